@@ -26,7 +26,7 @@ fn build_objects() -> Result<(), String> {
         &crate_dir.join("ebpf"),
         &["dns-ebpf/src/bytes.rs"],
     )?;
-    for name in ["generator", "reset", "yardsticks"] {
+    for name in ["reset", "yardsticks"] {
         fs::copy(built.join(name), out_dir.join(name))
             .map_err(|error| format!("cannot copy {name}: {error}"))?;
     }

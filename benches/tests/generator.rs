@@ -8,12 +8,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use bench_programs::generator::{Counts, FIRST_PORT, PORTS};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
-    generator::{Frames, Generator, HEADERS_LEN, Load},
+    generator::{FIRST_PORT, Generator, Load, PORTS, Queries, headers_len},
     lab::{CLIENT_ADDRESS, Lab, SERVER_ADDRESS, SERVER_INTERFACE},
 };
+use dns_load::orders::Counts;
 use hickory_proto::{
     op::{Message, MessageType, ResponseCode},
     rr::RecordType,
@@ -28,58 +28,31 @@ const ETH_P_IP: u16 = 0x0800u16.to_be();
 
 #[test]
 fn queries_match_stub_resolvers() -> Result<()> {
-    requires!(namespaces);
-    let foundation = Foundation::generate(50)?;
-    let lab = Lab::split()?;
-    let lines = lines(&foundation);
-    let frames = Frames::of_lines(&lab, &lines, None)?;
-    assert!(frames.0.len() > usize::from(PORTS), "each port is used");
-    let [server, client] = lab.hardware_addresses()?;
-    for (number, (frame, line)) in frames.0.iter().zip(&lines).enumerate() {
-        assert_eq!(
-            frame[..14],
-            [&server[..], &client, &[8, 0]].concat(),
-            "{line}"
-        );
-        assert_eq!(
-            checksum::checksum(&[&frame[14..34]]),
-            0,
-            "{line}: IPv4 header"
-        );
-        assert_eq!(
-            usize::from(u16::from_be_bytes([frame[16], frame[17]])),
-            frame.len() - 14,
-            "{line}"
-        );
-        assert_eq!(
-            frame[26..34],
-            [CLIENT_ADDRESS.octets(), SERVER_ADDRESS.octets()].concat(),
-            "{line}"
-        );
-        let udp_len = frame.len() as u16 - 34;
-        let pseudo = checksum::pseudo(CLIENT_ADDRESS.into(), SERVER_ADDRESS.into(), udp_len);
-        assert_eq!(
-            checksum::checksum(&[&pseudo, &frame[34..]]),
-            0,
-            "{line}: UDP"
-        );
-        let port = FIRST_PORT + number as u16 % PORTS;
-        let ports_and_length = [
-            port.to_be_bytes(),
-            53u16.to_be_bytes(),
-            udp_len.to_be_bytes(),
-        ]
-        .concat();
-        assert_eq!(frame[34..40], ports_and_length, "{line}");
+    let lines = lines(&Foundation::generate(50)?);
+    let queries = Queries::of_lines(&lines, None)?;
+    for (message, line) in queries.0.iter().zip(&lines) {
         let mut expected = client::query(line.trim_end_matches(" A\n"), RecordType::A, None)?;
-        expected.metadata.id = number as u16;
-        assert_eq!(
-            Message::from_vec(&frame[HEADERS_LEN..])?,
-            expected,
-            "{line}"
-        );
+        let message = Message::from_vec(message)?;
+        expected.metadata.id = message.metadata.id;
+        assert_eq!(message, expected, "{line}");
     }
     Ok(())
+}
+
+/// Requires valid headers around a query of the lab's client, and returns the message without its id.
+fn verify<'a>(frame: &'a [u8], [server, client]: [[u8; 6]; 2]) -> Result<&'a [u8]> {
+    ensure!(frame[..14] == [&server[..], &client, &[8, 0]].concat());
+    ensure!(checksum::checksum(&[&frame[14..34]]) == 0, "IPv4 header");
+    let length = u16::from_be_bytes([frame[16], frame[17]]);
+    ensure!(usize::from(length) == frame.len() - 14, "IPv4 length");
+    ensure!(frame[26..34] == [CLIENT_ADDRESS.octets(), SERVER_ADDRESS.octets()].concat());
+    let udp_len = frame.len() as u16 - 34;
+    let pseudo = checksum::pseudo(CLIENT_ADDRESS.into(), SERVER_ADDRESS.into(), udp_len);
+    ensure!(checksum::checksum(&[&pseudo, &frame[34..]]) == 0, "UDP");
+    let port = u16::from_be_bytes([frame[34], frame[35]]);
+    ensure!((FIRST_PORT..FIRST_PORT + PORTS).contains(&port), "{port}");
+    ensure!(frame[36..40] == [53u16.to_be_bytes(), udp_len.to_be_bytes()].concat());
+    Ok(&frame[headers_len(CLIENT_ADDRESS.into()) + 2..])
 }
 
 #[test]
@@ -89,19 +62,20 @@ fn queries_keep_order_and_rate() -> Result<()> {
     /// ms, which fills the ring (observed on a busy machine).
     const RATE: u32 = 2_000;
     let lab = Lab::split()?;
-    let frames = Frames::of_lines(&lab, &lines(&Foundation::generate(50)?), None)?;
+    let queries = Queries::of_lines(&lines(&Foundation::generate(50)?), None)?;
+    let hardware = lab.hardware_addresses()?;
     let wire = lab.server.run(|| -> Result<Socket> {
         let socket = Socket::new(
             Domain::PACKET,
             Type::RAW,
             Some(Protocol::from(i32::from(ETH_P_IP))),
         )?;
-        socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
         // Room for the packets that arrive while there is no CPU; each takes more than a page.
         setsockopt(&socket, sockopt::RcvBufForce, &(4 << 20))?;
         Ok(socket)
     })??;
-    let mut generator = Generator::new(&lab, &frames)?;
+    let mut generator = Generator::new(&lab, &queries)?;
     let meter = lab.meter(&[])?;
     for burst in [1, 16] {
         // Packets left from the previous load.
@@ -112,27 +86,28 @@ fn queries_keep_order_and_rate() -> Result<()> {
         let started = Instant::now();
         let (mut last, mut missing) = (None, 0);
         let counts = generator.during(Load::Rate { rate: RATE, burst }, |counter| {
-            for _ in 0..2 * frames.0.len() {
+            for _ in 0..2 * queries.0.len() {
                 let mut seen = [0; 2048];
                 let length = (&wire).read(&mut seen)?;
                 let seen = &seen[..length];
-                let number = frames
+                let message = verify(seen, hardware)?;
+                let number = queries
                     .0
                     .iter()
-                    .position(|frame| frame == seen)
-                    .context("an unknown frame")?;
+                    .position(|query| &query[2..] == message)
+                    .context("an unknown query")?;
                 if let Some(last) = last.replace(number) {
-                    missing += (number + frames.0.len() - last - 1) % frames.0.len();
+                    missing += (number + queries.0.len() - last - 1) % queries.0.len();
                 }
             }
             let elapsed = started.elapsed();
             ensure!(
-                elapsed.as_secs_f64() >= 2.0 * frames.0.len() as f64 / f64::from(RATE),
+                elapsed.as_secs_f64() >= 2.0 * queries.0.len() as f64 / f64::from(RATE),
                 "faster than its rate"
             );
             counter.read()
         })?;
-        assert!(counts.sent - before.sent >= 2 * frames.0.len() as u64);
+        assert!(counts.sent - before.sent >= 2 * queries.0.len() as u64);
         assert_eq!(
             counts,
             Counts {
@@ -176,11 +151,11 @@ fn queries_are_answered_and_counted() -> Result<()> {
         if mode != "off" {
             metrics::wait_for_fast_path(&lab.server)?;
         }
-        let frames = Frames::of_lines(&lab, &lines(&foundation), edns)?;
-        let mut generator = Generator::new(&lab, &frames)?;
+        let queries = Queries::of_lines(&lines(&foundation), edns)?;
+        let mut generator = Generator::new(&lab, &queries)?;
         // The generator's program on the client's end passes replies to other sockets.
         lab.client
-            .run(|| answered_right(&foundation, &frames, address))??;
+            .run(|| answered_right(&foundation, &queries, address))??;
         let meter = lab.meter(&[])?;
         let [before, lost_before, lost_replies_before] =
             [meter.replies()?, meter.lost()?, meter.lost_replies()?];
@@ -194,7 +169,7 @@ fn queries_are_answered_and_counted() -> Result<()> {
                 wait_until("every query", Duration::from_secs(60), || {
                     counter
                         .read()
-                        .is_ok_and(|counts| counts.no_error > 3 * frames.0.len() as u64)
+                        .is_ok_and(|counts| counts.no_error() > 3 * queries.0.len() as u64)
                 })
             },
         );
@@ -211,13 +186,13 @@ fn queries_are_answered_and_counted() -> Result<()> {
                 return false;
             };
             // Other packets, such as neighbour discovery, are lost as well.
-            counts.no_error + lost.iter().sum::<u64>() >= counts.sent
+            counts.no_error() + lost.iter().sum::<u64>() >= counts.sent
         };
         wait_until("the last replies", Duration::from_secs(5), all)
             .with_context(|| format!("{mode}: {:?}, lost: {:?}", generator.counts(), lost()))?;
         let counts = generator.counts()?;
-        assert_eq!(counts.other, 0, "{mode}");
-        let answered = counts.no_error + lost()?[1];
+        assert_eq!(counts.received(), counts.no_error(), "{mode}");
+        let answered = counts.no_error() + lost()?[1];
         assert!(
             meter.replies()? - before >= answered,
             "{mode}: others than replies are few"
@@ -247,8 +222,8 @@ fn error_replies_are_counted_separately() -> Result<()> {
     let address = SocketAddr::from((SERVER_ADDRESS, 53));
     let extra = json!({"xdp": {"mode": "off"}});
     let _server = server::Server::start(Some(&lab.server), folder, address, &extra)?;
-    let frames = Frames::of_lines(&lab, &["no-such-instance.bosh. A\n".to_owned()], None)?;
-    let mut generator = Generator::new(&lab, &frames)?;
+    let queries = Queries::of_lines(&["no-such-instance.bosh. A\n".to_owned()], None)?;
+    let mut generator = Generator::new(&lab, &queries)?;
     generator.during(
         Load::Rate {
             rate: 100,
@@ -256,11 +231,11 @@ fn error_replies_are_counted_separately() -> Result<()> {
         },
         |counter| {
             wait_until("a reply", Duration::from_secs(5), || {
-                counter.read().is_ok_and(|counts| counts.other > 0)
+                counter.read().is_ok_and(|counts| counts.received() > 0)
             })
         },
     )?;
-    assert_eq!(generator.counts()?.no_error, 0);
+    assert_eq!(generator.counts()?.no_error(), 0);
     Ok(())
 }
 
@@ -273,11 +248,10 @@ fn lines(foundation: &Foundation) -> Vec<String> {
         .collect()
 }
 
-/// Sends each frame's message from a socket and compares the answer with the foundation.
-fn answered_right(foundation: &Foundation, frames: &Frames, server: SocketAddr) -> Result<()> {
-    for (frame, (name, expected)) in frames.0.iter().zip(foundation.entries(usize::MAX)) {
-        let headers_len = HEADERS_LEN + if server.is_ipv6() { 20 } else { 0 };
-        let reply = client::ask_raw(server, &frame[headers_len..], Duration::from_secs(5))?;
+/// Sends each query from a socket and compares the answer with the foundation.
+fn answered_right(foundation: &Foundation, queries: &Queries, server: SocketAddr) -> Result<()> {
+    for (query, (name, expected)) in queries.0.iter().zip(foundation.entries(usize::MAX)) {
+        let reply = client::ask_raw(server, query, Duration::from_secs(5))?;
         let reply = Message::from_vec(&reply)?;
         ensure!(
             reply.metadata.message_type == MessageType::Response,

@@ -70,11 +70,12 @@ fn items(list: &Value, member: &str) -> BTreeSet<String> {
 }
 
 /// Returns the folders of the server's workspace and of the BPF crates.
-fn workspaces() -> [PathBuf; 3] {
+fn workspaces() -> [PathBuf; 4] {
     [
         root(),
         root().join("dns-ebpf"),
         root().join("benches/programs/ebpf"),
+        root().join("dns-user/load/ebpf"),
     ]
 }
 

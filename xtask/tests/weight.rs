@@ -18,11 +18,11 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The most tokens of each crate. Numbers fall when code is removed, never because it is written more tightly.
-const BUDGETS: [(&str, usize); 21] = [
+const BUDGETS: [(&str, usize); 22] = [
     ("benches", 41_900),
     ("benches/demo", 3_500),
-    ("benches/programs", 800),
-    ("benches/programs/ebpf", 3_900),
+    ("benches/programs", 500),
+    ("benches/programs/ebpf", 2_800),
     ("dns-common", 4_800),
     ("dns-ebpf", 24_900),
     ("dns-user/consul", 45_600),
@@ -33,7 +33,8 @@ const BUDGETS: [(&str, usize); 21] = [
     ("dns-user/health", 19_200),
     ("dns-user/identity", 54_900),
     ("dns-user/kit", 40_200),
-    ("dns-user/load", 7_200),
+    ("dns-user/load", 20_600),
+    ("dns-user/load/ebpf", 3_200),
     ("dns-user/publish", 126_900),
     ("dns-user/resolver", 143_000),
     ("dns-user/shadow", 25_300),

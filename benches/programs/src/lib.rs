@@ -1,13 +1,9 @@
 //! BPF programs of benches and tests (`ebpf`), and the types that they share with userspace. None
 //! is part of the server.
 
-pub mod generator;
 pub mod reset;
 
 use aya::include_bytes_aligned;
-
-/// Generates load in the kernel and counts replies, see [`generator`].
-pub const GENERATOR: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/generator"));
 
 /// Restores the packet before each run of the program under test, see [`mod@reset`].
 pub const RESET: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/reset"));

@@ -3,7 +3,10 @@
 //! The load exceeds what the Internet bears, so an address that was mistyped, or a server that refuses, must end it
 //! before it begins.
 
-use std::net::Ipv4Addr;
+use std::{
+    net::{IpAddr, UdpSocket},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
@@ -57,7 +60,7 @@ impl Expected {
     }
 }
 
-/// Returns the question of a query that [`crate::frames::Query::message`] built.
+/// Returns the question of a query that [`crate::queries`] read.
 fn question_of(query: &[u8]) -> &[u8] {
     let Some(rest) = query.get(HEADER_LEN..) else {
         return &[];
@@ -73,9 +76,33 @@ fn question_of(query: &[u8]) -> &[u8] {
     rest.get(..end + 4).unwrap_or(rest)
 }
 
-/// Refuses an address that is neither loopback nor private (RFC 1918) nor on the interface's link.
-pub(crate) fn refuse_strangers(server: Ipv4Addr, interface: &str) -> Result<()> {
-    let is_ours = server.is_loopback() || server.is_private() || server.is_link_local();
+/// Time limit of the first query.
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(1);
+/// Maximum length of its reply in bytes.
+const MAX_REPLY: usize = 4096;
+
+/// Sends a query and returns its reply.
+pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Option<Vec<u8>> {
+    let begun = Instant::now();
+    socket.send(message).ok()?;
+    let mut reply = [0; MAX_REPLY];
+    while begun.elapsed() < MAX_WAIT {
+        let length = socket.recv(&mut reply).ok()?;
+        if length >= 2 && reply[..2] == message[..2] {
+            return Some(reply[..length].to_vec());
+        }
+    }
+    None
+}
+
+/// Refuses an address that is neither loopback nor private (RFC 1918, RFC 4193) nor on the interface's link.
+pub(crate) fn refuse_strangers(server: IpAddr, interface: &str) -> Result<()> {
+    let is_ours = match server {
+        IpAddr::V4(server) => server.is_loopback() || server.is_private() || server.is_link_local(),
+        IpAddr::V6(server) => {
+            server.is_loopback() || server.is_unique_local() || server.is_unicast_link_local()
+        }
+    };
     ensure!(
         is_ours || is_on_link(server, interface)?,
         "{server} is a public address that is not on the link of {interface}, and the load would cross networks of \
@@ -85,26 +112,40 @@ pub(crate) fn refuse_strangers(server: Ipv4Addr, interface: &str) -> Result<()> 
 }
 
 /// Returns whether an address of the interface has `server` in its prefix, or as its peer.
-fn is_on_link(server: Ipv4Addr, interface: &str) -> Result<bool> {
+fn is_on_link(server: IpAddr, interface: &str) -> Result<bool> {
     for found in nix::ifaddrs::getifaddrs()? {
         if found.interface_name != interface {
             continue;
         }
-        let Some(own) = ipv4(found.address) else {
+        let Some(own) = ip_of(found.address) else {
             continue;
         };
-        let mask = ipv4(found.netmask).map_or(u32::MAX, u32::from);
+        let mask = ip_of(found.netmask).map_or(u128::MAX, bits);
         // A prefix of no bits (`ip address add 192.0.2.1/0`) has the whole Internet "on the link".
-        let shares_prefix = mask != 0 && u32::from(own) & mask == u32::from(server) & mask;
-        if shares_prefix || ipv4(found.destination) == Some(server) {
+        let shares_prefix = own.is_ipv6() == server.is_ipv6()
+            && mask != 0
+            && bits(own) & mask == bits(server) & mask;
+        if shares_prefix || ip_of(found.destination) == Some(server) {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-fn ipv4(address: Option<SockaddrStorage>) -> Option<Ipv4Addr> {
-    Some(address?.as_sockaddr_in()?.ip())
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+fn ip_of(address: Option<SockaddrStorage>) -> Option<IpAddr> {
+    let address = address?;
+    match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+        (Some(address), _) => Some(address.ip().into()),
+        (None, Some(address)) => Some(address.ip().into()),
+        (None, None) => None,
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +194,9 @@ mod tests {
             "172.31.0.1",
             "192.168.1.1",
             "169.254.0.2",
+            "::1",
+            "fd00::2",
+            "fe80::1",
         ] {
             refuse_strangers(address.parse().unwrap(), "lo").unwrap();
         }
@@ -162,6 +206,8 @@ mod tests {
             "172.32.0.1",
             "255.255.255.255",
             "224.0.0.1",
+            "2001:db8::1",
+            "ff02::1",
         ] {
             let problem = refuse_strangers(address.parse().unwrap(), "lo").unwrap_err();
             assert!(problem.to_string().contains("--public"), "{problem}");

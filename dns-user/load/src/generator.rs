@@ -1,262 +1,388 @@
-//! The programs that generate load inside the kernel and count replies (`benches/programs/ebpf/src/generator.rs`).
+//! Generates load in the kernel and counts replies, by the programs of `ebpf/src/main.rs`.
 
 use std::{
-    io,
-    net::UdpSocket,
+    collections::BTreeMap,
+    fs, io,
+    ops::{Range, RangeInclusive},
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunAttrs, TestRunOptions,
-    maps::{Array, MapData},
+    maps::{Array, Map, MapData, PerCpuArray},
     programs::{ProgramError, Xdp, XdpMode},
+    util::nr_cpus,
 };
-use bench_programs::generator::{Counts, Frame, MAX_FRAME_LEN, Orders};
 use nix::{
+    libc::{self, pthread_t},
     sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+    unistd::{Pid, gettid},
 };
 use serde_json::Value;
 
-use crate::frames::Query;
+use crate::orders::{BUCKETS, Counts, FRACTION_BITS, Frame, Orders, Replies, sets};
 
-/// Frames that the kernel prepares and reuses.
+/// The programs.
+const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/load"));
+
+/// Frames that the kernel prepares and reuses: the maximum, so that few are prepared again while a ring holds 256.
 const BATCH: u32 = 256;
-/// Runs of the program per system call, each a query or a moment of waiting: some seconds. Between system calls
-/// nothing is sent for an RCU grace period.
-const RUNS: u32 = 20_000_000;
-/// Interval at which the end of the replies is checked.
-const POLL: Duration = Duration::from_millis(20);
-/// Time without a reply after which the load ends: a server that is gone, or that has had enough of us, is left alone.
-const MAX_SILENCE: Duration = Duration::from_secs(2);
-/// Queries that a silence has at least: a single lost one says nothing.
-const MIN_UNANSWERED: u64 = 10;
+
+/// Runs of the program per system call, each a query or a moment of waiting. The end of the load interrupts the call;
+/// between two calls nothing is sent for some RCU grace periods.
+const RUNS: u32 = u32::MAX;
+
+/// Interrupts the system call.
+const WAKE: Signal = Signal::SIGUSR1;
 
 /// Rate of the queries.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Load {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
     /// As many as possible.
     Saturate,
-    /// This many per second.
-    Rate(u32),
+    /// A fixed rate, whether answered or not.
+    Rate {
+        /// Queries per second on average, by all CPUs together.
+        rate: u32,
+        /// Queries that leave together; 1 spaces them evenly.
+        burst: u32,
+    },
 }
 
-/// Counts of a measurement.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Measured {
-    pub(crate) counts: Counts,
-    /// Time from the first to the last query.
-    pub(crate) took: Duration,
-    /// Queries since the last reply, if the load ended early because replies had stopped.
-    pub(crate) unanswered: Option<u64>,
+/// What a generator sends, and from where.
+#[derive(Debug)]
+pub struct Settings<'a> {
+    /// Interface that queries leave by.
+    pub interface: &'a str,
+    /// CPUs that generate the load.
+    pub cpus: &'a [usize],
+    /// Source ports, in equal parts for the CPUs.
+    pub ports: RangeInclusive<u16>,
+    /// Number of source addresses, up from the frames' own.
+    pub addresses: u32,
+    /// Ports of the servers, to recognize replies.
+    pub servers: [u16; 2],
+    /// The queries.
+    pub frames: &'a [Frame],
+    /// Indices of frames in the order of sending.
+    pub sequence: &'a [u32],
 }
 
-/// Notices that replies have stopped.
-struct Silence {
-    /// Counts and time of the last reply, at first those of the start.
-    last: Counts,
-    since: Instant,
+/// Totals of all loads so far.
+#[derive(Clone, Debug)]
+pub struct Totals {
+    /// Counters by CPU. A CPU counts the queries that it sent and the replies that it received.
+    pub cpus: BTreeMap<usize, Counts>,
+    /// Replies by latency, see [`crate::orders::bucket_of`].
+    pub latencies: Vec<u64>,
 }
 
-impl Silence {
-    fn new(counts: Counts) -> Self {
-        Self {
-            last: counts,
-            since: Instant::now(),
+impl Totals {
+    /// Returns the sum of all CPUs.
+    pub fn sum(&self) -> Counts {
+        let mut sum = Counts::default();
+        for counts in self.cpus.values() {
+            sum.add(counts);
         }
+        sum
     }
+}
 
-    /// Returns the number of queries without a reply once they are too many for too long.
-    fn unanswered(&mut self, now: Counts) -> Option<u64> {
-        if now.replies() > self.last.replies() {
-            *self = Self::new(now);
-            return None;
-        }
-        let unanswered = now.sent - self.last.sent;
-        let is_over = self.since.elapsed() >= MAX_SILENCE && unanswered >= MIN_UNANSWERED;
-        is_over.then_some(unanswered)
-    }
+/// CPU time of the generating threads, as the scheduler accounts it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuUse {
+    /// Time on the CPU.
+    pub used: Duration,
+    /// Time in which the threads waited for their CPU.
+    pub waited: Duration,
 }
 
 /// The loaded programs; detached when dropped.
-pub(crate) struct Generator {
+pub struct Generator {
     object: Ebpf,
-    orders: Array<MapData, OrderWords>,
-    counts: Array<MapData, CountWords>,
-    frames: u64,
+    orders: Mutex<Array<MapData, OrderWords>>,
+    maps: Maps,
+    frames: Array<MapData, FrameWords>,
+    replies: Replies,
+    addresses: u32,
     interface: u32,
-    cpu: usize,
+    cpus: Vec<usize>,
+    frame_count: u32,
+    sequence_len: u64,
+    loads: Mutex<u64>,
+    over: AtomicBool,
+    /// Threads in [`Self::send`].
+    threads: Mutex<Vec<(pthread_t, Pid)>>,
 }
 
 /// [`Orders`] as words, a type that aya knows to be plain data.
 type OrderWords = [u64; size_of::<Orders>() / 8];
 
+type ReplyWords = [u64; size_of::<Replies>() / 8];
+
 type CountWords = [u64; size_of::<Counts>() / 8];
 
 type FrameWords = [u64; size_of::<Frame>() / 8];
 
-impl Generator {
-    /// Loads the programs with these frames, and counts replies at the interface. Queries are sent by `cpu`, or by
-    /// the last one.
-    pub(crate) fn new(interface: &str, frames: &[Vec<u8>], cpu: Option<usize>) -> Result<Self> {
-        let last = thread::available_parallelism().map_or(0, |number| number.get() - 1);
-        let mut object = EbpfLoader::new()
-            .map_max_entries("FRAMES", u32::try_from(frames.len())?)
-            .load(bench_programs::GENERATOR)
-            .context("cannot load the programs; run as root")?;
-        let mut map: Array<&mut MapData, FrameWords> = object
-            .map_mut("FRAMES")
-            .context("no map FRAMES")?
-            .try_into()?;
-        for (number, bytes) in (0..).zip(frames) {
-            let mut padded = [0; MAX_FRAME_LEN];
-            padded
-                .get_mut(..bytes.len())
-                .context("a frame that is too long")?
-                .copy_from_slice(bytes);
-            let frame = Frame {
-                len: bytes.len() as u64,
-                bytes: zerocopy::transmute!(padded),
-            };
-            let words: FrameWords = zerocopy::transmute!(frame);
-            map.set(number, words, 0)?;
-        }
-        let mut take = |name| {
-            object
-                .take_map(name)
-                .context("no maps of orders and counts")
-        };
-        let (orders, counts) = (take("ORDERS")?.try_into()?, take("COUNTS")?.try_into()?);
-        program(&mut object, "generate")?.load()?;
-        let count_replies = program(&mut object, "count")?;
-        count_replies.load()?;
-        if count_replies.attach(interface, XdpMode::Driver).is_err() {
-            count_replies
-                .attach(interface, XdpMode::Skb)
-                .with_context(|| match attached_program(interface) {
-                    Some(found) => format!(
-                        "cannot count replies at {interface}: the XDP program {found} serves it; if a program that has \
-                         ended left it there, remove it with `ip link set dev {interface} xdp off`"
-                    ),
-                    None => format!("cannot count replies at {interface}"),
-                })?;
-        }
-        let interface = nix::net::if_::if_nametoindex(interface)?;
+/// Maps that the programs count in.
+struct Maps {
+    counts: PerCpuArray<MapData, CountWords>,
+    latencies: PerCpuArray<MapData, [u64; BUCKETS]>,
+}
+
+impl Maps {
+    fn of(object: &mut Ebpf) -> Result<Self> {
         Ok(Self {
-            object,
-            orders,
-            counts,
-            frames: frames.len() as u64,
-            interface,
-            cpu: cpu.unwrap_or(last),
+            counts: map(object, "COUNTS")?.try_into()?,
+            latencies: map(object, "LATENCIES")?.try_into()?,
         })
     }
 
-    /// Sends queries for `length`, or until replies stop, with `probe` running until they end, and waits up to `drain`
-    /// for the last replies.
-    pub(crate) fn run(
-        &mut self,
-        load: Load,
-        length: Duration,
-        drain: Duration,
-        probe: impl FnOnce(&AtomicBool) -> Latencies + Send,
-    ) -> Result<(Measured, Latencies)> {
-        let rate = match load {
-            Load::Saturate => 0,
-            Load::Rate(rate) => Orders::rate_of(rate),
+    fn counts(&self) -> Result<BTreeMap<usize, Counts>> {
+        let mut cpus = BTreeMap::new();
+        for (cpu, words) in self.counts.get(&0, 0)?.iter().enumerate() {
+            let counts: Counts = zerocopy::transmute!(*words);
+            if counts != Counts::default() {
+                cpus.insert(cpu, counts);
+            }
+        }
+        Ok(cpus)
+    }
+
+    fn totals(&self) -> Result<Totals> {
+        let mut latencies = vec![0; BUCKETS];
+        for of_cpu in self.latencies.get(&0, 0)?.iter() {
+            for (sum, count) in latencies.iter_mut().zip(of_cpu) {
+                *sum += count;
+            }
+        }
+        Ok(Totals {
+            cpus: self.counts()?,
+            latencies,
+        })
+    }
+}
+
+impl Generator {
+    /// Loads the programs with these queries, and counts replies at the interface.
+    pub fn new(settings: &Settings<'_>) -> Result<Self> {
+        let cpus = settings.cpus.to_vec();
+        let generators = cpus.len() as u64;
+        ensure!(generators > 0, "no CPU to generate load");
+        ensure!(!settings.sequence.is_empty(), "no queries");
+        let all_ports = u64::from(settings.ports.end() - settings.ports.start()) + 1;
+        let ports = all_ports / generators;
+        ensure!(ports > 0, "fewer source ports than CPUs");
+        let replies = Replies {
+            servers: settings.servers.map(u64::from),
+            port: (*settings.ports.start()).into(),
+            ports,
+            generators,
+            set_mask: sets(ports) - 1,
         };
-        let wanted = Orders {
-            load: 1,
-            frames: self.frames,
-            rate,
-            burst: 1,
-        };
-        let Self {
+
+        let cpu_count = nr_cpus()
+            .map_err(|(_file, error)| error)
+            .context("the CPUs")?;
+        let frame_count = u32::try_from(settings.frames.len())?;
+        let mut object = EbpfLoader::new()
+            .map_max_entries("FRAMES", frame_count)
+            .map_max_entries("SEQUENCE", u32::try_from(settings.sequence.len())?)
+            .map_max_entries("ORDERS", u32::try_from(cpu_count)?)
+            .map_max_entries("SLOTS", u32::try_from((generators * sets(ports)) << 16)?)
+            .load(OBJECT)
+            .context("cannot load the programs; run as root")?;
+        let mut frames: Array<MapData, FrameWords> = map(&mut object, "FRAMES")?.try_into()?;
+        for (index, frame) in (0..).zip(settings.frames) {
+            let words: FrameWords = zerocopy::transmute!(*frame);
+            frames.set(index, words, 0)?;
+        }
+        let mut sequence: Array<_, u32> = map_mut(&mut object, "SEQUENCE")?.try_into()?;
+        for (index, frame) in (0..).zip(settings.sequence) {
+            sequence.set(index, frame, 0)?;
+        }
+        expect_replies(&mut object, replies)?;
+        let orders = map(&mut object, "ORDERS")?.try_into()?;
+        let maps = Maps::of(&mut object)?;
+        program(&mut object, "generate")?.load()?;
+        attach(&mut object, "count", settings.interface, false)?;
+        Ok(Self {
             object,
-            orders,
-            counts,
-            interface,
-            cpu,
-            ..
-        } = self;
-        let program: &Xdp = object
+            orders: Mutex::new(orders),
+            maps,
+            frames,
+            replies,
+            addresses: settings.addresses,
+            interface: nix::net::if_::if_nametoindex(settings.interface)?,
+            cpus,
+            frame_count,
+            sequence_len: settings.sequence.len() as u64,
+            loads: Mutex::new(0),
+            over: AtomicBool::new(false),
+            threads: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Makes the CPUs generate this load from now on, with this part of the sequence.
+    pub fn order(&self, load: Load, part: Range<u64>) -> Result<()> {
+        let generators = self.replies.generators;
+        let number = {
+            let mut loads = lock(&self.loads);
+            *loads += 1;
+            *loads
+        };
+        let (interval, burst) = match load {
+            Load::Saturate => (0, 1),
+            Load::Rate { rate, burst } => {
+                ensure!(rate > 0, "no rate");
+                let second = 1_000_000_000 << FRACTION_BITS;
+                (second / u64::from(rate) * generators, burst)
+            }
+        };
+        let sets = self.replies.set_mask + 1;
+        for (turn, &cpu) in (0..).zip(&self.cpus) {
+            let orders = Orders {
+                load: number,
+                first: part.start,
+                interval,
+                delay: interval / generators * turn,
+                burst: burst.into(),
+                port: self.replies.port + turn * self.replies.ports,
+                ports: self.replies.ports,
+                addresses: self.addresses.into(),
+                slots: (turn * sets) << 16,
+                set_mask: self.replies.set_mask,
+                length: part.end - part.start,
+            };
+            self.put(cpu, orders)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the range of the whole sequence.
+    pub fn whole(&self) -> Range<u64> {
+        0..self.sequence_len
+    }
+
+    /// Ends the load; [`Self::order`] starts another one.
+    pub fn pause(&self) -> Result<()> {
+        for &cpu in &self.cpus {
+            self.put(cpu, Orders::default())?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, cpu: usize, orders: Orders) -> Result<()> {
+        let words: OrderWords = zerocopy::transmute!(orders);
+        lock(&self.orders).set(u32::try_from(cpu)?, words, 0)?;
+        Ok(())
+    }
+
+    /// Returns the counters of all loads so far.
+    pub fn totals(&self) -> Result<Totals> {
+        self.maps.totals()
+    }
+
+    /// Returns the sum of the counters of all CPUs.
+    pub fn counts(&self) -> Result<Counts> {
+        let mut sum = Counts::default();
+        for counts in self.maps.counts()?.values() {
+            sum.add(counts);
+        }
+        Ok(sum)
+    }
+
+    /// Returns the frames with their counters, in the order of [`Settings::frames`].
+    pub fn frames(&self) -> Result<Vec<Frame>> {
+        let mut frames = Vec::new();
+        for index in 0..self.frame_count {
+            frames.push(zerocopy::transmute!(self.frames.get(&index, 0)?));
+        }
+        Ok(frames)
+    }
+
+    /// Returns the CPU time of the generating threads so far.
+    pub fn cpu_use(&self) -> CpuUse {
+        let mut sum = CpuUse::default();
+        for (_, thread) in lock(&self.threads).iter() {
+            let file = format!("/proc/self/task/{thread}/schedstat");
+            // A thread that has ended is not measured.
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let mut fields = text.split_whitespace().flat_map(str::parse);
+            sum.used += Duration::from_nanos(fields.next().unwrap_or(0));
+            sum.waited += Duration::from_nanos(fields.next().unwrap_or(0));
+        }
+        sum
+    }
+
+    /// Generates the ordered loads while `meanwhile` runs; each generating thread runs `prepare` first.
+    pub fn during<T>(
+        &self,
+        prepare: &(dyn Fn() -> Result<()> + Sync),
+        meanwhile: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        interrupt_by_signals()?;
+        self.over.store(false, Ordering::Relaxed);
+        let program: &Xdp = self
+            .object
             .program("generate")
             .context("no program")?
             .try_into()?;
-        let read = |counts: &Array<MapData, CountWords>| -> Result<Counts> {
-            Ok(zerocopy::transmute!(counts.get(&0, 0)?))
-        };
-        let over = AtomicBool::new(false);
-        let (interface, cpu) = (*interface, *cpu);
         thread::scope(|scope| {
-            let words: OrderWords = zerocopy::transmute!(wanted);
-            orders.set(0, words, 0)?;
-            let begun = Instant::now();
-            let mut silence = Silence::new(read(counts)?);
-            let mut unanswered = None;
-            let asking = scope.spawn(|| send(program, interface, cpu, &over));
-            let probing = scope.spawn(|| probe(&over));
-            while begun.elapsed() < length && unanswered.is_none() && !asking.is_finished() {
-                thread::sleep(POLL.min(length.saturating_sub(begun.elapsed())));
-                match read(counts) {
-                    Ok(now) => unanswered = silence.unanswered(now),
-                    Err(_) => break,
+            let mut sending = Vec::new();
+            for &cpu in &self.cpus {
+                sending.push(scope.spawn(move || {
+                    prepare()?;
+                    self.send(program, cpu)
+                }));
+            }
+            let done = meanwhile();
+            let paused = self.pause();
+            self.over.store(true, Ordering::Relaxed);
+            while !sending.iter().all(|thread| thread.is_finished()) {
+                for (thread, _) in lock(&self.threads).iter() {
+                    // A thread that is not in the system call yet gets the next signal. SAFETY: while the lock is held
+                    // the thread exists.
+                    unsafe { libc::pthread_kill(*thread, WAKE as libc::c_int) };
                 }
+                thread::sleep(Duration::from_millis(1));
             }
-            // The program sends nothing from here on, so the system call ends soon.
-            let stopped = orders.set(0, OrderWords::default(), 0);
-            let took = begun.elapsed();
-            over.store(true, Ordering::Relaxed);
-            let sent = asking
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let latencies = probing
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            sent?;
-            stopped?;
-            let begun = Instant::now();
-            let mut final_counts = read(counts)?;
-            while begun.elapsed() < drain && final_counts.replies() < final_counts.sent {
-                thread::sleep(POLL);
-                final_counts = read(counts)?;
+            for thread in sending {
+                // An error of the load explains why the measurement failed, so it comes first.
+                thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             }
-            Ok((
-                Measured {
-                    counts: final_counts,
-                    took,
-                    unanswered,
-                },
-                latencies,
-            ))
+            paused?;
+            done
         })
     }
-}
 
-/// Returns id and name of the interface's XDP program, if there is one and `ip` shows it.
-fn attached_program(interface: &str) -> Option<String> {
-    let mut ip = Command::new("ip");
-    ip.args(["-json", "-details", "link", "show", "dev", interface]);
-    let links: Value = serde_json::from_slice(&ip.output().ok()?.stdout).ok()?;
-    let id = links.pointer("/0/xdp/prog/id")?.as_u64()?;
-    let mut loaded = aya::programs::loaded_programs().flatten();
-    let program = loaded.find(|program| u64::from(program.id()) == id);
-    match program.as_ref().and_then(|program| program.name_as_str()) {
-        Some(name) => Some(format!("{id} ({name})")),
-        None => Some(id.to_string()),
+    /// Runs the generating program on `cpu` until the load is over.
+    fn send(&self, program: &Xdp, cpu: usize) -> Result<()> {
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu)?;
+        sched_setaffinity(Pid::from_raw(0), &cpus)
+            .with_context(|| format!("cannot run on CPU {cpu}"))?;
+        // SAFETY: no precondition.
+        let own = (unsafe { libc::pthread_self() }, gettid());
+        lock(&self.threads).push(own);
+        let sent = run_until(program, self.interface, &self.over);
+        // While the lock is held the thread exists, so nothing else gets its signals.
+        lock(&self.threads).retain(|thread| thread.1 != own.1);
+        sent
     }
 }
 
-/// Runs the generating program on `cpu` until it is told to stop.
-fn send(program: &Xdp, interface: u32, cpu: usize, over: &AtomicBool) -> Result<()> {
-    let mut cpus = CpuSet::new();
-    cpus.set(cpu)?;
-    sched_setaffinity(Pid::from_raw(0), &cpus)
-        .with_context(|| format!("cannot run on CPU {cpu}"))?;
+fn run_until(program: &Xdp, interface: u32, over: &AtomicBool) -> Result<()> {
     let start = [0; 64];
     // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
     let context = [0, start.len() as u32, 0, interface, 0, 0];
@@ -279,68 +405,111 @@ fn send(program: &Xdp, interface: u32, cpu: usize, over: &AtomicBool) -> Result<
     Ok(())
 }
 
+/// Lets a signal interrupt the system call without ending the process.
+fn interrupt_by_signals() -> Result<()> {
+    extern "C" fn nothing(_signal: libc::c_int) {}
+    let action = SigAction::new(
+        SigHandler::Handler(nothing),
+        SaFlags::empty(),
+        SigSet::empty(),
+    );
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(WAKE, &action)? };
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Holders do not panic between two changes that belong together.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The program that answers every query with an empty answer; detached when dropped.
+pub struct Responder {
+    _object: Ebpf,
+    maps: Maps,
+}
+
+impl Responder {
+    /// Answers queries to these ports at the interface, in the kernel's generic mode or in the driver.
+    pub fn new(interface: &str, ports: [u16; 2], is_generic: bool) -> Result<Self> {
+        let mut object = EbpfLoader::new()
+            .load(OBJECT)
+            .context("cannot load the programs; run as root")?;
+        let replies = Replies {
+            servers: ports.map(u64::from),
+            ..Replies::default()
+        };
+        expect_replies(&mut object, replies)?;
+        let maps = Maps::of(&mut object)?;
+        attach(&mut object, "respond", interface, is_generic)?;
+        Ok(Self {
+            _object: object,
+            maps,
+        })
+    }
+
+    /// Returns the number of queries answered so far.
+    pub fn answered(&self) -> Result<u64> {
+        Ok(self.maps.counts()?.values().map(|counts| counts.sent).sum())
+    }
+}
+
+fn expect_replies(object: &mut Ebpf, replies: Replies) -> Result<()> {
+    let mut map: Array<_, ReplyWords> = map_mut(object, "REPLIES")?.try_into()?;
+    let words: ReplyWords = zerocopy::transmute!(replies);
+    map.set(0, words, 0)?;
+    Ok(())
+}
+
+/// Attaches a program to the interface, unless `is_generic` in its driver if that is possible.
+fn attach(object: &mut Ebpf, name: &str, interface: &str, is_generic: bool) -> Result<()> {
+    let program = program(object, name)?;
+    program.load()?;
+    if !is_generic && program.attach(interface, XdpMode::Driver).is_ok() {
+        return Ok(());
+    }
+    program.attach(interface, XdpMode::Skb).with_context(|| {
+        match attached_program(interface) {
+            Some(found) => format!(
+                "cannot attach to {interface}: the XDP program {found} serves it; if a program that has ended \
+                 left it there, remove it with `ip link set dev {interface} xdp off`"
+            ),
+            None => format!("cannot attach to {interface}"),
+        }
+    })?;
+    Ok(())
+}
+
+/// Returns id and name of the interface's XDP program, if there is one and `ip` shows it.
+fn attached_program(interface: &str) -> Option<String> {
+    let mut ip = Command::new("ip");
+    ip.args(["-json", "-details", "link", "show", "dev", interface]);
+    let links: Value = serde_json::from_slice(&ip.output().ok()?.stdout).ok()?;
+    let id = links.pointer("/0/xdp/prog/id")?.as_u64()?;
+    let mut loaded = aya::programs::loaded_programs().flatten();
+    let program = loaded.find(|program| u64::from(program.id()) == id);
+    match program.as_ref().and_then(|program| program.name_as_str()) {
+        Some(name) => Some(format!("{id} ({name})")),
+        None => Some(id.to_string()),
+    }
+}
+
+/// Takes a map that is kept until all programs are loaded: it exists as long as its owner.
+fn map(object: &mut Ebpf, name: &str) -> Result<Map> {
+    object
+        .take_map(name)
+        .with_context(|| format!("no map {name}"))
+}
+
+fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
+    object
+        .map_mut(name)
+        .with_context(|| format!("no map {name}"))
+}
+
 fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(object
         .program_mut(name)
         .with_context(|| format!("no program {name}"))?
         .try_into()?)
-}
-
-/// Time limit of a probe.
-pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-const PROBE_PAUSE: Duration = Duration::from_millis(5);
-
-/// Results of the probes.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Latencies {
-    /// Response times, in ascending order.
-    pub(crate) answered: Vec<Duration>,
-    /// Number of probes without a reply.
-    pub(crate) lost: u64,
-}
-
-/// Sends probes until `over` is set.
-pub(crate) fn probe_until(
-    socket: &UdpSocket,
-    queries: &[Query],
-    edns: Option<u16>,
-    over: &AtomicBool,
-) -> Latencies {
-    let mut found = Latencies::default();
-    for (number, query) in queries.iter().cycle().enumerate() {
-        if over.load(Ordering::Relaxed) {
-            break;
-        }
-        match ask(socket, &query.message(number as u16, edns)) {
-            Some(Answer { took, .. }) => found.answered.push(took),
-            None => found.lost += 1,
-        }
-        thread::sleep(PROBE_PAUSE);
-    }
-    found.answered.sort_unstable();
-    found
-}
-
-/// Reply to a probe.
-pub(crate) struct Answer {
-    pub(crate) took: Duration,
-    pub(crate) message: Vec<u8>,
-}
-
-/// Sends a query and returns its reply.
-pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Option<Answer> {
-    let begun = Instant::now();
-    socket.send(message).ok()?;
-    let mut reply = [0; 4096];
-    while begun.elapsed() < PROBE_TIMEOUT {
-        let length = socket.recv(&mut reply).ok()?;
-        // A late reply to an earlier probe has another id.
-        if length >= 2 && reply[..2] == message[..2] {
-            return Some(Answer {
-                took: begun.elapsed(),
-                message: reply[..length].to_vec(),
-            });
-        }
-    }
-    None
 }

@@ -342,7 +342,7 @@ pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
 }
 
 /// Returns the highest CPU number.
-fn last_cpu() -> usize {
+pub(crate) fn last_cpu() -> usize {
     std::thread::available_parallelism().map_or(0, |count| count.get() - 1)
 }
 

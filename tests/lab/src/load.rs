@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::{
     cpu::CpuTime,
     figures::Rounds,
-    generator::{Frames, Generator, Load},
+    generator::{Generator, Load, Queries},
     interrupt,
     lab::{Lab, Meter},
 };
@@ -115,7 +115,7 @@ impl<'a> Loaded<'a> {
         lines: &[String],
         edns: Option<u16>,
     ) -> Result<Self> {
-        let generator = Generator::new(lab, &Frames::of_lines(lab, lines, edns)?)?;
+        let generator = Generator::new(lab, &Queries::of_lines(lines, edns)?)?;
         Ok(Self {
             lab,
             processes,
@@ -144,7 +144,7 @@ impl<'a> Loaded<'a> {
     /// replies, and the core that sends one also wakes the client (observed: a seventh of its time).
     pub fn fill(&mut self, at_interface: bool, duration: Duration) -> Result<Offered> {
         if at_interface {
-            self.offer(Load::Flood, duration)
+            self.offer(Load::Saturate, duration)
         } else {
             self.saturate(duration)
         }
@@ -157,8 +157,8 @@ impl<'a> Loaded<'a> {
     /// one that is surely kept up with to rates without a gain, and finally rates close to the
     /// best.
     fn best_load(&mut self, duration: Duration) -> Result<Load> {
-        let mut seen = self.offer(Load::Flood, duration)?;
-        self.best = Some(Load::Flood);
+        let mut seen = self.offer(Load::Saturate, duration)?;
+        self.best = Some(Load::Saturate);
         let mut rate = (seen.answered.median() / STEP).max(LOWEST);
         let mut in_vain = 0;
         while in_vain < ENOUGH {
@@ -225,7 +225,8 @@ impl<'a> Loaded<'a> {
                 last = now;
             }
             let after = counter.read()?;
-            Ok((slices, after.sent - before.sent, after.other - before.other))
+            let counts = after.since(&before);
+            Ok((slices, counts.sent, counts.received() - counts.no_error()))
         })?;
         // A subject knows all queried names; otherwise errors would be measured.
         ensure!(

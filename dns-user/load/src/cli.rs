@@ -1,0 +1,94 @@
+//! The command line.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use dns_kit::command_line;
+
+use crate::{compare::Compare, queries, respond::Respond, run::Run, search::Search};
+
+/// Measures DNS servers with load that the kernel generates.
+#[derive(Debug, Parser)]
+#[command(name = "bosh-dns-xdp-load", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Queries a server, counts and times the replies.
+    ///
+    /// Needs root, Linux 5.18, and an interface whose driver transmits XDP frames (`ndo_xdp_xmit`). Replies to the
+    /// ports of `--ports` are counted and dropped at the interface while it runs. Prints a line for each interval;
+    /// Ctrl-C ends the load with the report so far.
+    Run(Run),
+    /// Finds the highest rate that a server answers without loss, and says what limits it.
+    ///
+    /// Tries rates as RFC 2544, section 26.1, does: each for the same time, doubled until one loses more than
+    /// `--max-loss`, then bisected.
+    Search(Search),
+    /// Compares two servers, which get the same load in short turns.
+    ///
+    /// The order within a pair of turns changes from pair to pair, so that what changes on the machines meanwhile
+    /// affects both servers.
+    Compare(Compare),
+    /// Answers every query at an interface with an empty answer: what link and generator can do without a server.
+    Respond(Respond),
+    /// Writes a query file for dnsperf, kxdpgun and `run`: a line `name type` for each query.
+    Querygen(Querygen),
+    /// Prints the manual page, or writes a page for each command.
+    Man(command_line::Man),
+    /// Prints a script that completes commands and options in a shell.
+    Completions(command_line::Completions),
+}
+
+#[derive(Debug, Args)]
+struct Querygen {
+    /// records.json.
+    #[arg(long)]
+    records: PathBuf,
+    /// Types to query, separated by commas.
+    #[arg(long, default_value = "A,AAAA", value_delimiter = ',')]
+    types: Vec<String>,
+    /// Maximum number of names, the most useful first: aliases, groups, instances.
+    #[arg(long)]
+    names: Option<usize>,
+}
+
+/// Runs the program with the arguments of the process.
+pub fn main() -> ExitCode {
+    let Cli { command } = command_line::parse();
+    let done = match command {
+        Command::Run(options) => options.run(),
+        Command::Search(options) => options.run(),
+        Command::Compare(options) => options.run(),
+        Command::Respond(options) => options.run(),
+        Command::Querygen(options) => querygen(&options),
+        Command::Man(man) => man.run(Cli::command()),
+        Command::Completions(completions) => completions.run(Cli::command()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => command_line::failed("bosh-dns-xdp-load", &problem),
+    }
+}
+
+fn querygen(options: &Querygen) -> Result<()> {
+    let queries = queries::of_records(&options.records, &options.types, options.names, None)?;
+    let mut lines = String::new();
+    for query in &queries {
+        lines += &format!("{query}\n");
+    }
+    Ok(command_line::print(lines.as_bytes())?)
+}
+
+#[cfg(test)]
+#[test]
+fn command_reference_is_current() {
+    use test_support::command_page;
+
+    let page = command_page::commands(Cli::command());
+    command_page::compare("load-commands.md", &page);
+}

@@ -1,0 +1,30 @@
+//! The program `bosh-dns-xdp-load`: sends DNS queries from inside the kernel, counts and times the replies, and writes
+//! query files for other load generators. Benches use its generator.
+//!
+//! * [`orders`], [`mod@frames`], [`generator`]: the programs in the kernel, and what they send
+//! * [`queries`]: names to query, from a query file, a capture or records.json, and their order
+//! * [`consent`]: whether the server may be loaded, and answers as expected
+//! * [`target`]: options of all measurements; from them, a generator that is ready
+//! * [`measure`]: one load, from its start to its last reply, as a [`report`]
+//! * [`run`], [`search`], [`compare`]: the measurements, each a sequence of loads; [`output`] shows them, [`plot`]
+//!   draws them
+//! * [`respond`]: the other end of a link without a server
+
+pub mod frames;
+pub mod generator;
+pub mod orders;
+
+mod cli;
+mod compare;
+mod consent;
+mod measure;
+mod output;
+mod plot;
+mod queries;
+mod report;
+mod respond;
+mod run;
+mod search;
+mod target;
+
+pub use cli::main;

@@ -1,0 +1,174 @@
+//! One load: from its first query to its last reply.
+
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use nix::{
+    libc,
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+};
+
+use crate::{
+    generator::{Generator, Load},
+    orders::Counts,
+    report::{Kind, Reading, Report},
+};
+
+/// Interval at which the counters are looked at.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Time that is waited for replies to the last queries.
+const MAX_DRAIN: Duration = Duration::from_secs(1);
+
+/// Time without a reply after which the rest is lost.
+const MAX_PAUSE: Duration = Duration::from_millis(250);
+
+/// Time without a reply after which the load ends: a server that is gone, or that has had enough of us, is left alone.
+const MAX_SILENCE: Duration = Duration::from_secs(2);
+
+/// Queries that a silence has at least: a single lost one says nothing.
+const MIN_UNANSWERED: u64 = 10;
+
+/// Set by SIGINT and SIGTERM.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// A load to measure.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) kind: Kind,
+    /// Queries per second; none for as many as possible.
+    pub(crate) rate: Option<u32>,
+    pub(crate) length: Duration,
+    /// Part of the sequence.
+    pub(crate) part: Range<u64>,
+}
+
+/// Why a load ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Its time was over.
+    InTime,
+    /// SIGINT or SIGTERM.
+    Interrupted,
+    /// The server stopped answering: queries since the last reply.
+    Silent(u64),
+}
+
+/// Makes SIGINT and SIGTERM end the load, and the next one the program.
+pub(crate) fn end_by_signals() -> Result<()> {
+    extern "C" fn note(_signal: libc::c_int) {
+        INTERRUPTED.store(true, Ordering::Relaxed);
+    }
+    let action = SigAction::new(
+        SigHandler::Handler(note),
+        SaFlags::SA_RESTART | SaFlags::SA_RESETHAND,
+        SigSet::empty(),
+    );
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { sigaction(signal, &action)? };
+    }
+    Ok(())
+}
+
+/// Returns whether SIGINT or SIGTERM was received.
+pub(crate) fn is_interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Notices that replies have stopped.
+struct Silence {
+    /// Counts and time of the last reply, at first those of the start.
+    last: Counts,
+    since: Instant,
+}
+
+impl Silence {
+    fn new(counts: Counts) -> Self {
+        Self {
+            last: counts,
+            since: Instant::now(),
+        }
+    }
+
+    /// Returns the number of queries without a reply once they are too many for too long.
+    fn unanswered(&mut self, now: Counts) -> Option<u64> {
+        if now.received() > self.last.received() {
+            *self = Self::new(now);
+            return None;
+        }
+        let unanswered = now.sent - self.last.sent;
+        let is_over = self.since.elapsed() >= MAX_SILENCE && unanswered >= MIN_UNANSWERED;
+        is_over.then_some(unanswered)
+    }
+}
+
+/// Measures one load, and calls `tick` with the figures of each interval.
+pub(crate) fn measure(
+    generator: &Generator,
+    interface: &str,
+    plan: &Plan,
+    interval: Duration,
+    tick: &mut dyn FnMut(&Report) -> Result<()>,
+) -> Result<(Report, Ended)> {
+    let load = match plan.rate {
+        None => Load::Saturate,
+        Some(rate) => Load::Rate { rate, burst: 1 },
+    };
+    let first = Reading::take(generator, interface)?;
+    let begun = Instant::now();
+    let before = generator.counts()?;
+    let mut silence = Silence::new(before);
+    generator.order(load, plan.part.clone())?;
+    let mut last = Reading::take(generator, interface)?;
+    let mut next = interval;
+    let ended = loop {
+        if is_interrupted() {
+            break Ended::Interrupted;
+        }
+        if let Some(unanswered) = silence.unanswered(generator.counts()?) {
+            break Ended::Silent(unanswered);
+        }
+        let elapsed = begun.elapsed();
+        if elapsed >= next.min(plan.length) {
+            let now = Reading::take(generator, interface)?;
+            tick(&now.since(&last, Kind::Interval, plan.rate)?)?;
+            last = now;
+            next += interval;
+        }
+        if elapsed >= plan.length {
+            break Ended::InTime;
+        }
+        let until = next.min(plan.length).saturating_sub(begun.elapsed());
+        thread::sleep(POLL.min(until));
+    };
+    generator.pause()?;
+    let end = Reading::take(generator, interface)?;
+    drain(generator, before)?;
+    let end = end.with_replies_of(Reading::take(generator, interface)?);
+    Ok((end.since(&first, plan.kind, plan.rate)?, ended))
+}
+
+/// Waits for the last replies of the load since `before`.
+fn drain(generator: &Generator, before: Counts) -> Result<()> {
+    let begun = Instant::now();
+    let mut last_reply = Instant::now();
+    let mut received = 0;
+    while begun.elapsed() < MAX_DRAIN && last_reply.elapsed() < MAX_PAUSE {
+        let counts = generator.counts()?.since(&before);
+        if counts.received() >= counts.sent {
+            break;
+        }
+        if counts.received() > received {
+            received = counts.received();
+            last_reply = Instant::now();
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! Shows reports: lines and a progress bar for people, JSON Lines for programs.
+
+use std::{
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
+
+use anyhow::Result;
+use dns_kit::command_line;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::report::Report;
+
+/// Where reports go.
+pub(crate) struct Output {
+    json: bool,
+    bar: ProgressBar,
+    has_heading: bool,
+}
+
+impl Output {
+    /// With a progress bar over this time, if standard error is a terminal.
+    pub(crate) fn new(json: bool, length: Option<Duration>) -> Result<Self> {
+        let bar = match length {
+            Some(length) if io::stderr().is_terminal() => {
+                let bar = ProgressBar::new(length.as_millis() as u64);
+                bar.set_style(ProgressStyle::with_template("{bar:40} {percent} %, {msg}")?);
+                bar
+            }
+            _ => ProgressBar::hidden(),
+        };
+        Ok(Self {
+            json,
+            bar,
+            has_heading: false,
+        })
+    }
+
+    /// Shows a part of a measurement.
+    pub(crate) fn line(&mut self, report: &Report) -> Result<()> {
+        self.bar.inc((report.seconds * 1e3).round() as u64);
+        self.bar
+            .set_message(format!("{:.0}/s answered", report.received_per_second));
+        if self.json {
+            return self.json(report);
+        }
+        let mut text = String::new();
+        if !self.has_heading {
+            self.has_heading = true;
+            text +=
+                "seconds    rate/s    sent/s  received/s     lost    p50 µs    p99 µs  RCODEs\n";
+        }
+        self.print(&(text + &row(report)))
+    }
+
+    /// Shows an object as a line of JSON.
+    pub(crate) fn json(&self, object: &impl Serialize) -> Result<()> {
+        self.print(&(serde_json::to_string(object)? + "\n"))
+    }
+
+    /// Shows the result of a measurement.
+    pub(crate) fn total(&self, report: &Report) -> Result<()> {
+        self.finish();
+        if self.json {
+            return self.json(report);
+        }
+        self.print(&table(report))
+    }
+
+    /// Ends the progress bar.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// Prints above the progress bar.
+    pub(crate) fn print(&self, text: &str) -> Result<()> {
+        let printed = self.bar.suspend(|| command_line::print(text.as_bytes()));
+        Ok(printed?)
+    }
+
+    /// Whether programs read the output.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+}
+
+fn row(report: &Report) -> String {
+    let rate = match report.rate {
+        Some(rate) => rate.to_string(),
+        None => "all".to_owned(),
+    };
+    let (p50, p99) = match &report.latency {
+        Some(latency) => (format!("{:.1}", latency.p50), format!("{:.1}", latency.p99)),
+        None => ("-".to_owned(), "-".to_owned()),
+    };
+    format!(
+        "{:7.2} {rate:>9} {:9.0} {:11.0} {:7.3}% {p50:>9} {p99:>9}  {}\n",
+        report.seconds,
+        report.sent_per_second,
+        report.received_per_second,
+        report.loss * 100.0,
+        rcodes(report),
+    )
+}
+
+fn rcodes(report: &Report) -> String {
+    let mut texts = Vec::new();
+    for (name, count) in &report.rcodes {
+        texts.push(format!("{name} {count}"));
+    }
+    texts.join(", ")
+}
+
+fn table(report: &Report) -> String {
+    let mut text = format!(
+        "\nsent      {:>12}  {:>12.0}/s\nreceived  {:>12}  {:>12.0}/s\nlost      {:>12}  {:>12.3}%\nskipped   {:>12}\n\
+         late      {:>12}\ndifferent {:>12}\nRCODEs    {}\n",
+        report.sent,
+        report.sent_per_second,
+        report.received,
+        report.received_per_second,
+        report.lost,
+        report.loss * 100.0,
+        report.skipped,
+        report.late,
+        report.different,
+        rcodes(report),
+    );
+    if let Some(latency) = &report.latency {
+        text += &format!(
+            "latency   mean {:.1} µs, p50 {:.1} µs, p90 {:.1} µs, p99 {:.1} µs, p99.9 {:.1} µs, max {:.1} µs\n",
+            latency.mean, latency.p50, latency.p90, latency.p99, latency.p999, latency.max
+        );
+    }
+    for of_cpu in &report.cpus {
+        text += &format!(
+            "CPU {:<5} sent {}, skipped {}, received {}\n",
+            of_cpu.cpu, of_cpu.sent, of_cpu.skipped, of_cpu.received
+        );
+    }
+    text += &format!(
+        "generator {:.3} µs of CPU time per query, waited for its CPU {:.1} % of the time\ninterface dropped {} received and \
+         {} sent packets\n",
+        report.cpu_per_query,
+        report.cpu_waited * 100.0,
+        report.dropped.received,
+        report.dropped.sent,
+    );
+    if report.received == 0 {
+        text += "no reply: does the driver transmit XDP frames, and the other end of a veth pair receive them \
+                 (ethtool -K INTERFACE gro on)?\n";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report;
+
+    #[test]
+    fn silence_has_its_remedy() {
+        assert!(table(&report(10, 0)).contains("no reply: "));
+        let found = table(&report(2000, 1600));
+        assert!(
+            !found.contains("no reply: ") && found.contains("NOERROR 1600"),
+            "{found}"
+        );
+        assert!(row(&report(2000, 1600)).contains("20.000%"));
+    }
+}

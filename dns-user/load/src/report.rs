@@ -1,0 +1,389 @@
+//! Figures of a load, between two readings of the counters.
+
+use std::{collections::BTreeMap, fs, time::Instant};
+
+use anyhow::Result;
+use hdrhistogram::Histogram;
+use hickory_proto::op::ResponseCode;
+use serde::Serialize;
+
+use crate::{
+    generator::{CpuUse, Generator, Totals},
+    orders::{BUCKETS_PER_DOUBLING, Counts},
+};
+
+/// Counters of the kernel for each interface of the thread's namespace.
+const INTERFACES: &str = "/proc/thread-self/net/dev";
+
+/// Significant digits of the histogram, as many as the kernel's buckets have.
+const DIGITS: u8 = 2;
+
+/// What the figures are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// A part of a load, as it runs. Replies to its last queries may count in the next one.
+    Interval,
+    /// A load, with its last replies.
+    Total,
+    /// A load of a search.
+    Trial,
+    /// A load of a comparison.
+    Turn,
+}
+
+/// Figures of a load; latencies in microseconds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) kind: Kind,
+    /// Wanted rate; none for saturation.
+    pub(crate) rate: Option<u32>,
+    /// Seconds from the first query to the last.
+    pub(crate) seconds: f64,
+    pub(crate) sent: u64,
+    /// Queries that were due but not sent, because the generating CPU was busy.
+    pub(crate) skipped: u64,
+    pub(crate) received: u64,
+    /// Queries without a reply.
+    pub(crate) lost: u64,
+    /// Their share of the queries.
+    pub(crate) loss: f64,
+    /// Replies that no query awaited any more.
+    pub(crate) late: u64,
+    /// Replies with another number of answers than the first one to the same query.
+    pub(crate) different: u64,
+    /// Replies by RCODE.
+    pub(crate) rcodes: BTreeMap<String, u64>,
+    pub(crate) sent_per_second: f64,
+    pub(crate) received_per_second: f64,
+    pub(crate) latency: Option<Latency>,
+    /// CPU time of the generating threads for each query, waiting for its time included.
+    pub(crate) cpu_per_query: f64,
+    /// Share of the time in which the generating threads waited for their CPU.
+    pub(crate) cpu_waited: f64,
+    /// Packets that the interface dropped.
+    pub(crate) dropped: Drops,
+    pub(crate) cpus: Vec<OfCpu>,
+    #[serde(skip)]
+    pub(crate) histogram: Option<Histogram<u64>>,
+}
+
+/// Latency from the moment at which a query was due.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Latency {
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+    pub(crate) max: f64,
+}
+
+/// Figures of one CPU: queries that it sent, and replies that it received.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct OfCpu {
+    pub(crate) cpu: usize,
+    pub(crate) sent: u64,
+    pub(crate) skipped: u64,
+    pub(crate) received: u64,
+}
+
+/// Packets that an interface dropped for want of room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Drops {
+    pub(crate) received: u64,
+    pub(crate) sent: u64,
+}
+
+impl Drops {
+    /// Returns the drops in the text of [`INTERFACES`].
+    fn of(text: &str, interface: &str) -> Self {
+        for line in text.lines() {
+            let Some((name, fields)) = line.split_once(':') else {
+                continue;
+            };
+            if name.trim() != interface {
+                continue;
+            }
+            // Received: bytes, packets, errs, drop, fifo, frame, compressed, multicast; then the same of sent ones.
+            let fields: Vec<u64> = fields.split_whitespace().flat_map(str::parse).collect();
+            let at = |index: usize| fields.get(index).copied().unwrap_or(0);
+            return Self {
+                received: at(3) + at(4),
+                sent: at(11) + at(12),
+            };
+        }
+        Self::default()
+    }
+}
+
+/// All counters at a moment.
+pub(crate) struct Reading {
+    time: Instant,
+    totals: Totals,
+    cpu: CpuUse,
+    drops: Drops,
+}
+
+impl Reading {
+    pub(crate) fn take(generator: &Generator, interface: &str) -> Result<Self> {
+        Ok(Self {
+            time: Instant::now(),
+            totals: generator.totals()?,
+            cpu: generator.cpu_use(),
+            drops: Drops::of(&fs::read_to_string(INTERFACES)?, interface),
+        })
+    }
+
+    /// Returns this reading with the replies of a later one, but the time and the generator's use of this one.
+    pub(crate) fn with_replies_of(&self, later: Self) -> Self {
+        Self {
+            time: self.time,
+            cpu: self.cpu,
+            ..later
+        }
+    }
+
+    /// Returns the figures since an earlier reading.
+    pub(crate) fn since(&self, earlier: &Self, kind: Kind, rate: Option<u32>) -> Result<Report> {
+        let counts = self.totals.sum().since(&earlier.totals.sum());
+        let seconds = (self.time - earlier.time).as_secs_f64();
+        let mut cpus = Vec::new();
+        for (&cpu, now) in &self.totals.cpus {
+            let before = earlier.totals.cpus.get(&cpu).copied().unwrap_or_default();
+            let of_cpu = now.since(&before);
+            cpus.push(OfCpu {
+                cpu,
+                sent: of_cpu.sent,
+                skipped: of_cpu.skipped,
+                received: of_cpu.received(),
+            });
+        }
+        let mut latencies = Vec::new();
+        for (now, before) in self.totals.latencies.iter().zip(&earlier.totals.latencies) {
+            latencies.push(now - before);
+        }
+        let histogram = histogram(&latencies)?;
+        let used = (self.cpu.used.saturating_sub(earlier.cpu.used)).as_secs_f64();
+        let waited = (self.cpu.waited.saturating_sub(earlier.cpu.waited)).as_secs_f64();
+        let received = counts.received();
+        let lost = counts.sent.saturating_sub(received);
+        Ok(Report {
+            kind,
+            rate,
+            seconds,
+            sent: counts.sent,
+            skipped: counts.skipped,
+            received,
+            lost,
+            loss: share(lost, counts.sent),
+            late: counts.late,
+            different: counts.different,
+            rcodes: rcodes(&counts),
+            sent_per_second: counts.sent as f64 / seconds,
+            received_per_second: received as f64 / seconds,
+            latency: Latency::of(&histogram),
+            cpu_per_query: used * 1e6 / counts.sent.max(1) as f64,
+            cpu_waited: waited / seconds,
+            dropped: Drops {
+                received: self.drops.received - earlier.drops.received,
+                sent: self.drops.sent - earlier.drops.sent,
+            },
+            cpus,
+            histogram: Some(histogram),
+        })
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+/// Returns replies by the names of their RCODEs.
+fn rcodes(counts: &Counts) -> BTreeMap<String, u64> {
+    let mut rcodes = BTreeMap::new();
+    for (code, &count) in (0..).zip(&counts.rcodes) {
+        if count > 0 {
+            rcodes.insert(name_of(code), count);
+        }
+    }
+    rcodes
+}
+
+/// Returns an RCODE as dig and dnsperf print it.
+fn name_of(code: u8) -> String {
+    match ResponseCode::from(0, code) {
+        ResponseCode::NoError => "NOERROR".to_owned(),
+        ResponseCode::FormErr => "FORMERR".to_owned(),
+        ResponseCode::ServFail => "SERVFAIL".to_owned(),
+        ResponseCode::NXDomain => "NXDOMAIN".to_owned(),
+        ResponseCode::NotImp => "NOTIMP".to_owned(),
+        ResponseCode::Refused => "REFUSED".to_owned(),
+        _ => format!("RCODE{code}"),
+    }
+}
+
+/// Returns the histogram of the kernel's buckets, in nanoseconds.
+fn histogram(buckets: &[u64]) -> Result<Histogram<u64>> {
+    let mut histogram = Histogram::new_with_bounds(1, 1 << 35, DIGITS)?;
+    for (bucket, &count) in (0..).zip(buckets) {
+        if count > 0 {
+            histogram.record_n(middle_of(bucket), count)?;
+        }
+    }
+    Ok(histogram)
+}
+
+/// Returns the middle of a bucket of [`crate::orders::bucket_of`].
+fn middle_of(bucket: u64) -> u64 {
+    let shift = (bucket / BUCKETS_PER_DOUBLING).saturating_sub(1);
+    let low = (bucket - shift * BUCKETS_PER_DOUBLING) << shift;
+    low + ((1 << shift) >> 1)
+}
+
+impl Latency {
+    fn of(histogram: &Histogram<u64>) -> Option<Self> {
+        if histogram.is_empty() {
+            return None;
+        }
+        let at = |share: f64| histogram.value_at_quantile(share) as f64 / 1e3;
+        Some(Self {
+            mean: histogram.mean() / 1e3,
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: histogram.max() as f64 / 1e3,
+        })
+    }
+}
+
+/// Returns the percentiles in the text format of HdrHistogram, in microseconds.
+pub(crate) fn percentiles(histogram: &Histogram<u64>) -> String {
+    let mut text = "       Value     Percentile TotalCount 1/(1-Percentile)\n\n".to_owned();
+    let mut total = 0;
+    for step in histogram.iter_quantiles(5) {
+        total += step.count_since_last_iteration();
+        let value = step.value_iterated_to() as f64 / 1e3;
+        let share = step.quantile_iterated_to();
+        text += &format!("{value:12.3} {share:.12} {total:10}");
+        // The last line has no quotient.
+        if share < 1.0 {
+            text += &format!(" {:14.2}", 1.0 / (1.0 - share));
+        }
+        text.push('\n');
+    }
+    text + &format!(
+        "#[Mean = {:.3}, StdDeviation = {:.3}]\n#[Max = {:.3}, Total count = {}]\n",
+        histogram.mean() / 1e3,
+        histogram.stdev() / 1e3,
+        histogram.max() as f64 / 1e3,
+        histogram.len()
+    )
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::orders::{BUCKETS, bucket_of};
+
+    /// Figures of a load at a rate, all else empty.
+    pub(crate) fn report(sent: u64, received: u64) -> Report {
+        let reading = |sent, received| {
+            let mut counts = Counts {
+                sent,
+                ..Counts::default()
+            };
+            counts.rcodes[0] = received;
+            Totals {
+                cpus: [(1, counts)].into(),
+                latencies: vec![0; BUCKETS],
+            }
+        };
+        let begun = Instant::now();
+        let earlier = Reading {
+            time: begun,
+            totals: reading(0, 0),
+            cpu: CpuUse::default(),
+            drops: Drops::default(),
+        };
+        let later = Reading {
+            time: begun + std::time::Duration::from_secs(2),
+            totals: reading(sent, received),
+            cpu: CpuUse::default(),
+            drops: Drops::default(),
+        };
+        later.since(&earlier, Kind::Total, Some(1000)).unwrap()
+    }
+
+    #[test]
+    fn buckets_are_narrow() {
+        for latency in [
+            0,
+            1,
+            127,
+            128,
+            255,
+            256,
+            1_000,
+            123_456,
+            999_999_999,
+            17_000_000_000,
+        ] {
+            let middle = middle_of(bucket_of(latency) as u64);
+            assert!(
+                middle.abs_diff(latency) * 200 <= latency,
+                "{latency}: {middle}"
+            );
+        }
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+        // Buckets follow one another.
+        for bucket in 0..BUCKETS as u64 {
+            assert_eq!(bucket_of(middle_of(bucket)), bucket as usize);
+        }
+    }
+
+    #[test]
+    fn report_has_rates_and_percentiles() {
+        let found = report(2000, 1600);
+        assert_eq!(
+            (found.sent_per_second, found.received_per_second),
+            (1000.0, 800.0)
+        );
+        assert_eq!((found.lost, found.loss), (400, 0.2));
+        assert_eq!(found.rcodes, [("NOERROR".to_owned(), 1600)].into());
+        assert!(found.latency.is_none());
+
+        let mut buckets = vec![0; BUCKETS];
+        for microseconds in 1..=1000 {
+            buckets[bucket_of(microseconds * 1000)] += 1;
+        }
+        let histogram = histogram(&buckets).unwrap();
+        let latency = Latency::of(&histogram).unwrap();
+        for (found, expected) in [
+            (latency.p50, 500.0),
+            (latency.p99, 990.0),
+            (latency.max, 1000.0),
+        ] {
+            assert!(
+                (found - expected).abs() <= expected / 100.0,
+                "{found}, not {expected}"
+            );
+        }
+        let text = percentiles(&histogram);
+        assert!(text.contains("Total count = 1000]"), "{text}");
+    }
+
+    #[test]
+    fn drops_are_those_of_the_interface() {
+        let text = "Inter-| Receive | Transmit\n face |bytes packets\n  lo: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n c0: 1 2 3 40 50 6 7 8 9 10 11 120 130 14 15 16\n";
+        assert_eq!(
+            Drops::of(text, "c0"),
+            Drops {
+                received: 90,
+                sent: 250
+            }
+        );
+        assert_eq!(Drops::of(text, "c1"), Drops::default());
+    }
+}

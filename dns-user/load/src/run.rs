@@ -1,0 +1,112 @@
+//! The command `run`: one load.
+
+use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+
+use crate::{
+    generator::Generator,
+    measure::{self, Ended, Plan, measure},
+    output::Output,
+    plot,
+    queries::Query,
+    report::{self, Kind},
+    target::{Target, endpoint},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// Server: ADDRESS or ADDRESS:PORT, on the interface's link, private or loopback.
+    #[arg(long, value_parser = endpoint)]
+    server: SocketAddr,
+    #[command(flatten)]
+    target: Target,
+    /// Queries per second by all CPUs together; without it, as many as possible.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: Option<u32>,
+    /// Length of the measurement.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Seconds between two lines.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval: u64,
+    /// Prints JSON Lines: an object for each interval, and one of the kind `total`.
+    #[arg(long)]
+    json: bool,
+    /// Writes a table of percentiles, in the text format of HdrHistogram.
+    #[arg(long, value_name = "FILE")]
+    percentiles: Option<PathBuf>,
+    /// Writes a line for each different query: name, type, queries sent, replies, answers in the first reply.
+    #[arg(long, value_name = "FILE")]
+    names: Option<PathBuf>,
+    /// Draws rates and latencies over time, as SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+impl Run {
+    pub(crate) fn run(&self) -> Result<()> {
+        let prepared = self.target.prepare(&[self.server])?;
+        measure::end_by_signals()?;
+        let plan = Plan {
+            kind: Kind::Total,
+            rate: self.rate,
+            length: Duration::from_secs(self.seconds),
+            part: prepared.generator.whole(),
+        };
+        let mut output = Output::new(self.json, Some(plan.length))?;
+        let mut intervals = Vec::new();
+        let generator = &prepared.generator;
+        let (total, ended) = generator.during(&|| Ok(()), || {
+            let mut tick = |report: &report::Report| {
+                intervals.push(report.clone());
+                output.line(report)
+            };
+            let interval = Duration::from_secs(self.interval);
+            measure(
+                generator,
+                &self.target.interface,
+                &plan,
+                interval,
+                &mut tick,
+            )
+        })?;
+        output.total(&total)?;
+        if let (Some(file), Some(histogram)) = (&self.percentiles, &total.histogram) {
+            write(file, &report::percentiles(histogram))?;
+        }
+        if let Some(file) = &self.names {
+            write(file, &names(generator, &prepared.queries)?)?;
+        }
+        if let Some(file) = &self.plot {
+            write(file, &plot::over_time(&intervals)?)?;
+        }
+        if let Ended::Silent(unanswered) = ended {
+            bail!(
+                "{} stopped answering: no reply to the last {unanswered} queries; the load was ended after {:.1} s",
+                self.server,
+                total.seconds
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Writes a result to a file.
+pub(crate) fn write(file: &PathBuf, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| file.display().to_string())
+}
+
+/// Returns the counts of each query.
+fn names(generator: &Generator, queries: &[Query]) -> Result<String> {
+    let mut text = String::new();
+    for (query, frame) in queries.iter().zip(generator.frames()?) {
+        let answers = match frame.answers.checked_sub(1) {
+            Some(answers) => answers.to_string(),
+            None => "-".to_owned(),
+        };
+        text += &format!("{query} {} {} {answers}\n", frame.sent, frame.received);
+    }
+    Ok(text)
+}

@@ -1,0 +1,322 @@
+//! What is measured: options that all measurements share, and the generator that they describe.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    ops::{Range, RangeInclusive},
+    path::PathBuf,
+    process::Command,
+    thread,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
+use nix::sys::socket::{setsockopt, sockopt};
+use serde_json::Value;
+
+use crate::{
+    consent::{self, Expected},
+    frames::Route,
+    generator::{Generator, Settings},
+    orders::MAX_FRAME_LEN,
+    queries::{self, Order, Query, Workload},
+};
+
+/// Port of a server without one.
+const PORT: u16 = 53;
+
+/// Maximum number of source addresses: the last 16 bits of one vary.
+const MAX_ADDRESSES: u32 = 1 << 16;
+
+/// Options of all measurements.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// Allows a server with a public address beyond the link, which its operator and those of the way to it agree to.
+    #[arg(long)]
+    public: bool,
+    /// RCODE of the answer to the first query; with another one, or none, the load does not start.
+    #[arg(long, value_enum, default_value_t = Expected::Noerror)]
+    expect: Expected,
+    /// Interface that queries leave by.
+    #[arg(long)]
+    pub(crate) interface: String,
+    /// Query file: lines `name type [flags]` as for dnsperf and kxdpgun, or a capture (pcap), of which names, types and
+    /// options are used.
+    #[arg(long, required_unless_present = "records", conflicts_with = "records")]
+    queries: Option<PathBuf>,
+    /// records.json, whose names are queried for A and AAAA.
+    #[arg(long)]
+    records: Option<PathBuf>,
+    /// Order of the queries: `file`, `random`, `zipf` (the first line is asked for most) or `zipf:EXPONENT`.
+    #[arg(long, default_value_t = Order::File)]
+    order: Order,
+    /// CPUs that generate queries, separated by commas; by default the last one.
+    #[arg(long, value_delimiter = ',')]
+    cpu: Vec<usize>,
+    /// Source addresses, ADDRESS or ADDRESS/PREFIX with at most 65,536 addresses, to which the server needs a route; by
+    /// default the interface's own.
+    #[arg(long, value_name = "ADDRESS[/PREFIX]")]
+    local: Option<Local>,
+    /// Source ports, FIRST-LAST, in equal parts for the CPUs. Other programs must not use them.
+    #[arg(long, default_value = "2048-2063", value_parser = port_range)]
+    ports: RangeInclusive<u16>,
+    /// Hardware address of the server, or of the router to it; by default that of the neighbour.
+    #[arg(long)]
+    mac: Option<String>,
+    /// UDP size of an OPT in each query; without it, queries have the one that the file gives them, if any.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(512..))]
+    edns: Option<u16>,
+}
+
+/// Parses the endpoint of a server: an address, or address and port.
+pub(crate) fn endpoint(text: &str) -> Result<SocketAddr> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok((address, PORT).into());
+    }
+    text.parse()
+        .map_err(|_| anyhow::anyhow!("expected ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT"))
+}
+
+fn port_range(text: &str) -> Result<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let [first, last] = [first.parse()?, last.parse()?];
+    ensure!(first > 0 && first <= last, "expected FIRST-LAST");
+    Ok(first..=last)
+}
+
+/// Source addresses.
+#[derive(Clone, Copy, Debug)]
+struct Local {
+    first: IpAddr,
+    count: u32,
+}
+
+impl std::str::FromStr for Local {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let Some((address, prefix)) = text.split_once('/') else {
+            let first = text.parse()?;
+            return Ok(Self { first, count: 1 });
+        };
+        let address: IpAddr = address.parse()?;
+        let bits: u32 = if address.is_ipv6() { 128 } else { 32 };
+        let prefix: u32 = prefix.parse()?;
+        let host_bits = bits.checked_sub(prefix).context("the prefix is too long")?;
+        ensure!(
+            host_bits <= MAX_ADDRESSES.ilog2(),
+            "more than {MAX_ADDRESSES} addresses"
+        );
+        let count = 1 << host_bits;
+        let first = match address {
+            IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & !(count - 1)).into(),
+            IpAddr::V6(address) => {
+                Ipv6Addr::from_bits(address.to_bits() & !u128::from(count - 1)).into()
+            }
+        };
+        Ok(Self { first, count })
+    }
+}
+
+/// A generator that is ready to load the servers.
+pub(crate) struct Prepared {
+    pub(crate) generator: Generator,
+    /// Queries of each server; the frames of the second one follow those of the first.
+    pub(crate) queries: Vec<Query>,
+    /// Part of the generator's sequence for each server.
+    pub(crate) parts: Vec<Range<u64>>,
+}
+
+impl Target {
+    /// Prepares to load these servers, once they may be loaded and answer as expected.
+    pub(crate) fn prepare(&self, servers: &[SocketAddr]) -> Result<Prepared> {
+        let workload = self.workload()?;
+        let mut frames = Vec::new();
+        let mut sequence = Vec::new();
+        let mut parts = Vec::new();
+        for &server in servers {
+            let route = self.route(server, &workload)?;
+            let first_frame = u32::try_from(frames.len())?;
+            for query in &workload.queries {
+                let frame = route.frame(&query.message)?;
+                frames.push(frame.with_context(|| {
+                    format!("{query}: too long; the generator sends frames of at most {MAX_FRAME_LEN} bytes")
+                })?);
+            }
+            let first = sequence.len() as u64;
+            sequence.extend(workload.sequence.iter().map(|index| first_frame + index));
+            parts.push(first..sequence.len() as u64);
+        }
+        let last_cpu = thread::available_parallelism().map_or(0, |number| number.get() - 1);
+        let cpus = if self.cpu.is_empty() {
+            vec![last_cpu]
+        } else {
+            self.cpu.clone()
+        };
+        let first = servers.first().context("no server")?;
+        let generator = Generator::new(&Settings {
+            interface: &self.interface,
+            cpus: &cpus,
+            ports: self.ports.clone(),
+            addresses: self.local.map_or(1, |local| local.count),
+            servers: [first.port(), servers.last().unwrap_or(first).port()],
+            frames: &frames,
+            sequence: &sequence,
+        })?;
+        Ok(Prepared {
+            generator,
+            queries: workload.queries,
+            parts,
+        })
+    }
+
+    fn workload(&self) -> Result<Workload> {
+        let queries = match (&self.queries, &self.records) {
+            (Some(file), _) => queries::of_file(file, self.edns)?,
+            (None, Some(file)) => {
+                let types = ["A", "AAAA"].map(str::to_owned);
+                queries::of_records(file, &types, None, self.edns)?
+            }
+            (None, None) => bail!("name a query file (--queries) or records.json (--records)"),
+        };
+        let mut workload = Workload::of(queries)?;
+        workload.arrange(self.order);
+        Ok(workload)
+    }
+
+    /// Asks the first query, which also makes the kernel look for the neighbour, and returns the way of the load.
+    fn route(&self, server: SocketAddr, workload: &Workload) -> Result<Route> {
+        if !self.public {
+            consent::refuse_strangers(server.ip(), &self.interface)?;
+        }
+        let first = workload.queries.first().context("no query")?;
+        let socket = probe_socket(server, &self.interface)?;
+        let answer = consent::ask(&socket, &first.message).with_context(|| {
+            format!(
+                "{server} does not answer at {}; the load was not started",
+                self.interface
+            )
+        })?;
+        self.expect
+            .verify(&first.message, &answer)
+            .with_context(|| {
+                format!("{server} does not answer as expected; the load was not started")
+            })?;
+        let source = match self.local {
+            Some(local) => local.first,
+            None => socket.local_addr()?.ip(),
+        };
+        Ok(Route {
+            hardware: [self.receiver(server)?, own_address(&self.interface)?],
+            source,
+            server,
+        })
+    }
+
+    /// Returns the hardware address that queries are sent to.
+    fn receiver(&self, server: SocketAddr) -> Result<[u8; 6]> {
+        if let Some(text) = &self.mac {
+            return hardware_address(text)
+                .with_context(|| format!("--mac: {text:?} is no hardware address"));
+        }
+        let mut ip = Command::new("ip");
+        ip.args(["-json", "neighbour", "show", "to", &server.ip().to_string()]);
+        let output = ip
+            .args(["dev", &self.interface])
+            .output()
+            .context("cannot run `ip neighbour`")?;
+        // Without neighbours the output is empty.
+        let neighbours: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let found = neighbours.pointer("/0/lladdr").and_then(Value::as_str);
+        found.and_then(hardware_address).with_context(|| {
+            format!(
+                "{} is no neighbour at {}: name the router's hardware address with --mac, if the server and every link \
+                 up to it are yours to load",
+                server.ip(),
+                self.interface
+            )
+        })
+    }
+}
+
+/// Returns a socket on a port of the kernel's choice, whose query leaves by the load's interface: an answer by another
+/// way would not be that of the server that gets the load.
+fn probe_socket(server: SocketAddr, interface: &str) -> Result<UdpSocket> {
+    let any: IpAddr = if server.is_ipv6() {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    setsockopt(&socket, sockopt::BindToDevice, &interface.into())
+        .with_context(|| format!("cannot send by the interface {interface:?}"))?;
+    socket
+        .connect(server)
+        .with_context(|| format!("no route to {server}"))?;
+    socket.set_read_timeout(Some(consent::MAX_WAIT))?;
+    Ok(socket)
+}
+
+/// Returns the hardware address of an interface of this machine.
+fn own_address(interface: &str) -> Result<[u8; 6]> {
+    for found in nix::ifaddrs::getifaddrs()? {
+        if found.interface_name != interface {
+            continue;
+        }
+        if let Some(address) = found
+            .address
+            .and_then(|address| address.as_link_addr()?.addr())
+        {
+            return Ok(address);
+        }
+    }
+    bail!("{interface:?} is no interface with an Ethernet address")
+}
+
+fn hardware_address(text: &str) -> Option<[u8; 6]> {
+    let mut bytes = Vec::new();
+    for part in text.split(':') {
+        bytes.push(u8::from_str_radix(part, 16).ok()?);
+    }
+    bytes.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_have_limits() {
+        let local = |text: &str| {
+            let local = text.parse::<Local>().ok()?;
+            Some((local.first.to_string(), local.count))
+        };
+        assert_eq!(local("10.9.1.7"), Some(("10.9.1.7".to_owned(), 1)));
+        assert_eq!(local("10.9.1.7/24"), Some(("10.9.1.0".to_owned(), 256)));
+        assert_eq!(local("fd00::7/112"), Some(("fd00::".to_owned(), 1 << 16)));
+        assert_eq!(local("10.9.1.7/15"), None);
+        assert_eq!(local("10.9.1.7/33"), None);
+        assert_eq!(port_range("2048-65535").unwrap(), 2048..=65535);
+        assert_eq!(port_range("53").unwrap(), 53..=53);
+        for bad in ["0-3", "4-3", "1-65536", "x"] {
+            assert!(port_range(bad).is_err(), "{bad}");
+        }
+        assert_eq!(
+            hardware_address("02:00:00:00:00:0a"),
+            Some([2, 0, 0, 0, 0, 10])
+        );
+        assert_eq!(hardware_address("02:00:00"), None);
+    }
+
+    #[test]
+    fn servers_may_have_ports() {
+        for (text, expected) in [
+            ("10.9.0.2", "10.9.0.2:53"),
+            ("10.9.0.2:5353", "10.9.0.2:5353"),
+            ("fd00::2", "[fd00::2]:53"),
+            ("[fd00::2]:5353", "[fd00::2]:5353"),
+        ] {
+            assert_eq!(endpoint(text).unwrap().to_string(), expected);
+        }
+        assert!(endpoint("a.bosh").is_err());
+    }
+}
