@@ -161,8 +161,8 @@ impl Inner {
         // Start all reads first: waking this thread for each completion in turn would be slow on a
         // busy CPU.
         self.catalog.look_ahead(reading);
-        self.handlers.look_ahead(reading);
-        self.addresses.look_ahead(reading);
+        self.handlers.look_ahead(reading, None);
+        self.addresses.look_ahead(reading, None);
         let snapshot = self.catalog.refresh(reading);
         let handlers = self.read_handlers(reading);
         let handlers = whole(

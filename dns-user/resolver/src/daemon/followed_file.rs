@@ -336,18 +336,9 @@ impl Followed {
         self.writes = Some(writes);
     }
 
-    /// Starts reading the source in the background; [`Self::changed`] or [`Self::parsed`] with the
-    /// same `reading` returns the result.
-    pub(super) fn look_ahead(&mut self, reading: Reading) {
-        self.request(self.known(reading), None);
-    }
-
-    /// Starts reading records in the background, for [`Self::changed_records`].
-    pub(super) fn look_ahead_for_records(
-        &mut self,
-        reading: Reading,
-        base: Option<&IndexedRecords>,
-    ) {
+    /// Starts reading the source in the background; the method that reads it with the same `reading`, and for
+    /// records with the same `base`, returns the result.
+    pub(super) fn look_ahead(&mut self, reading: Reading, base: Option<&IndexedRecords>) {
         self.request(self.known(reading), base);
     }
 
@@ -737,8 +728,8 @@ mod tests {
         let path = folder.path().join("records.json");
         fs::write(&path, "{}").unwrap();
         let mut followed = Followed::new(FileSource::File(path.clone()));
-        followed.look_ahead(Reading::Always);
-        followed.look_ahead(Reading::Always);
+        followed.look_ahead(Reading::Always, None);
+        followed.look_ahead(Reading::Always, None);
         assert_eq!(
             followed
                 .changed(Reading::Always)

@@ -109,8 +109,8 @@ impl CatalogFiles {
     /// Starts reading all files in the background, for the next [`Self::refresh`].
     pub(super) fn look_ahead(&mut self, reading: Reading) {
         let base = self.are_current.then_some(&self.good_records);
-        self.records.look_ahead_for_records(reading, base);
-        self.aliases.look_ahead(reading);
+        self.records.look_ahead(reading, base);
+        self.aliases.look_ahead(reading, None);
     }
 
     pub(super) fn followed(&self) -> [&Followed; 2] {
