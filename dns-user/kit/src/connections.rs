@@ -88,6 +88,19 @@ struct Entry {
     active: AtomicU64,
     /// Requests that the connection's task close it.
     called_off: Notify,
+    /// Tells that the task has ended.
+    ended: Notify,
+}
+
+/// A connection that was ordered to close.
+#[derive(Debug)]
+pub struct Leaving(Arc<Entry>);
+
+impl Leaving {
+    /// Waits until the connection's task has ended: until then it holds its descriptor and its buffers.
+    pub async fn ended(self) {
+        self.0.ended.notified().await;
+    }
 }
 
 impl Connections {
@@ -109,17 +122,18 @@ impl Connections {
         self.limit
     }
 
-    /// Adds a connection and orders excess ones to close; returns their number.
-    pub fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, usize) {
+    /// Adds a connection; returns the one that must close for it.
+    pub fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, Option<Leaving>) {
         let entry = Arc::new(Entry {
             client: client_of(client.ip()),
             own: self.own.contains(client),
             active: AtomicU64::new(self.now()),
             called_off: Notify::new(),
+            ended: Notify::new(),
         });
         let mut table = self.table.lock();
-        let called_off = if entry.own {
-            0
+        let leaving = if entry.own {
+            None
         } else {
             self.make_room(&mut table, entry.client)
         };
@@ -132,19 +146,19 @@ impl Connections {
                 number,
                 entry,
             },
-            called_off,
+            leaving,
         )
     }
 
-    /// Closes the idlest of all connections, for lack of descriptors.
-    pub fn call_off_idlest(&self) {
-        self.table.lock().call_off_idlest(|_| true);
+    /// Orders the idlest of all connections to close, for lack of descriptors.
+    pub fn call_off_idlest(&self) -> Option<Leaving> {
+        self.table.lock().call_off_idlest(|_| true)
     }
 
-    /// Makes room for one more connection of `client`; returns the number of connections ordered to close.
-    fn make_room(&self, table: &mut Table, client: Client) -> usize {
+    /// Makes room for one more connection of `client`; returns the connection ordered to close.
+    fn make_room(&self, table: &mut Table, client: Client) -> Option<Leaving> {
         if table.open.len() < self.limit.min(self.limit_per_client) {
-            return 0;
+            return None;
         }
         let mut counts: HashMap<Client, usize> = HashMap::new();
         for entry in table.open.values().filter(|entry| !entry.own) {
@@ -158,7 +172,7 @@ impl Connections {
         }
         let total: usize = counts.values().sum();
         if total < self.limit {
-            return 0;
+            return None;
         }
         let most = counts.values().max().copied().unwrap_or(0);
         table.call_off_idlest(|entry| counts.get(&entry.client) == Some(&most))
@@ -171,21 +185,18 @@ impl Connections {
 }
 
 impl Table {
-    /// Closes the idlest connection matching `eligible`; returns how many, one or none.
-    fn call_off_idlest(&mut self, eligible: impl Fn(&Entry) -> bool) -> usize {
+    /// Orders the idlest connection matching `eligible` to close.
+    fn call_off_idlest(&mut self, eligible: impl Fn(&Entry) -> bool) -> Option<Leaving> {
         let candidates = self
             .open
             .iter()
             .filter(|(_, entry)| !entry.own && eligible(entry));
         let idlest = candidates
             .min_by_key(|(number, entry)| (entry.active.load(Ordering::Relaxed), **number));
-        let Some(number) = idlest.map(|(&number, _)| number) else {
-            return 0;
-        };
-        if let Some(entry) = self.open.remove(&number) {
-            entry.called_off.notify_one();
-        }
-        1
+        let number = idlest.map(|(&number, _)| number)?;
+        let entry = self.open.remove(&number)?;
+        entry.called_off.notify_one();
+        Some(Leaving(entry))
     }
 }
 
@@ -214,6 +225,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.connections.table.lock().open.remove(&self.number);
+        self.entry.ended.notify_one();
     }
 }
 
@@ -355,15 +367,20 @@ mod tests {
             .collect();
         assert_eq!(called_off(&places), [] as [usize; 0]);
         places[0].entry.active.store(9, Ordering::Relaxed);
-        places.push(enter(0, 8));
+        let (place, leaving) = connections.enter(client(0, 8));
+        places.push(place);
         assert_eq!(
             called_off(&places),
             [1],
             "of the same client, not the one that asked last"
         );
+        let mut ended = std::pin::pin!(leaving.unwrap().ended());
+        assert!(ended.as_mut().now_or_never().is_none());
+        places.remove(1);
+        assert!(ended.now_or_never().is_some());
         places.push(enter(7, 9));
         let gone = called_off(&places);
-        assert!(gone.len() == 1 && gone != [9], "{gone:?}");
+        assert!(gone.len() == 1 && gone != [8], "{gone:?}");
         drop(places);
         assert!(connections.table.lock().open.is_empty());
     }

@@ -246,8 +246,7 @@ impl Server {
         loop {
             let accepted = tokio::select! {
                 () = &mut stop => break,
-                // A connection that gives way holds its descriptor until its task has ended.
-                accepted = listener.accept(), if tasks.len() <= limits.connections => accepted,
+                accepted = listener.accept() => accepted,
                 Some(_) = tasks.join_next() => continue,
             };
             let (socket, client) = match accepted {
@@ -272,6 +271,10 @@ impl Server {
                         limits.connections
                     );
                 }
+            }
+            // A connection that gives way holds its descriptor until its task has ended.
+            while tasks.len() >= limits.connections {
+                tasks.join_next().await;
             }
             let (context, stopping) = (context.clone(), stopping.subscribe());
             tasks.spawn(async move {

@@ -17,7 +17,13 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
-use nix::sys::resource::{Resource, setrlimit};
+use nix::{
+    sys::{
+        resource::{Resource, setrlimit},
+        signal::{Signal, kill},
+    },
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 use whole_system_tests::{client, namespace::Namespace, process::wait_until};
 
@@ -45,6 +51,8 @@ type Hang = dyn Fn(TcpStream, &AtomicBool) + Send + Sync;
 pub(crate) struct Tarpit {
     ended: Arc<AtomicBool>,
     accepted: Arc<AtomicUsize>,
+    /// Number of connections that the server has not closed.
+    open: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -66,7 +74,9 @@ impl Tarpit {
         listener.set_nonblocking(true)?;
         let (ended, accepted) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let hang: Arc<Hang> = Arc::new(hang);
+        let open = Arc::<AtomicUsize>::default();
         let (until, count) = (Arc::clone(&ended), Arc::clone(&accepted));
+        let all_open = Arc::clone(&open);
         let thread = thread::spawn(move || {
             while !until.load(Ordering::Relaxed) {
                 let Ok((stream, _)) = listener.accept() else {
@@ -75,14 +85,24 @@ impl Tarpit {
                 };
                 count.fetch_add(1, Ordering::Relaxed);
                 let (hang, until) = (Arc::clone(&hang), Arc::clone(&until));
-                thread::spawn(move || hang(stream, &until));
+                let open = Arc::clone(&all_open);
+                open.fetch_add(1, Ordering::Relaxed);
+                thread::spawn(move || {
+                    hang(stream, &until);
+                    open.fetch_sub(1, Ordering::Relaxed);
+                });
             }
         });
         Ok(Self {
             ended,
             accepted,
+            open,
             thread: Some(thread),
         })
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
     }
 
     pub(crate) fn accepted(&self) -> usize {
@@ -331,6 +351,55 @@ fn check_service(lab: &Lab<'_>) -> Result<()> {
     let status: Value = serde_json::from_str(&text).with_context(|| problem)?;
     ensure!(status["server_version"].is_string(), "{status}");
     Ok(())
+}
+
+#[test]
+fn burst_of_connections_stays_within_limit() -> Result<()> {
+    const FILES: u64 = 300;
+    const BURST: usize = 400;
+    /// A quarter of the files are for TCP, and a quarter of that for one client.
+    const MAX_OF_CLIENT: usize = 19;
+    /// The connection that has just been accepted, and those of self-checks with both ends.
+    const BESIDES: usize = 1 + 8;
+    let Some(namespace) = namespace("tcpburst")? else {
+        return Ok(());
+    };
+    let sockets = tempfile::tempdir()?;
+    let settings = json!({"control": {"socket": sockets.path().join("control.sock")}});
+    let lab = Lab::start_prepared(&namespace, &[], &settings, |command| {
+        limit_files(command, FILES);
+    })?;
+    let process = lab.server.pid();
+    let before = descriptors(process)?;
+    // They wait in the kernel and arrive at once.
+    let server = Pid::from_raw(process.cast_signed());
+    kill(server, Signal::SIGSTOP)?;
+    let connect = || -> io::Result<TcpStream> {
+        let stream = TcpStream::connect(OURS)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    };
+    let mut waiting = namespace.run(|| {
+        (0..BURST)
+            .map(|_| connect())
+            .collect::<io::Result<Vec<_>>>()
+    })??;
+    kill(server, Signal::SIGCONT)?;
+    let mut most = 0;
+    while waiting.len() > MAX_OF_CLIENT {
+        most = most.max(descriptors(process)?);
+        // Whatever is read is the end of the connection.
+        waiting.retain_mut(|stream| {
+            let read = stream.read(&mut [0]);
+            read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        });
+    }
+    ensure!(
+        most <= before + MAX_OF_CLIENT + BESIDES,
+        "{before} descriptors before, at most {most}"
+    );
+    ensure!(waiting.len() == MAX_OF_CLIENT, "{} are left", waiting.len());
+    check_service(&lab)
 }
 
 #[test]

@@ -191,10 +191,8 @@ impl ServerMetrics {
         Counted::new(self.shared.clone(), |shared| &shared.tcp_sessions)
     }
 
-    pub(super) fn tcp_called_off(&self, count: usize) {
-        self.shared
-            .tcp_called_off
-            .fetch_add(count as u64, Ordering::Relaxed);
+    pub(super) fn tcp_called_off(&self) {
+        self.shared.tcp_called_off.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of TCP connections that the kernel refused to accept.

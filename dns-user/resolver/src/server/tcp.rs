@@ -82,7 +82,9 @@ pub(super) async fn serve(
                     );
                     troubled = Some(Instant::now());
                 }
-                open.call_off_idlest();
+                if let Some(leaving) = open.call_off_idlest() {
+                    leaving.ended().await;
+                }
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -90,8 +92,12 @@ pub(super) async fn serve(
         // Complete replies are written at once, so delaying them gains nothing. An error means that
         // the client is gone, which reading will detect.
         let _ = stream.set_nodelay(true);
-        let (place, called_off) = open.enter(client);
-        handler.metrics.tcp_called_off(called_off);
+        let (place, leaving) = open.enter(client);
+        if let Some(leaving) = leaving {
+            handler.metrics.tcp_called_off();
+            // Otherwise a burst of connections would hold more than the limit.
+            leaving.ended().await;
+        }
         let session = Session::new(stream, client, handler.clone(), place);
         let stopped = stopped.clone();
         connections.spawn(async move {
