@@ -3,6 +3,7 @@
 
 mod answers;
 mod coming_and_going;
+mod hung;
 mod lab;
 mod neighbours;
 mod outside;
