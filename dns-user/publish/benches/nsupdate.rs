@@ -45,13 +45,14 @@ fn main() {
         );
         println!(
             "{program:?}: first publication {:.2?}, nsupdate {:.2?}, ratio {ratio:.2}; whole command {:.2?}, ratio {whole:.2}; nothing to do {:.2?}, \
-             one change {:.2?}, a thousand {:.2?}",
+             one change {:.2?}, a thousand {:.2?} (nsupdate {:.2?})",
             of(|one| one.first),
             of(|one| one.nsupdate),
             of(|one| one.command),
             of(|one| one.nothing),
             of(|one| one.one),
             of(|one| one.tenth),
+            of(|one| one.nsupdate_tenth),
         );
         let each = all
             .iter()
@@ -67,6 +68,10 @@ fn main() {
             "  of the whole command: {}",
             each.collect::<Vec<_>>().join(", ")
         );
+        let each = all
+            .iter()
+            .map(|one| format!("{:.2}", one.tenth.div_duration_f64(one.nsupdate_tenth)));
+        println!("  of a thousand: {}", each.collect::<Vec<_>>().join(", "));
     }
 }
 
