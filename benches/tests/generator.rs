@@ -40,7 +40,7 @@ fn queries_match_stub_resolvers() -> Result<()> {
 }
 
 /// Requires valid headers around a query of the lab's client, and returns the message without its id.
-fn verify<'a>(frame: &'a [u8], [server, client]: [[u8; 6]; 2]) -> Result<&'a [u8]> {
+fn verify(frame: &[u8], [server, client]: [[u8; 6]; 2]) -> Result<&[u8]> {
     ensure!(frame[..14] == [&server[..], &client, &[8, 0]].concat());
     ensure!(checksum::checksum(&[&frame[14..34]]) == 0, "IPv4 header");
     let length = u16::from_be_bytes([frame[16], frame[17]]);

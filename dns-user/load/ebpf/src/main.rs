@@ -420,10 +420,10 @@ fn answer_at<
         {
             return None;
         }
-        let receiver: [u16; 3] = [load(data), load(data + 2), load(data + 4)];
-        for word in 0..3 {
-            store(data + 2 * word, load::<u16>(data + 6 + 2 * word));
-            store(data + 6 + 2 * word, receiver[word]);
+        for at in [0, 2, 4] {
+            let receiver: u16 = load(data + at);
+            store(data + at, load::<u16>(data + 6 + at));
+            store(data + 6 + at, receiver);
         }
         for word in 0..ADDRESS_LEN / 4 {
             let source: u32 = load(data + SOURCE + 4 * word);
