@@ -315,6 +315,38 @@ mod tests {
 
     use super::*;
 
+    /// Links of root are followed by any user, and those of other users by none.
+    #[test]
+    fn links_of_root_and_own_links_are_followed() {
+        const USER: u32 = 65_534;
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let link = |name: &str, owner: u32| {
+            let path = folder.path().join(name);
+            symlink("records.json", &path).unwrap();
+            std::os::unix::fs::lchown(&path, Some(owner), None).unwrap();
+            path
+        };
+        let links = [link("root", 0), link("own", USER), link("other", 1)];
+        let permissions = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(folder.path(), permissions).unwrap();
+        let follows = |links: &[PathBuf; 3]| links.each_ref().map(|link| target(link).is_ok());
+        let as_user = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                // SAFETY: a plain system call, which, unlike the C library's function, concerns this thread only.
+                let changed =
+                    unsafe { libc::syscall(libc::SYS_setresuid, USER, USER, USER) };
+                assert_eq!(changed, 0);
+                follows(&links)
+            });
+            other.join().unwrap()
+        });
+        assert_eq!(as_user, [true, true, false]);
+        assert_eq!(follows(&links), [true, false, false]);
+    }
+
     #[test]
     fn replacement_sets_mode_and_follows_links() {
         let folder = tempfile::tempdir().unwrap();

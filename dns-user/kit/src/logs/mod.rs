@@ -542,6 +542,19 @@ mod tests {
     }
 
     #[test]
+    fn burst_and_refill_are_exact() {
+        let limit = LineLimit::new();
+        let mut state = limit.0.lock();
+        let begun = Instant::now();
+        let mut admitted = |seconds| {
+            let now = begun + Duration::from_secs(seconds);
+            (0..20).filter(|_| state.admit(None, now).is_some()).count()
+        };
+        let counts = [0, 1, 3, 1000].map(&mut admitted);
+        assert_eq!(counts, [10, 1, 2, 10]);
+    }
+
+    #[test]
     fn suppressed_lines_are_counted() {
         let limit = LineLimit::new();
         let peer = IpAddr::from([192, 0, 2, 1]);
