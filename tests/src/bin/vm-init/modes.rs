@@ -190,8 +190,13 @@ fn settled(server: &Server) -> Result<Value> {
             return false;
         };
         last = status["fast_path"].clone();
-        serving(&last)
-            .is_ok_and(|serving| serving.iter().all(|interface| interface.state != "waiting"))
+        // Large replies need the complete program, which the kernel verifies while a short one answers.
+        let is_loading = |program: &Value| program["state"] == "loading";
+        let programs = last["programs"].as_array();
+        let are_loaded = programs.is_some_and(|programs| !programs.iter().any(is_loading));
+        let is_served = serving(&last)
+            .is_ok_and(|serving| serving.iter().all(|interface| interface.state != "waiting"));
+        are_loaded && is_served
     })?;
     Ok(last)
 }

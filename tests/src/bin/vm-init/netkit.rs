@@ -84,6 +84,10 @@ fn interface_answers() -> Result<String> {
         );
         Ok(())
     };
+    // Large replies need the complete program.
+    wait_until("all programs", TIMEOUT, || {
+        Metrics::read(&host).is_ok_and(|metrics| metrics.is_fast_path_up())
+    })?;
     let hits = || -> Result<u64> { Ok(Metrics::read(&host)?.fast_path_replies()) };
     wait_until("the interface to answer", TIMEOUT, || {
         let before = hits();
