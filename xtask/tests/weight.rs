@@ -19,12 +19,12 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The most tokens of each crate. Numbers fall when code is removed, never because it is written more tightly.
 const BUDGETS: [(&str, usize); 22] = [
-    ("benches", 41_900),
+    ("benches", 42_000),
     ("benches/demo", 3_500),
     ("benches/programs", 500),
     ("benches/programs/ebpf", 2_800),
     ("dns-common", 4_800),
-    ("dns-ebpf", 24_900),
+    ("dns-ebpf", 25_000),
     ("dns-user/consul", 45_600),
     ("dns-user/consul-source", 21_700),
     ("dns-user/core", 69_000),
