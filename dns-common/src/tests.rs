@@ -9,7 +9,7 @@ use crate::{
         AnswerPolicy, CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, HAS_POLICY, Location,
         MAX_ENTRY_SIZE, padded,
     },
-    forwarded::{AnswerHeader, MAX_BODY_LEN, QueryKey, ones_sum},
+    forwarded::{AnswerHeader, MAX_BODY_LEN, QueryKey, is_answered, ones_sum},
     index::{
         Bucket, Pair, Root, element, overflows, preferred_bucket, tag, with_overflow,
         without_overflow,
@@ -153,4 +153,19 @@ fn scopes_are_laid_out() {
     let buckets = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 1, 1], [10, 1, 0, 1]].map(client_bucket);
     assert_eq!(buckets, [54, 29, 3, 20]);
     assert!(buckets.iter().all(|&bucket| bucket < CLIENT_BUCKETS));
+}
+
+/// The programs leave OPT, DS, and question and meta types to userspace (`41 | 43 | 128..=254` in their parser); ANY
+/// they answer, but from local replies only, so that forwarded answers of it must not be stored.
+#[test]
+fn forwarded_answers_are_of_data_types() {
+    for qtype in 0..=u16::MAX {
+        let is_left_to_userspace = matches!(qtype, 41 | 43 | 128..=254);
+        let is_any = qtype == 255;
+        assert_eq!(
+            is_answered(qtype),
+            !is_left_to_userspace && !is_any,
+            "type {qtype}"
+        );
+    }
 }
