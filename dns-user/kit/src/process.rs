@@ -22,7 +22,49 @@ pub mod limits {
 
 /// Memory that the process would keep although it no longer needs it.
 pub mod memory {
-    use std::ffi::{c_int, c_void};
+    use std::{
+        ffi::{c_int, c_void},
+        fs,
+    };
+
+    /// Growth of the process after which free memory is returned to the system.
+    const MAX_SURPLUS: u64 = 4 << 20;
+
+    /// Returns what a burst of work leaves free in the allocator. glibc keeps free memory that lies between pieces in
+    /// use: 24 of 30 MiB after 86,700 queries for names whose servers hang.
+    #[derive(Debug, Default)]
+    pub struct Surplus {
+        /// Memory of the process when it held the least, in bytes.
+        least: u64,
+    }
+
+    impl Surplus {
+        /// Must be called now and then, at a moment in which little happens.
+        pub fn give_back(&mut self) {
+            let before = anonymous();
+            if before > self.least + MAX_SURPLUS {
+                give_back();
+                // What is left is in use.
+                self.least = anonymous();
+            } else {
+                self.least = self.least.min(before);
+            }
+        }
+    }
+
+    /// Returns the memory of this process that belongs to no file, in bytes; 0 without /proc.
+    pub(super) fn anonymous() -> u64 {
+        let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        let mut fields = text
+            .split(' ')
+            .skip(1)
+            .map_while(|pages| pages.parse().ok());
+        let resident: u64 = fields.next().unwrap_or(0);
+        let shared = fields.next().unwrap_or(resident);
+        // SAFETY: a plain system call.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        resident.saturating_sub(shared) * u64::try_from(page).unwrap_or(0)
+    }
 
     /// Makes the allocator return each large buffer to the system when it is freed. glibc otherwise
     /// raises the threshold after the first one, and every thread then keeps the memory of a dataset:
@@ -112,12 +154,14 @@ pub mod priority {
 
 #[cfg(test)]
 mod tests {
-    use super::memory::forget_start;
+    use std::fs;
+
+    use super::memory::{Surplus, anonymous, forget_start};
 
     #[test]
     fn forgotten_code_still_runs() {
         let resident = || {
-            let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let maps = fs::read_to_string("/proc/self/smaps").unwrap();
             let program = std::env::current_exe().unwrap();
             let mut is_code = false;
             let mut kib = 0_u64;
@@ -136,5 +180,24 @@ mod tests {
         forget_start();
         // Reading the file again takes some of it.
         assert!(resident() < before, "{before} KiB");
+    }
+
+    #[test]
+    fn memory_of_a_burst_is_given_back() {
+        const MIB: u64 = 1 << 20;
+        let mut surplus = Surplus::default();
+        surplus.give_back();
+        let before = anonymous();
+        let mut pieces = Vec::new();
+        for number in 0_u32..64 << 10 {
+            pieces.push((number, vec![1_u8; 1024]));
+        }
+        assert!(anonymous() > before + 64 * MIB);
+        // Those that stay keep every end of the heap in use.
+        pieces.retain(|(number, _)| number % 256 == 0);
+        surplus.give_back();
+        let kept = anonymous().saturating_sub(before);
+        assert!(kept < 8 * MIB, "{kept} bytes");
+        drop(pieces);
     }
 }

@@ -1,5 +1,5 @@
 //! A server all of whose peers hang, for a while: `SOAK_SECONDS=600 cargo nextest run -p whole-system-tests soak::`.
-//! Descriptors, memory and threads return to where they began.
+//! Descriptors, memory and threads return to where they were after the first round.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
 use whole_system_tests::{
@@ -29,11 +29,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Instances that are checked, and their port.
 const INSTANCES: u32 = 40;
 const HEALTH_PORT: u16 = 8853;
-/// Memory that may stay, in MiB. It was 25 after ten minutes with 685,000 queries and 28 after eight with 495,000, so it
-/// does not follow the queries; what holds it was not measured.
-const MAX_KEPT: u64 = 48;
+/// Memory that may stay, in MiB: pages between pieces in use, at most 3.3 after each of six rounds (debug build). The
+/// server returns the rest to the system (`dns_kit::memory::Surplus`); before it did, 24 MiB stayed that the allocator
+/// had free.
+const MAX_KEPT: u64 = 8;
 /// Threads that may be more: one was, of eight minutes; the runtime starts and ends those that read files.
 const MAX_FILE_THREADS: usize = 4;
+/// Connections of checks after which each instance was checked several times.
+const MIN_CHECKS: usize = 4 * INSTANCES as usize;
 /// Names that make the server wait for each peer.
 const DOMAINS: [&str; 5] = [
     "tls.test.",
@@ -62,18 +65,20 @@ impl Held {
         })
     }
 
-    /// Returns the most of what a server held within a moment in which nobody asks: checks and Consul's watchers
-    /// go on.
-    fn at_rest(server: &Server) -> Result<Self> {
-        let mut most = Self::by(server)?;
-        for _ in 0..60 {
-            thread::sleep(Duration::from_millis(50));
-            let now = Self::by(server)?;
-            most.descriptors = most.descriptors.max(now.descriptors);
-            most.threads = most.threads.max(now.threads);
-            most.memory = most.memory.max(now.memory);
-        }
-        Ok(most)
+    /// Returns what a server holds when nobody asks: the most descriptors and threads, because checks and Consul's
+    /// watchers go on, and the least memory. `checks` counts them.
+    fn at_rest(server: &Server, checks: impl Fn() -> usize) -> Result<Self> {
+        let mut held = Self::by(server)?;
+        let end = checks() + MIN_CHECKS;
+        wait_until("checks of all instances", LIMIT, || {
+            if let Ok(now) = Self::by(server) {
+                held.descriptors = held.descriptors.max(now.descriptors);
+                held.threads = held.threads.max(now.threads);
+                held.memory = held.memory.min(now.memory);
+            }
+            checks() >= end
+        })?;
+        Ok(held)
     }
 }
 
@@ -164,8 +169,14 @@ fn hanging_peers_take_nothing_for_good() -> Result<()> {
         let accepted: Vec<usize> = tarpits.iter().map(|tarpit| tarpit.accepted()).collect();
         format!("{accepted:?}\n{}", server.log())
     })?;
-    thread::sleep(Duration::from_secs(16));
-    let before = Held::at_rest(&server)?;
+    // Those to recursors and HTTP servers are closed when no query needs them; checks go on.
+    let [asked @ .., _consul, instances] = tarpits.as_slice() else {
+        bail!("too few tarpits");
+    };
+    wait_until("the end of connections", LIMIT, || {
+        asked.iter().all(|tarpit| tarpit.open() == 0)
+    })?;
+    let before = Held::at_rest(&server, || instances.accepted())?;
     let end = Instant::now() + Duration::from_secs(seconds);
     let (mut rounds, mut most) = (1, before);
     while Instant::now() < end {
@@ -191,6 +202,7 @@ fn hanging_peers_take_nothing_for_good() -> Result<()> {
             server.log()
         )
     })?;
+    println!("afterwards {:?}", Held::by(&server)?);
     drop(silent);
     ensure!(rounds > 1);
     Ok(())

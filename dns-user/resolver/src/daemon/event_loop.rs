@@ -39,10 +39,12 @@ use dns_consul::config::Config as ConsulConfig;
 use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded};
 use dns_fastpath::REPORT_INTERVAL;
 use dns_health::HealthService;
-use dns_kit::{files::watch::Watch, logs::Logs};
+use dns_kit::{files::watch::Watch, logs::Logs, memory};
 
 /// Interval of self-checks.
 const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of waiting queries at which the allocator may be busy for a moment: those that need memory wait.
+const MAX_AT_REST: usize = 64;
 
 /// Time limit for interfaces to answer from a new snapshot.
 const PUBLISHING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -96,6 +98,7 @@ impl Daemon<'_> {
             time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
         upchecks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut unanswered = Unanswered::default();
+        let mut surplus = memory::Surplus::default();
         // Heartbeats come from this loop rather than a separate task, because interfaces may answer
         // only while the loop that updates their answers is running.
         let mut heartbeats = time::interval(self.fast_path.heartbeat_interval());
@@ -134,6 +137,9 @@ impl Daemon<'_> {
                     self.listen_again().await;
                     self.run_upchecks(&mut unanswered).await?;
                     self.check_log.log(&self.readiness.checks(), Instant::now());
+                    if self.listeners.options.waiting.status().waiting <= MAX_AT_REST {
+                        surplus.give_back();
+                    }
                 }
             }
         }
