@@ -12,7 +12,11 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use super::running::{RECORDS, Running};
+use super::{
+    conditions,
+    prometheus::{self, Prometheus},
+    running::{METRICS_PORT, RECORDS, Running},
+};
 
 /// Parses standard output as JSON.
 fn parsed(output: &str) -> Value {
@@ -528,6 +532,11 @@ fn limited_clients_are_shown() -> Result<()> {
         budgets[1]["name"] == "recursors" && budgets[1]["limited"][0]["client"] == "127.0.0.7",
         "{budgets}"
     );
+    if prometheus::is_installed() {
+        let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
+        let cause = "among them 127.0.0.7";
+        conditions::assert_found(&running, &prometheus, "clients_limited", cause)?;
+    }
     let (_, text, _) = running.cli(&["top", "--once", "--seconds", "1"])?;
     ensure!(
         text.lines()

@@ -15,6 +15,7 @@ mod hardship;
 mod hogs;
 mod json_types;
 mod metrics;
+mod outages;
 mod picture;
 mod prometheus;
 mod running;

@@ -580,6 +580,15 @@ fn tap_omits_earlier_sessions() -> Result<()> {
         &json!({"xdp": {"mode": "tc", "interfaces": ["lo"]}}),
     )?;
     wait_for_readyz(&running, "200", "ok   fast path: on")?;
+    // The short program, which answers until the kernel has verified the complete one, takes no samples.
+    wait_until("the complete program", TIMEOUT, || {
+        let Ok((_, text, _)) = running.cli(&["status", "--json"]) else {
+            return false;
+        };
+        let status: Value = serde_json::from_str(&text).unwrap_or_default();
+        let programs = status["fast_path"]["programs"].as_array();
+        programs.is_some_and(|programs| programs.iter().all(|one| one["state"] == "loaded"))
+    })?;
     let tap = ["tap", "--json", "--path", "fast", "--seconds", "3"];
     // The first viewer leaves after one line, while the interface answers as fast as it can.
     thread::scope(|scope| {
