@@ -8,6 +8,7 @@ use std::{
 };
 
 use dns_kit::mmsg::{Datagram, Incoming, ReceiveMetadata};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::{
     filter::{MAX_ENDPOINTS, Share, program},
@@ -19,7 +20,7 @@ const BATCH: usize = 32;
 /// Size of the largest packet.
 const PACKET: usize = 65_600;
 /// Requested size of the socket's queue in bytes; the kernel may grant less (`net.core.rmem_max`).
-const QUEUE: libc::c_int = 4 << 20;
+const QUEUE: usize = 4 << 20;
 
 /// Why packets cannot be seen.
 #[derive(Debug, thiserror::Error)]
@@ -94,8 +95,8 @@ impl Capture {
             incoming: Box::new(Incoming::new(ReceiveMetadata::PeersAndControls)),
         };
         capture.pass(Share::ALL)?;
-        capture.set(libc::SO_RCVBUF, QUEUE)?;
-        capture.set(libc::SO_TIMESTAMPNS, 1)?;
+        setsockopt(&capture.socket, sockopt::RcvBuf, &QUEUE).map_err(io::Error::from)?;
+        setsockopt(&capture.socket, sockopt::ReceiveTimestampns, &true).map_err(io::Error::from)?;
         capture.receive_all_protocols()?;
         Ok(capture)
     }
@@ -115,20 +116,6 @@ impl Capture {
                 libc::SO_ATTACH_FILTER,
                 (&raw const filter).cast(),
                 size_of_val(&filter) as libc::socklen_t,
-            )
-        };
-        checked(result)
-    }
-
-    fn set(&self, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-        // SAFETY: passes a number with its size.
-        let result = unsafe {
-            libc::setsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const value).cast(),
-                size_of_val(&value) as libc::socklen_t,
             )
         };
         checked(result)

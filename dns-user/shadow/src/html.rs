@@ -4,20 +4,24 @@ use std::fmt::Write;
 
 use crate::report::{Difference, PAGE, Report, ShownExample};
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}\
-h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:collapse}\
-td,th{padding:.15rem .8rem .15rem 0;text-align:left;vertical-align:top}pre{background:#f4f4f4;padding:.6rem;\
-overflow-x:auto;white-space:pre-wrap;overflow-wrap:anywhere}.bad{color:#a40000}.good{color:#1a6b1a}\
-figure{margin:1rem 0}svg{max-width:100%;height:auto}code{overflow-wrap:anywhere}";
+const STYLE: &str = "\
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}\
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}\
+table{border-collapse:collapse}td{padding:.15rem .8rem .15rem 0;vertical-align:top}\
+.name{white-space:nowrap}.count{text-align:right;font-variant-numeric:tabular-nums}\
+.stack{display:flex;height:1.75rem;margin:.5rem 0}.bar{height:.9rem;margin-top:.3rem;background:#4393c3}\
+.wide{width:100%}.key{display:inline-block;width:.75rem;height:.75rem;margin-right:.4rem}\
+pre{background:#f4f4f4;padding:.6rem;margin:.4rem 0;white-space:pre-wrap;overflow-wrap:anywhere}\
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr));gap:0 .8rem}\
+code{overflow-wrap:anywhere}.bad{color:#a40000}.good{color:#1a6b1a}";
 
-/// Colours of verdicts, readable with the usual forms of colour blindness.
-const COLOURS: [(&str, &str); 6] = [
-    ("equal", "#1b7837"),
-    ("same route", "#7fbf7b"),
-    ("in transition", "#c2a5cf"),
-    ("documented", "#f4b942"),
-    ("unexplained", "#b2182b"),
-    ("not judged", "#999999"),
+/// Colours of verdicts, in the order of their rows; readable with the usual forms of colour blindness.
+const VERDICTS: [&str; 6] = [
+    "#1b7837", "#7fbf7b", "#c2a5cf", "#f4b942", "#b2182b", "#999999",
+];
+/// Colours of the interface and of reasons for the rest.
+const ANSWERERS: [&str; 7] = [
+    "#1b7837", "#4393c3", "#92c5de", "#2166ac", "#d1e5f0", "#67a9cf", "#3288bd",
 ];
 
 /// Returns the page.
@@ -46,42 +50,23 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
     let addresses: Vec<String> = report.addresses.iter().map(ToString::to_string).collect();
     write!(
         page,
-        "<p>{} ({}) observed {} for {:.0} seconds: {} of about {} queries ({:.1} %), {} compared with {} instances in the \
-         records. Health: {}.</p>",
+        "<p>{} ({}) observed {} for {:.0} seconds: {} queries, {} compared with {} instances in the records. \
+         Health: {}.</p>",
         escaped(&report.program),
         escaped(&report.mode),
         escaped(&addresses.join(", ")),
         report.seconds,
-        report.seen.queries,
-        report.seen.estimated_queries,
-        report.seen.sampled_share * 100.0,
+        report.seen.text(),
         verdicts.compared,
         report.instances,
         escaped(&report.health)
     )?;
-    let counts = [
-        verdicts.equal,
-        verdicts.same_route,
-        verdicts.in_transition,
-        verdicts.documented,
-        verdicts.unexplained,
-        verdicts.unjudged,
-    ];
-    let parts: Vec<(&str, &str, u64)> = COLOURS
-        .iter()
-        .zip(counts)
-        .map(|((name, colour), count)| (*name, *colour, count))
-        .collect();
-    write_stack(page, "Verdicts", &parts)?;
-    let mut parts = vec![("from an interface", COLOURS[0].1, report.interface.answered)];
-    // Shades of one colour: the reasons have no order.
-    let shades = [
-        "#4393c3", "#92c5de", "#2166ac", "#d1e5f0", "#67a9cf", "#3288bd",
-    ];
-    for ((reason, count), shade) in report.interface.others.iter().zip(shades.iter().cycle()) {
-        parts.push((reason, shade, *count));
+    write_stack(page, "Verdicts", &verdicts.rows(), &VERDICTS)?;
+    let mut answerers = vec![("from an interface", report.interface.answered)];
+    for (reason, count) in &report.interface.others {
+        answerers.push((reason, *count));
     }
-    write_stack(page, "Who would have answered", &parts)?;
+    write_stack(page, "Who would have answered", &answerers, &ANSWERERS)?;
     write_latencies(page, report)?;
     write_costs(page, report)?;
     for difference in &report.differences {
@@ -94,41 +79,32 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
 }
 
 /// Draws counts as parts of one bar, with a legend that names each.
-fn write_stack(page: &mut String, title: &str, parts: &[(&str, &str, u64)]) -> std::fmt::Result {
-    const BAR: f64 = 900.0;
-    let total: u64 = parts.iter().map(|(.., count)| count).sum();
+fn write_stack(
+    page: &mut String,
+    title: &str,
+    parts: &[(&str, u64)],
+    colours: &[&str],
+) -> std::fmt::Result {
+    let total: u64 = parts.iter().map(|(_, count)| count).sum();
+    let mut legend = String::new();
     write!(
         page,
-        "<h2>{title}</h2><figure><svg viewBox=\"0 0 900 28\" width=\"900\" height=\"28\" role=\"img\" aria-label=\"{title}\">"
+        "<h2>{title}</h2><div class=\"stack\" role=\"img\" aria-label=\"{title}\">"
     )?;
-    let mut left = 0.0;
-    for (name, colour, count) in parts {
-        if total == 0 || *count == 0 {
-            continue;
-        }
-        let width = BAR * *count as f64 / total as f64;
+    for ((name, count), colour) in parts.iter().zip(colours.iter().cycle()) {
+        let share = percent(*count, total);
+        let name = escaped(name);
         write!(
             page,
-            "<rect x=\"{left:.1}\" y=\"0\" width=\"{width:.1}\" height=\"28\" fill=\"{colour}\"><title>{}: {count}</title></rect>",
-            escaped(name)
+            "<div style=\"width:{share:.2}%;background:{colour}\" title=\"{name}: {count}\"></div>"
         )?;
-        left += width;
-    }
-    write!(page, "</svg></figure><table>")?;
-    for (name, colour, count) in parts {
-        let share = if total == 0 {
-            0.0
-        } else {
-            *count as f64 / total as f64 * 100.0
-        };
         write!(
-            page,
-            "<tr><td><svg viewBox=\"0 0 12 12\" width=\"12\" height=\"12\"><rect width=\"12\" height=\"12\" \
-             fill=\"{colour}\"/></svg> {}</td><td>{count}</td><td>{share:.2} %</td></tr>",
-            escaped(name)
+            legend,
+            "<tr><td><span class=\"key\" style=\"background:{colour}\"></span>{name}</td>\
+             <td class=\"count\">{count}</td><td class=\"count\">{share:.2} %</td></tr>"
         )?;
     }
-    write!(page, "</table>")
+    write!(page, "</div><table>{legend}</table>")
 }
 
 fn write_latencies(page: &mut String, report: &Report) -> std::fmt::Result {
@@ -136,51 +112,35 @@ fn write_latencies(page: &mut String, report: &Report) -> std::fmt::Result {
     let Some(most) = buckets.iter().map(|(_, count)| *count).max() else {
         return Ok(());
     };
-    let height = 20 * buckets.len();
-    write!(
-        page,
-        "<h2>Latency of the observed server</h2><figure><svg viewBox=\"0 0 900 {height}\" width=\"900\" \
-         height=\"{height}\" role=\"img\" aria-label=\"Latency of the observed server\" font-size=\"12\">"
-    )?;
-    for (at, (bound, count)) in buckets.iter().enumerate() {
+    write!(page, "<h2>Latency of the observed server</h2><table>")?;
+    for (bound, count) in buckets {
         let name = match bound {
             Some(bound) => format!("up to {bound} µs"),
             None => "more".to_owned(),
         };
-        let width = 600.0 * *count as f64 / most as f64;
-        let (top, base) = (at * 20 + 3, at * 20 + 14);
         write!(
             page,
-            "<text x=\"120\" y=\"{base}\" text-anchor=\"end\">{name}</text><rect x=\"130\" y=\"{top}\" \
-             width=\"{width:.1}\" height=\"14\" fill=\"#4393c3\"/><text x=\"{:.1}\" y=\"{base}\">{count}</text>",
-            width + 136.0
+            "<tr><td class=\"name count\">{name}</td><td class=\"count\">{count}</td>\
+             <td class=\"wide\"><div class=\"bar\" style=\"width:{:.1}%\"></div></td></tr>",
+            percent(*count, most)
         )?;
     }
-    write!(page, "</svg></figure>")
+    write!(page, "</table>")
 }
 
 fn write_costs(page: &mut String, report: &Report) -> std::fmt::Result {
     let cpu = &report.cpu;
     write!(page, "<h2>CPU</h2><table>")?;
-    let observed = match (&cpu.process, cpu.observed_seconds) {
-        (Some((number, name)), Some(seconds)) => {
-            format!("{seconds:.2} s (process {number}, {name})")
-        }
-        _ => "not known: no process with this socket is visible".to_owned(),
-    };
-    let estimated = match cpu.estimated_seconds {
-        Some(seconds) => format!("{seconds:.2} s, an estimate: {}", cpu.method),
-        None => "not estimated".to_owned(),
-    };
     for (name, value) in [
-        ("observed server", observed),
-        ("bosh-dns-xdp", estimated),
-        (
-            "this comparison",
-            format!("{:.1} % of a core", cpu.own_share * 100.0),
-        ),
+        ("observed server", cpu.observed()),
+        ("bosh-dns-xdp", cpu.estimated()),
+        ("this comparison", cpu.own()),
     ] {
-        write!(page, "<tr><td>{name}</td><td>{}</td></tr>", escaped(&value))?;
+        let value = escaped(&value);
+        write!(
+            page,
+            "<tr><td class=\"name\">{name}</td><td>{value}</td></tr>"
+        )?;
     }
     write!(page, "</table>")
 }
@@ -191,7 +151,7 @@ fn write_difference(page: &mut String, difference: &Difference) -> std::fmt::Res
             page,
             "<h2>Documented, {} times</h2><p>{} <em>({PAGE}, {})</em></p>",
             difference.count,
-            escaped(cell),
+            with_code(cell),
             escaped(section)
         )?,
         None => write!(
@@ -223,18 +183,40 @@ fn write_example(page: &mut String, example: &ShownExample) -> std::fmt::Result 
         write!(page, ", from {}", escaped(client))?;
     }
     write!(page, "</summary>")?;
-    let parts = [
-        ("findings", &example.findings),
-        ("theirs", &example.theirs),
-        ("ours", &example.ours),
-        ("how the name resolves here", &example.steps),
-    ];
-    for (title, lines) in parts {
-        if !lines.is_empty() {
-            write!(page, "<pre>{title}:\n{}</pre>", escaped(&lines.join("\n")))?;
+    write_lines(page, "findings", &example.findings)?;
+    write!(page, "<div class=\"pair\">")?;
+    write_lines(page, "theirs", &example.theirs)?;
+    write_lines(page, "ours", &example.ours)?;
+    write!(page, "</div>")?;
+    write_lines(page, "how the name resolves here", &example.steps)?;
+    write!(page, "</details>")
+}
+
+fn write_lines(page: &mut String, title: &str, lines: &[String]) -> std::fmt::Result {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    write!(page, "<pre>{title}:\n{}</pre>", escaped(&lines.join("\n")))
+}
+
+fn percent(count: u64, of: u64) -> f64 {
+    if of == 0 {
+        return 0.0;
+    }
+    count as f64 / of as f64 * 100.0
+}
+
+/// Returns a text of the documentation as HTML, in which words between backticks are code.
+fn with_code(text: &str) -> String {
+    let mut html = String::new();
+    for (number, part) in text.split('`').enumerate() {
+        if number % 2 == 0 {
+            html += &escaped(part);
+        } else {
+            html += &format!("<code>{}</code>", escaped(part));
         }
     }
-    write!(page, "</details>")
+    html
 }
 
 /// Escapes text for HTML: names come from the network.
@@ -251,4 +233,38 @@ fn escaped(text: &str) -> String {
         }
     }
     escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_the_network_is_no_markup() {
+        let mut page = String::new();
+        let example = ShownExample {
+            name: "<script>alert(1)</script>.bosh.".to_owned(),
+            about: "A\" onclick='x'".to_owned(),
+            client: Some("&amp".to_owned()),
+            findings: vec!["<b>".to_owned()],
+            theirs: vec!["</pre>".to_owned()],
+            ours: Vec::new(),
+            route: "fleet".to_owned(),
+            steps: vec!["<i>".to_owned()],
+        };
+        write_example(&mut page, &example).unwrap();
+        for markup in [
+            "<script",
+            "\" onclick",
+            "'x'",
+            "from &amp<",
+            "<b>",
+            "</pre></pre>",
+            "<i>",
+        ] {
+            assert!(!page.contains(markup), "{markup}: {page}");
+        }
+        assert!(page.contains("&lt;script&gt;") && page.contains("from &amp;amp<"));
+        assert_eq!(with_code("a `<b>` c"), "a <code>&lt;b&gt;</code> c");
+    }
 }

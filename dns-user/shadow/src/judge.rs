@@ -36,6 +36,10 @@ const FIRST_STATES: usize = 4;
 /// Maximum number of groups of differences, and of examples in each.
 const MAX_GROUPS: usize = 64;
 const MAX_EXAMPLES: usize = 3;
+/// Maximum number of lines that explain how a name resolves: a group may have thousands of instances.
+const MAX_STEPS: usize = 20;
+/// Maximum number of characters of such a line, which may list as many addresses.
+const MAX_STEP_LEN: usize = 400;
 /// Maximum number of questions whose order of answers is followed.
 const MAX_ORDERS: usize = 4096;
 /// Replies with the same first address after which the order counts as fixed: among two addresses by chance once in
@@ -528,7 +532,7 @@ impl<R: Reference> Judge<R> {
         if !findings.is_empty()
             && let Ok((name, _)) = Name::from_wire(&question.wire)
         {
-            steps = self.reference.steps(&name);
+            steps = first_steps(&self.reference.steps(&name));
         }
         Example {
             question,
@@ -548,10 +552,33 @@ impl<R: Reference> Judge<R> {
         }
         let group = groups.entry(cause).or_default();
         group.count += 1;
-        if group.examples.len() < MAX_EXAMPLES {
+        // The same name in another letter case or form tells nothing new.
+        let name = &example.question.wire;
+        let mut known = group.examples.iter().map(|other| &other.question.wire);
+        let is_new = !known.any(|other| other.eq_ignore_ascii_case(name));
+        if is_new && group.examples.len() < MAX_EXAMPLES {
             group.examples.push(example);
         }
     }
+}
+
+/// Returns the first lines of an explanation, the last ones, which have the result, and how many are between.
+fn first_steps(text: &str) -> String {
+    /// The RCODE with the addresses, and a remark on health.
+    const LAST: usize = 2;
+    let total = text.lines().count();
+    let mut shown = String::new();
+    for (number, line) in text.lines().enumerate() {
+        let is_shown = number < MAX_STEPS || number + LAST >= total;
+        if is_shown {
+            shown.extend(line.chars().take(MAX_STEP_LEN));
+            shown.push('\n');
+        } else if number == MAX_STEPS {
+            let more = total - MAX_STEPS - LAST;
+            shown += &format!("  ... and {more} more lines\n");
+        }
+    }
+    shown
 }
 
 /// An exchange with both replies.
@@ -610,4 +637,28 @@ fn is_due_to_health(case: &Case) -> bool {
             )
         })
         && theirs.answers.iter().all(|record| is_of_name(&record.data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_explanations_keep_beginning_and_result() {
+        let short = "web.bosh.\n  NOERROR 10.0.0.1\n";
+        assert_eq!(first_steps(short), short);
+        let mut long: String = (0..1000)
+            .map(|number| format!("    + {number}\n"))
+            .collect();
+        long += "  NOERROR ";
+        long += &"10.0.0.1 ".repeat(1000);
+        long += "\n  a query starts health checks\n";
+        let shown = first_steps(&long);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines.len(), MAX_STEPS + 3);
+        assert_eq!(lines[MAX_STEPS - 1], "    + 19");
+        assert_eq!(lines[MAX_STEPS], "  ... and 980 more lines");
+        assert_eq!(lines[MAX_STEPS + 1].len(), MAX_STEP_LEN);
+        assert_eq!(lines[MAX_STEPS + 2], "  a query starts health checks");
+    }
 }

@@ -168,8 +168,8 @@ impl Pairs {
         })
     }
 
-    /// Removes and returns the queries that waited too long.
-    pub fn expired(&mut self, now: Instant) -> Vec<Exchange> {
+    /// Removes the queries that waited too long; returns their number.
+    pub fn expire(&mut self, now: Instant) -> u64 {
         while let Some(&(at, key)) = self.answered_order.front()
             && now.duration_since(at) > COPIES
         {
@@ -179,47 +179,29 @@ impl Pairs {
                 self.answered.remove(&key);
             }
         }
-        let mut expired = Vec::new();
+        let mut expired = 0;
         while let Some(&(at, key)) = self.asked_order.front()
             && now.duration_since(at) > PATIENCE
         {
             self.asked_order.pop_front();
-            if self
-                .waiting
-                .get(&key)
-                .is_none_or(|waiting| waiting.asked != at)
-            {
-                continue;
-            }
-            if let Some(waiting) = self.waiting.remove(&key) {
-                expired.push(Exchange {
-                    client: key.client,
-                    transport: if key.is_tcp {
-                        Transport::Tcp
-                    } else {
-                        Transport::Udp
-                    },
-                    query: waiting.query,
-                    reply: Vec::new(),
-                    asked: waiting.asked,
-                    replied: now,
-                    latency: None,
-                });
+            let waiting = self.waiting.get(&key);
+            if waiting.is_some_and(|waiting| waiting.asked == at) {
+                self.waiting.remove(&key);
+                expired += 1;
             }
         }
         expired
     }
 
-    /// Forgets the queries that wait, after packets were lost that may have been their replies; returns their number.
-    pub fn forget_waiting(&mut self) -> usize {
+    /// Forgets the queries that wait, after packets were lost that may have been their replies.
+    pub fn forget_waiting(&mut self) {
         self.asked_order.clear();
-        let forgotten = self.waiting.len();
         self.waiting.clear();
-        forgotten
     }
 
     /// Returns how many queries wait.
-    pub fn waiting(&self) -> usize {
+    #[cfg(test)]
+    fn waiting(&self) -> usize {
         self.waiting.len()
     }
 }
@@ -289,9 +271,9 @@ mod tests {
         }
         assert_eq!(pairs.waiting(), MAX_WAITING);
         assert_eq!(pairs.unpaired.excess, 2 * MAX_WAITING as u64);
-        assert!(pairs.expired(now + PATIENCE).is_empty());
+        assert_eq!(pairs.expire(now + PATIENCE), 0);
         let later = now + PATIENCE + Duration::from_millis(1);
-        assert_eq!(pairs.expired(later).len(), MAX_WAITING);
+        assert_eq!(pairs.expire(later), MAX_WAITING as u64);
         assert_eq!(pairs.waiting(), 0);
         assert!(pairs.query(&seen(1, 9, 1, later, &mut message)));
     }

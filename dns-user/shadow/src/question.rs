@@ -4,7 +4,10 @@ use dns_core::{
     name::Name,
     wire::{HEADER_LEN, TYPE_OPT, u16_at},
 };
-use hickory_proto::rr::{DNSClass, RecordType};
+use hickory_proto::{
+    rr::{DNSClass, RecordType},
+    serialize::binary::BinDecodable,
+};
 
 /// A question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,24 +118,7 @@ impl Question {
 
 /// Returns a name in presentation form, in its own letter case.
 fn text(wire: &[u8]) -> String {
-    let mut text = String::new();
-    let mut rest = wire;
-    while let Some((&length, after)) = rest.split_first()
-        && length > 0
-    {
-        let (label, next) = after.split_at(usize::from(length).min(after.len()));
-        for &byte in label {
-            match byte {
-                b'.' | b'\\' => text.extend(['\\', char::from(byte)]),
-                b'!'..=b'~' => text.push(char::from(byte)),
-                _ => text += &format!("\\{byte:03}"),
-            }
-        }
-        text.push('.');
-        rest = next;
-    }
-    if text.is_empty() {
-        text.push('.');
-    }
-    text
+    // `wire` is a name that dns-core has read.
+    let name = hickory_proto::rr::Name::from_bytes(wire).unwrap_or_default();
+    name.to_ascii()
 }

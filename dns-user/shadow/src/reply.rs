@@ -1,8 +1,9 @@
 //! A reply in the form in which replies are compared.
 
 use dns_core::wire::{HEADER_LEN, u16_at};
+use dns_kit::metrics::labels::rcode_label;
 use hickory_proto::{
-    op::{Message, ResponseCode},
+    op::Message,
     rr::{DNSClass, RecordType},
 };
 
@@ -120,7 +121,11 @@ impl Reply {
 
     /// Returns the name of the RCODE.
     pub fn rcode_name(&self) -> String {
-        rcode_name(self.rcode)
+        // The OPT extends the RCODE to 12 bits (RFC 6891, section 6.1.3), of which none above 255 is assigned for messages.
+        match u8::try_from(self.rcode) {
+            Ok(rcode) => rcode_label(rcode).into_owned(),
+            Err(_) => self.rcode.to_string(),
+        }
     }
 
     /// Returns the reply in lines, as reports show it.
@@ -178,19 +183,4 @@ fn records(records: &[hickory_proto::rr::Record]) -> Vec<Record> {
             ttl: record.ttl,
         })
         .collect()
-}
-
-/// Returns the name of an RCODE as tools write it.
-pub fn rcode_name(rcode: u16) -> String {
-    match ResponseCode::from_low((rcode & 15) as u8) {
-        _ if rcode == 16 => "BADVERS".to_owned(),
-        _ if rcode > 15 => format!("RCODE{rcode}"),
-        ResponseCode::NoError => "NOERROR".to_owned(),
-        ResponseCode::FormErr => "FORMERR".to_owned(),
-        ResponseCode::ServFail => "SERVFAIL".to_owned(),
-        ResponseCode::NXDomain => "NXDOMAIN".to_owned(),
-        ResponseCode::NotImp => "NOTIMP".to_owned(),
-        ResponseCode::Refused => "REFUSED".to_owned(),
-        _ => format!("RCODE{rcode}"),
-    }
 }

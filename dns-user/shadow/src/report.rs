@@ -153,7 +153,56 @@ pub struct Cpu {
     pub own_share: f64,
 }
 
+impl Verdicts {
+    /// Returns the kinds of verdicts with their counts.
+    pub fn rows(&self) -> [(&'static str, u64); 6] {
+        [
+            ("equal", self.equal),
+            ("same route", self.same_route),
+            ("in transition", self.in_transition),
+            ("documented", self.documented),
+            ("unexplained", self.unexplained),
+            ("not judged", self.unjudged),
+        ]
+    }
+}
+
+impl Cpu {
+    /// Returns the CPU time of the observed server in words.
+    pub fn observed(&self) -> String {
+        match (&self.process, self.observed_seconds) {
+            (Some((number, name)), Some(seconds)) => {
+                format!("{seconds:.2} s, process {number} ({name})")
+            }
+            _ => "not known: no process with this socket is visible".to_owned(),
+        }
+    }
+
+    /// Returns the CPU time that our server would have used in words.
+    pub fn estimated(&self) -> String {
+        match self.estimated_seconds {
+            Some(seconds) => format!("{seconds:.2} s, estimated: {}", self.method),
+            None => "not estimated".to_owned(),
+        }
+    }
+
+    /// Returns the share of a core that this process used in words.
+    pub fn own(&self) -> String {
+        format!("{:.1} % of a core", self.own_share * 100.0)
+    }
+}
+
 impl Seen {
+    /// Returns the queries seen in words.
+    pub fn text(&self) -> String {
+        format!(
+            "{} of about {} ({:.1} %)",
+            self.queries,
+            self.estimated_queries,
+            self.sampled_share * 100.0
+        )
+    }
+
     /// Adds the messages that made no pair.
     pub fn add_unpaired(&mut self, unpaired: Unpaired) {
         self.copies = unpaired.copies;
@@ -186,14 +235,12 @@ impl Report {
             .iter()
             .map(|(route, &count)| (route.text().to_owned(), count))
             .collect();
-        self.interface = InterfaceShare {
-            answered: tally.from_interface,
-            others: tally
-                .not_from_interface
-                .iter()
-                .map(|(reason, &count)| ((*reason).to_owned(), count))
-                .collect(),
-        };
+        self.interface.answered = tally.from_interface;
+        for (reason, &count) in &tally.not_from_interface {
+            self.interface.others.push(((*reason).to_owned(), count));
+        }
+        let others = &mut self.interface.others;
+        others.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     }
 
     /// Returns whether there is a difference without an explanation.
@@ -219,26 +266,13 @@ impl Report {
         row(text, "observed server", &addresses.join(", "))?;
         row(text, "instances", &self.instances.to_string())?;
         row(text, "health", &self.health)?;
-        let seen = &self.seen;
-        let sampled = format!(
-            "{} of about {} ({:.1} %)",
-            seen.queries,
-            seen.estimated_queries,
-            seen.sampled_share * 100.0
-        );
-        row(text, "queries seen", &sampled)?;
-        row(text, "unanswered", &seen.unanswered.to_string())?;
+        row(text, "queries seen", &self.seen.text())?;
+        row(text, "unanswered", &self.seen.unanswered.to_string())?;
         let verdicts = &self.verdicts;
         row(text, "compared", &verdicts.compared.to_string())?;
-        for (name, count) in [
-            ("  equal", verdicts.equal),
-            ("  same route", verdicts.same_route),
-            ("  in transition", verdicts.in_transition),
-            ("  documented", verdicts.documented),
-            ("  unexplained", verdicts.unexplained),
-            ("  not judged", verdicts.unjudged),
-        ] {
-            row(text, name, &share(count, verdicts.compared))?;
+        for (name, count) in verdicts.rows() {
+            let name = format!("  {name}");
+            row(text, &name, &share(count, verdicts.compared))?;
         }
         self.write_differences(text)?;
         writeln!(text)?;
@@ -303,24 +337,9 @@ impl Report {
             micros(self.latency.p99_us)
         );
         row(text, "their latency", &latency)?;
-        let cpu = &self.cpu;
-        let observed = match (&cpu.process, cpu.observed_seconds) {
-            (Some((number, name)), Some(seconds)) => {
-                format!("{seconds:.2} s, process {number} ({name})")
-            }
-            _ => "not known: no process with this socket is visible".to_owned(),
-        };
-        row(text, "their CPU", &observed)?;
-        let estimated = match cpu.estimated_seconds {
-            Some(seconds) => format!("{seconds:.2} s, estimated: {}", cpu.method),
-            None => "not estimated".to_owned(),
-        };
-        row(text, "our CPU", &estimated)?;
-        row(
-            text,
-            "CPU of shadow",
-            &format!("{:.1} % of a core", cpu.own_share * 100.0),
-        )
+        row(text, "their CPU", &self.cpu.observed())?;
+        row(text, "our CPU", &self.cpu.estimated())?;
+        row(text, "CPU of shadow", &self.cpu.own())
     }
 }
 
@@ -381,11 +400,12 @@ fn write_example(text: &mut String, example: &ShownExample, is_whole: bool) -> s
     }
     for (side, lines) in [("theirs", &example.theirs), ("ours", &example.ours)] {
         for line in lines {
-            paragraph(text, "    ", &format!("{side:<6} {line}"))?;
+            paragraph(text, &format!("    {side:<6} "), line)?;
         }
     }
     for line in &example.steps {
-        writeln!(text, "    | {line}")?;
+        let depth = line.len() - line.trim_start().len();
+        paragraph(text, &format!("    | {:depth$}", ""), line)?;
     }
     Ok(())
 }

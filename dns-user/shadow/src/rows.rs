@@ -53,75 +53,78 @@ pub enum Row {
 impl Row {
     /// Returns the section and the first cell of the row.
     pub fn place(self) -> (&'static str, &'static str) {
+        (self.section(), self.cell())
+    }
+
+    fn section(self) -> &'static str {
         match self {
-            Self::MalformedNames => (
-                "Replies",
+            Self::MalformedNames
+            | Self::EmptyNonTerminals
+            | Self::NamesAbove
+            | Self::AnyClass
+            | Self::EchoOpt
+            | Self::OptOmitted
+            | Self::EdnsVersion
+            | Self::SeveralOpts
+            | Self::OptOwner
+            | Self::LargeReplies
+            | Self::MalformedMessages => "Replies",
+            Self::TextualSuffix | Self::NoAddress | Self::AliasToIpv6 | Self::RepeatedTargets => {
+                "Names and aliases"
+            }
+            Self::ReverseIpv6
+            | Self::ReverseTypes
+            | Self::ReverseOthers
+            | Self::ReverseTruncation
+            | Self::ReverseRefused => "Reverse names",
+        }
+    }
+
+    fn cell(self) -> &'static str {
+        match self {
+            Self::MalformedNames => {
                 "FORMERR for a name below a records domain that is not a valid query, such as `www.bosh`. musl then \
-                 waits five seconds, c-ares stops its search, and BIND and unbound answer SERVFAIL.",
-            ),
-            Self::EmptyNonTerminals => (
-                "Replies",
+                 waits five seconds, c-ares stops its search, and BIND and unbound answer SERVFAIL."
+            }
+            Self::EmptyNonTerminals => {
                 "NXDOMAIN for empty non-terminals, such as `bosh` and `network.deployment.bosh`; a resolver that \
-                 minimises query names then does not find the names below.",
-            ),
-            Self::NamesAbove => (
-                "Replies",
+                 minimises query names then does not find the names below."
+            }
+            Self::NamesAbove => {
                 "Forwards names above its own ones, such as `service.cf.internal` above an alias, and passes the \
-                 denial on.",
-            ),
-            Self::AnyClass => ("Replies", "Answers every class with records of class IN."),
-            Self::EchoOpt => (
-                "Replies",
-                "The OPT repeats the client's size, and DO is clear.",
-            ),
-            Self::OptOmitted => (
-                "Replies",
-                "Omits the OPT in some replies to queries with an OPT.",
-            ),
-            Self::EdnsVersion => (
-                "Replies",
-                "Answers EDNS versions above 0 as if they were 0.",
-            ),
-            Self::SeveralOpts => ("Replies", "Takes the last of several OPTs."),
-            Self::OptOwner => ("Replies", "Accepts an OPT whose owner is not the root."),
-            Self::LargeReplies => (
-                "Replies",
-                "In some cases sends UDP replies larger than a datagram or the client's size.",
-            ),
-            Self::MalformedMessages => (
-                "Replies",
-                "Answers or drops some malformed messages, depending on its message parser.",
-            ),
-            Self::TextualSuffix => (
-                "Names and aliases",
-                "Any textual suffix counts as the domain of a name (`xbosh` ends with `bosh`), in random order.",
-            ),
-            Self::NoAddress => (
-                "Names and aliases",
-                "A row whose `ip` is not an address yields an AAAA record without data.",
-            ),
-            Self::AliasToIpv6 => (
-                "Names and aliases",
-                "An IPv6 address among the targets of an alias makes the alias FORMERR.",
-            ),
-            Self::RepeatedTargets => (
-                "Names and aliases",
-                "Answers an instance that n targets of an alias match n x n times.",
-            ),
-            Self::ReverseIpv6 => (
-                "Reverse names",
-                "Compares IPv6 addresses as text, and drops some hex digits.",
-            ),
-            Self::ReverseTypes => ("Reverse names", "Answers every type with PTR records."),
-            Self::ReverseOthers => (
-                "Reverse names",
-                "Answers names below `arpa` that are not reverse names, instead of forwarding them.",
-            ),
-            Self::ReverseTruncation => ("Reverse names", "Never truncates a reverse reply."),
-            Self::ReverseRefused => (
-                "Reverse names",
-                "REFUSED for addresses of the fleet if recursors are disabled.",
-            ),
+                 denial on."
+            }
+            Self::AnyClass => "Answers every class with records of class IN.",
+            Self::EchoOpt => "The OPT repeats the client's size, and DO is clear.",
+            Self::OptOmitted => "Omits the OPT in some replies to queries with an OPT.",
+            Self::EdnsVersion => "Answers EDNS versions above 0 as if they were 0.",
+            Self::SeveralOpts => "Takes the last of several OPTs.",
+            Self::OptOwner => "Accepts an OPT whose owner is not the root.",
+            Self::LargeReplies => {
+                "In some cases sends UDP replies larger than a datagram or the client's size."
+            }
+            Self::MalformedMessages => {
+                "Answers or drops some malformed messages, depending on its message parser."
+            }
+            Self::TextualSuffix => {
+                "Any textual suffix counts as the domain of a name (`xbosh` ends with `bosh`), in random order."
+            }
+            Self::NoAddress => {
+                "A row whose `ip` is not an address yields an AAAA record without data."
+            }
+            Self::AliasToIpv6 => {
+                "An IPv6 address among the targets of an alias makes the alias FORMERR."
+            }
+            Self::RepeatedTargets => {
+                "Answers an instance that n targets of an alias match n x n times."
+            }
+            Self::ReverseIpv6 => "Compares IPv6 addresses as text, and drops some hex digits.",
+            Self::ReverseTypes => "Answers every type with PTR records.",
+            Self::ReverseOthers => {
+                "Answers names below `arpa` that are not reverse names, instead of forwarding them."
+            }
+            Self::ReverseTruncation => "Never truncates a reverse reply.",
+            Self::ReverseRefused => "REFUSED for addresses of the fleet if recursors are disabled.",
         }
     }
 

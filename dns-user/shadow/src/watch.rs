@@ -91,7 +91,7 @@ pub fn watch<R: Reference>(
         judge,
         pairs: Pairs::default(),
         share: Share::ALL,
-        budget: Budget::new(limits.cpu, begin),
+        budget: Budget::new(limits.cpu, begin, thread_cpu()),
         watched: Watched::default(),
         read: 0,
         packets: 0.0,
@@ -103,7 +103,7 @@ pub fn watch<R: Reference>(
         if now.duration_since(begin) >= limits.time || stop.load(Ordering::Relaxed) {
             break;
         }
-        let read = if watcher.budget.permits(now) {
+        let read = if watcher.budget.permits(now, thread_cpu()) {
             watcher.read(now)?
         } else {
             0
@@ -126,7 +126,7 @@ pub fn watch<R: Reference>(
     watcher.publish();
     let mut watched = watcher.watched;
     watched.time = begin.elapsed();
-    watched.cpu = watcher.budget.used();
+    watched.cpu = thread_cpu().saturating_sub(watcher.budget.before);
     settle_all(watcher.judge, stop);
     Ok(watched)
 }
@@ -214,7 +214,7 @@ impl<R: Reference> Watcher<'_, R> {
         let begin = Instant::now();
         while begin.elapsed() < MAX_DRAINING {
             let now = Instant::now();
-            if !self.budget.permits(now) {
+            if !self.budget.permits(now, thread_cpu()) {
                 thread::sleep(PAUSE);
             } else if self.read(now)? == 0 {
                 break;
@@ -235,7 +235,7 @@ impl<R: Reference> Watcher<'_, R> {
             // The replies to waiting queries may be among them.
             self.pairs.forget_waiting();
             self.share.halved()
-        } else if self.share != Share::ALL && self.budget.is_idle() {
+        } else if self.share != Share::ALL && self.budget.is_idle(now) {
             self.share.raised()
         } else {
             self.share
@@ -248,7 +248,7 @@ impl<R: Reference> Watcher<'_, R> {
             self.is_sampled = true;
         }
         // Lost by the server or by the network: a matter of its load, not of its answers.
-        self.watched.seen.unanswered += self.pairs.expired(now).len() as u64;
+        self.watched.seen.unanswered += self.pairs.expire(now);
         self.judge.settle(now);
         Ok(())
     }
@@ -278,7 +278,7 @@ pub fn is_one_of(endpoints: &[SocketAddr], address: SocketAddr) -> bool {
 
 //----------- Budget ---------------------------------------------------------
 
-/// Limits the CPU time of this thread to a share of the time that passes.
+/// Limits the CPU time of a thread to a share of the time that passes.
 struct Budget {
     share: f64,
     begin: Instant,
@@ -294,23 +294,22 @@ struct Budget {
 }
 
 impl Budget {
-    fn new(share: f64, now: Instant) -> Self {
-        let before = thread_cpu();
+    /// Begins with the thread's CPU time so far.
+    fn new(share: f64, now: Instant, used: Duration) -> Self {
         Self {
             share,
             begin: now,
-            before,
+            before: used,
             granted: now,
             credit: MAX_CREDIT.as_secs_f64() * share,
-            used: before,
+            used,
             least: f64::MAX,
         }
     }
 
-    /// Returns whether some CPU time is left.
-    fn permits(&mut self, now: Instant) -> bool {
+    /// Returns whether some CPU time is left, given the thread's CPU time. What a step takes beyond it is paid back.
+    fn permits(&mut self, now: Instant, used: Duration) -> bool {
         let most = MAX_CREDIT.as_secs_f64() * self.share;
-        let used = thread_cpu();
         let passed = now.duration_since(self.granted).as_secs_f64();
         let spent = used.saturating_sub(self.used).as_secs_f64();
         self.credit = (self.credit + passed * self.share - spent).min(most);
@@ -321,14 +320,10 @@ impl Budget {
     }
 
     /// Returns whether more than half of the permitted time was left since the last question.
-    fn is_idle(&mut self) -> bool {
+    fn is_idle(&mut self, now: Instant) -> bool {
         let most = MAX_CREDIT.as_secs_f64() * self.share;
         std::mem::replace(&mut self.least, f64::MAX) > most / 2.0
-            && self.begin.elapsed() > MAX_CREDIT
-    }
-
-    fn used(&self) -> Duration {
-        thread_cpu().saturating_sub(self.before)
+            && now.duration_since(self.begin) > MAX_CREDIT
     }
 }
 
@@ -343,4 +338,45 @@ pub fn thread_cpu() -> Duration {
         seconds + Duration::from_micros(u64::try_from(value.tv_usec()).unwrap_or(0))
     };
     total(usage.user_time()) + total(usage.system_time())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of any length, on a machine that gives this thread half of a core at most.
+    #[test]
+    fn cpu_time_stays_within_its_share() {
+        const SHARE: f64 = 0.05;
+        let begin = Instant::now();
+        for step in [Duration::from_micros(100), Duration::from_millis(30)] {
+            let (mut now, mut used) = (begin, Duration::ZERO);
+            let mut budget = Budget::new(SHARE, begin, used);
+            let end = begin + Duration::from_secs(60);
+            let mut was_idle = false;
+            while now < end {
+                if budget.permits(now, used) {
+                    used += step;
+                    now += 2 * step;
+                } else {
+                    now += PAUSE;
+                }
+                was_idle |= budget.is_idle(now) && now > begin + 4 * MAX_CREDIT;
+            }
+            let permitted = (end - begin + MAX_CREDIT).mul_f64(SHARE) + step;
+            assert!(used <= permitted, "{used:?} of {permitted:?}");
+            assert!(used > permitted.mul_f64(0.9), "{used:?} of {permitted:?}");
+            assert!(!was_idle, "a busy thread counts as idle");
+        }
+    }
+
+    #[test]
+    fn saved_time_is_limited() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(0.5, begin, Duration::ZERO);
+        let later = begin + Duration::from_secs(3600);
+        assert!(budget.permits(later, Duration::ZERO) && budget.is_idle(later));
+        // A quarter of a second at half a core, whatever was saved before.
+        assert!(!budget.permits(later, Duration::from_millis(126)));
+    }
 }

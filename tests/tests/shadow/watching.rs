@@ -345,6 +345,9 @@ fn shared_report_names_nobody() -> Result<()> {
     for outside in ["http:", "https:", "src=", "url(", "<script"] {
         ensure!(!html.contains(outside), "{outside}");
     }
-    ensure!(html.contains("<svg") && html.ends_with("</html>"), "{html}");
+    ensure!(
+        html.contains("class=\"stack\"") && html.ends_with("</html>"),
+        "{html}"
+    );
     Ok(())
 }

@@ -33,7 +33,10 @@ use self::{
     health::{FollowedHealth, HealthSource},
 };
 use super::{complain, operate::usual_config};
-use crate::{daemon::shadow::FollowedFleet, ops::version::VERSION};
+use crate::{
+    daemon::shadow::{FollowedFleet, give_up_privileges, listen_address},
+    ops::version::VERSION,
+};
 use dns_core::{
     config::{HookMode, values::parse_duration},
     terminal,
@@ -45,7 +48,7 @@ use dns_shadow::{
     capture::Capture,
     hide::Disclosure,
     html,
-    judge::Judge,
+    judge::{Judge, Tally},
     latency::Latencies,
     process::Process,
     report::{Cpu, InterfaceShare, Report, Seen, Verdicts},
@@ -162,6 +165,13 @@ impl Shadow {
     /// Reads the files, opens the packet socket if there is to be one, and begins to follow files and health.
     fn begin(&self) -> anyhow::Result<(Session, Source)> {
         let path = self.config.as_deref().unwrap_or(usual_config());
+        let observed = match self.ask {
+            Some(address) => address,
+            None => listen_address(path)?,
+        };
+        // Looking at other users' processes needs more privileges than the rest.
+        let process = Process::of(&[observed]);
+        give_up_privileges()?;
         // Follows files and health; the thread of the packets is the main one.
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
@@ -195,7 +205,6 @@ impl Shadow {
         let xdp = &fleet.config.xdp;
         let has_interfaces = xdp.enabled && xdp.mode != HookMode::Off;
         let ours = OurServer::new(states.clone(), health.clone(), has_interfaces);
-        let process = Process::of(&addresses);
         let session = Session {
             stop,
             addresses,
@@ -349,6 +358,10 @@ fn remarks(fleet: &FollowedFleet) -> Vec<String> {
             "max_reply: replies are compared as for near clients, without this limit".to_owned(),
         );
     }
+    if fleet.has_consul() {
+        let remark = "Consul's names: compared by route only, because their answers come from its agents, which are not asked";
+        remarks.push(remark.to_owned());
+    }
     remarks
 }
 
@@ -430,19 +443,24 @@ fn show_progress(seen: &Seen, judge: &Judge<OurServer>) {
     if !error.is_terminal() {
         return;
     }
-    let tally = &judge.tally;
     // The line is only for the eye.
-    let _ = write!(
-        error,
-        "\r\x1b[K{} queries, {} compared, {} equal, {} in transition, {} documented, {} unexplained",
-        seen.estimated_queries,
-        tally.compared,
-        tally.equal + tally.same_route,
-        tally.in_transition,
-        tally.documented,
-        tally.unexplained
-    );
+    let _ = write!(error, "\r\x1b[K{}", progress_line(seen, &judge.tally));
     let _ = error.flush();
+}
+
+/// Returns the counts with the gravest first: a line that wraps could not be overwritten, so its end is cut.
+fn progress_line(seen: &Seen, tally: &Tally) -> String {
+    const MAX_COLUMNS: usize = 79;
+    let mut line = format!(
+        "{} unexplained, {} documented, {} in transition, {} equal of {} queries",
+        tally.unexplained,
+        tally.documented,
+        tally.in_transition,
+        tally.equal + tally.same_route,
+        seen.estimated_queries
+    );
+    line.truncate(MAX_COLUMNS);
+    line
 }
 
 fn end_progress() {

@@ -20,6 +20,14 @@ const ATTACHING: [Capability; 3] = [
     Capability::CAP_PERFMON,
 ];
 
+/// Drops all capabilities but CAP_NET_RAW, unless running as root, whose report may go into anybody's folder.
+pub(super) fn keep_for_watching() -> anyhow::Result<()> {
+    if Uid::effective().is_root() {
+        return Ok(());
+    }
+    keep_only(&[Capability::CAP_NET_RAW].into())
+}
+
 /// Drops all privileges that the server does not need: switches to `user`, if given, keeping only
 /// [`SERVING`]; otherwise drops the capabilities of the attacher, unless running as root.
 pub(super) fn keep_for_serving(user: Option<&str>) -> anyhow::Result<()> {

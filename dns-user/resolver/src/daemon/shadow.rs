@@ -8,6 +8,7 @@ use super::{
     files::{FileChanges, Files, InitialFiles},
     followed_file::{Reading, Sources},
     listeners::all_addresses,
+    privileges,
     settings::{self, WholeConfig},
 };
 use crate::{
@@ -39,6 +40,26 @@ pub struct FollowedFleet {
     consul: Vec<Name>,
     snapshot: Arc<Snapshot>,
     further_addresses: Vec<SocketAddr>,
+}
+
+/// Returns the main address of the server with this configuration.
+///
+/// # Errors
+///
+/// Returns every error in the configuration.
+pub fn listen_address(path: &Path) -> Result<SocketAddr, ConfigErrors> {
+    let (Loaded { config, .. }, _) = settings::load_config(path)?;
+    Ok(config.listen)
+}
+
+/// Drops the privileges that watching does not need. Must be called before the first thread starts, and before
+/// anything of the network is read.
+///
+/// # Errors
+///
+/// Fails if the kernel refuses.
+pub fn give_up_privileges() -> anyhow::Result<()> {
+    privileges::keep_for_watching()
 }
 
 impl FollowedFleet {
@@ -78,6 +99,11 @@ impl FollowedFleet {
     /// Returns the addresses on which a server would listen.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         all_addresses(self.config.listen, &self.further_addresses)
+    }
+
+    /// Returns whether names of Consul are configured.
+    pub fn has_consul(&self) -> bool {
+        !self.consul.is_empty()
     }
 
     /// Returns the current names.

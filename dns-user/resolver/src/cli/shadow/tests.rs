@@ -5,6 +5,7 @@ use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Instant};
 use super::{
     answers::{OurServer, States},
     health::FollowedHealth,
+    progress_line,
 };
 use crate::{
     daemon::shadow::FollowedFleet,
@@ -19,8 +20,9 @@ use dns_core::{
     },
 };
 use dns_shadow::{
-    judge::{Judge, TRANSITION},
+    judge::{Judge, TRANSITION, Tally},
     pairs::Exchange,
+    report::Seen,
 };
 
 /// Versions of the records, and replies while both servers have the same one, and while one is behind.
@@ -132,6 +134,19 @@ fn server(fleet: &FollowedFleet) -> SocketlessServer {
         config.compat,
         Cookies::new(&config.cookies),
     )
+}
+
+#[test]
+fn progress_fits_usual_terminal() {
+    let mut seen = Seen::default();
+    let mut tally = Tally::default();
+    let line = progress_line(&seen, &tally);
+    assert!(line.starts_with("0 unexplained, ") && line.ends_with(" equal of 0 queries"));
+    // A day of 50,000 queries per second.
+    seen.estimated_queries = 4_320_000_000;
+    tally.equal = seen.estimated_queries;
+    tally.documented = seen.estimated_queries;
+    assert!(progress_line(&seen, &tally).len() < 80);
 }
 
 /// 100,000 replies of an unchanged server, whose records change 100 times before or after ours.
