@@ -33,7 +33,7 @@ const BUDGETS: [(&str, usize); 22] = [
     ("dns-user/health", 19_200),
     ("dns-user/identity", 54_700),
     ("dns-user/kit", 42_000),
-    ("dns-user/load", 20_600),
+    ("dns-user/load", 20_900),
     ("dns-user/load/ebpf", 3_200),
     ("dns-user/publish", 126_600),
     ("dns-user/resolver", 143_000),

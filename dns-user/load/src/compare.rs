@@ -1,6 +1,6 @@
 //! The command `compare`: two servers under the same load, in turns.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail, ensure};
 use clap::Args;
@@ -9,7 +9,9 @@ use serde::Serialize;
 use crate::{
     measure::{self, Ended, Plan, measure},
     output::Output,
+    plot,
     report::{Kind, Report},
+    run::write,
     target::{Target, endpoint},
 };
 
@@ -35,6 +37,9 @@ pub(crate) struct Compare {
     /// Prints JSON Lines: an object for each turn, and one with the ratios.
     #[arg(long)]
     json: bool,
+    /// Draws rates and latencies of both servers over the turns, as SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 /// A ratio in all pairs of turns.
@@ -140,6 +145,9 @@ impl Compare {
             p99: Ratio::of(&pairs, |report| Some(report.latency?.p99)),
         };
         output.finish();
+        if let Some(file) = &self.plot {
+            write(file, &plot::over_turns(&pairs)?)?;
+        }
         if self.json {
             return output.json(&comparison);
         }

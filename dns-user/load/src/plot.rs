@@ -21,6 +21,9 @@ type Line = (&'static str, Vec<(f64, f64)>);
 /// The result of drawing; the backend's own error only reports that a write failed.
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
+/// Two panels, rates above latencies: the unit, and two lines.
+type Panels = [(&'static str, [Line; 2]); 2];
+
 /// Draws intervals of a load over time.
 pub(crate) fn over_time(intervals: &[Report]) -> Result<String> {
     let mut places = Vec::with_capacity(intervals.len());
@@ -29,7 +32,7 @@ pub(crate) fn over_time(intervals: &[Report]) -> Result<String> {
         elapsed += report.seconds;
         places.push(elapsed);
     }
-    draw("seconds", &places, intervals)
+    draw("seconds", of_loads(&places, intervals))
 }
 
 /// Draws loads over their rates.
@@ -40,40 +43,63 @@ pub(crate) fn over_rates(trials: &[Report]) -> Result<String> {
     for trial in &trials {
         places.push(trial.rate.unwrap_or(0).into());
     }
-    draw("wanted queries/s", &places, &trials)
+    draw("wanted queries/s", of_loads(&places, &trials))
 }
 
-fn draw(axis: &str, places: &[f64], reports: &[Report]) -> Result<String> {
+/// Draws the turns of two servers.
+pub(crate) fn over_turns(pairs: &[[Report; 2]]) -> Result<String> {
+    let mut panels: Panels = [
+        (
+            "received per second",
+            [("first", vec![]), ("second", vec![])],
+        ),
+        ("p50 in µs", [("first", vec![]), ("second", vec![])]),
+    ];
+    for (turn, pair) in (1..).zip(pairs) {
+        let [(_, rates), (_, latencies)] = &mut panels;
+        for (server, report) in pair.iter().enumerate() {
+            rates[server]
+                .1
+                .push((f64::from(turn), report.received_per_second));
+            if let Some(latency) = report.latency {
+                latencies[server].1.push((f64::from(turn), latency.p50));
+            }
+        }
+    }
+    draw("pair of turns", panels)
+}
+
+fn of_loads(places: &[f64], reports: &[Report]) -> Panels {
+    let mut panels: Panels = [
+        ("per second", [("sent", vec![]), ("received", vec![])]),
+        ("latency in µs", [("p50", vec![]), ("p99", vec![])]),
+    ];
+    let [(_, [sent, received]), (_, [p50, p99])] = &mut panels;
+    for (&place, report) in places.iter().zip(reports) {
+        sent.1.push((place, report.sent_per_second));
+        received.1.push((place, report.received_per_second));
+        if let Some(latency) = report.latency {
+            p50.1.push((place, latency.p50));
+            p99.1.push((place, latency.p99));
+        }
+    }
+    panels
+}
+
+fn draw(axis: &str, panels: Panels) -> Result<String> {
     let mut svg = String::new();
-    panels(&mut svg, axis, places, reports).map_err(|error| anyhow!("cannot draw: {error}"))?;
+    draw_panels(&mut svg, axis, &panels).map_err(|error| anyhow!("cannot draw: {error}"))?;
     Ok(svg)
 }
 
-fn panels(svg: &mut String, axis: &str, places: &[f64], reports: &[Report]) -> Drawn {
+fn draw_panels(svg: &mut String, axis: &str, panels: &Panels) -> Drawn {
     let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     // Viewers with a dark background would hide black text.
     area.fill(&WHITE)?;
     let (upper, lower) = area.split_vertically(SIZE.1 / 2);
-    let points = |figure: fn(&Report) -> Option<f64>| {
-        let mut points = Vec::new();
-        for (&place, report) in places.iter().zip(reports) {
-            points.extend(figure(report).map(|value| (place, value)));
-        }
-        points
-    };
-    let rates = [
-        ("sent", points(|report| Some(report.sent_per_second))),
-        (
-            "received",
-            points(|report| Some(report.received_per_second)),
-        ),
-    ];
-    panel(&upper, axis, "per second", &rates)?;
-    let latencies = [
-        ("p50", points(|report| Some(report.latency?.p50))),
-        ("p99", points(|report| Some(report.latency?.p99))),
-    ];
-    panel(&lower, axis, "latency in µs", &latencies)?;
+    for (part, (unit, lines)) in [upper, lower].iter().zip(panels) {
+        panel(part, axis, unit, lines)?;
+    }
     area.present()?;
     Ok(())
 }
@@ -141,6 +167,8 @@ mod tests {
         ] {
             assert!(svg.contains(text), "{text:?}: {svg}");
         }
+        let turns = over_turns(&[[report(1000, 900), report(1000, 800)]]).unwrap();
+        assert!(turns.contains("pair of turns") && turns.contains("second"));
         assert!(over_rates(&[]).unwrap().contains("wanted queries/s"));
     }
 }
