@@ -113,6 +113,10 @@ pub(crate) fn world() -> World {
         with_policy(300, AnswerPolicy::new(0, 6, [6, 6], true, false)),
     );
     publish(
+        wire("less.service.consul"),
+        with_policy(3, AnswerPolicy::new(5, 4, [4, 4], true, true)),
+    );
+    publish(
         wire("many.service.consul"),
         with_policy(1024, AnswerPolicy::new(0, 0, [8, 8], true, true)),
     );
@@ -267,6 +271,16 @@ pub(crate) fn table() -> Vec<Fixture> {
             "a limit with any EDNS, and no RA",
             Hit,
             hit("most.service.consul").opt(Opt::new(1232)),
+        ),
+        query(
+            "a limit of one more than there are",
+            Hit,
+            hit("less.service.consul").opt(Opt::new(1232)),
+        ),
+        query(
+            "a limit of one more than there are, without EDNS",
+            Hit,
+            hit("less.service.consul"),
         ),
         query(
             "bytes that stay free",
