@@ -454,16 +454,16 @@ impl HttpApi {
             return Ok(None);
         }
         let object = sources.object("http")?;
-        let address = |text: &str| {
-            ApiAddress::from_text(text).ok_or_else(|| {
-                object.error("addresses", &format!("{text:?} is not an {ADDRESS_FORM}"))
-            })
-        };
         let texts = object
             .texts("addresses")?
             .unwrap_or_else(|| vec!["http://127.0.0.1:8500"]);
-        let addresses: Vec<ApiAddress> =
-            texts.into_iter().map(address).collect::<Result<_, _>>()?;
+        let mut addresses = Vec::with_capacity(texts.len());
+        for text in texts {
+            let address = ApiAddress::from_text(text).ok_or_else(|| {
+                object.error("addresses", &format!("{text:?} is not an {ADDRESS_FORM}"))
+            })?;
+            addresses.push(address);
+        }
         if addresses.is_empty() {
             return Err(object.error(
                 "addresses",

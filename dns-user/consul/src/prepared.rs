@@ -93,9 +93,11 @@ impl Zone {
             || targets
                 .iter()
                 .any(|target| matches!(target, FailoverTarget::Datacenter(_)));
-        let place = || Place::Datacenter(stored.into());
-        (needs_datacenters && self.catalog.lacks_datacenters()).then(|| Lack {
-            place: place(),
+        if !needs_datacenters || !self.catalog.lacks_datacenters() {
+            return None;
+        }
+        Some(Lack {
+            place: Place::Datacenter(stored.into()),
             missing: Missing::Lists,
         })
     }
@@ -180,27 +182,19 @@ impl Zone {
         } else {
             CheckStatus::Warning
         };
-        let ignored = |check: &str| {
-            query
-                .ignore_check_ids
-                .iter()
-                .any(|ignored| ignored == check)
-        };
         let mut checks = instance.checks.iter().chain(&node.checks);
-        let healthy = checks.all(|check| check.status <= worst || ignored(&check.id));
+        let healthy = checks.all(|check| {
+            let mut ignored = query.ignore_check_ids.iter();
+            check.status <= worst || ignored.any(|ignored| **ignored == *check.id)
+        });
         let tagged = query.tags.iter().all(|tag| match tag.strip_prefix('!') {
             Some(unwanted) => !instance.has_tag(unwanted),
             None => instance.has_tag(tag),
         });
-        let holds = |meta: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>| {
-            wanted
-                .iter()
-                .all(|(key, value)| meta.get(key) == Some(value))
-        };
         healthy
             && tagged
-            && holds(&node.meta, &query.node_meta)
-            && holds(&instance.meta, &query.service_meta)
+            && has_all(&node.meta, &query.node_meta)
+            && has_all(&instance.meta, &query.service_meta)
     }
 
     /// Sorts by distance from the node that `near` selects, with that node first; instances at an
@@ -244,13 +238,12 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
         })
     };
     let fill = |text: &String| interpolate(text, &query.name, name, &groups);
-    let fill_all = |texts: &[String]| texts.iter().map(fill).collect::<Vec<_>>();
     let fill_values = |meta: &BTreeMap<String, String>| {
         meta.iter()
             .map(|(key, value)| (key.clone(), fill(value)))
             .collect::<BTreeMap<_, _>>()
     };
-    let mut tags = fill_all(&query.tags);
+    let mut tags: Vec<String> = query.tags.iter().map(fill).collect();
     if template.remove_empty_tags {
         tags.retain(|tag| !tag.is_empty() && tag != "!");
     }
@@ -277,6 +270,19 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
     })
 }
 
+fn has_all(meta: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {
+    wanted
+        .iter()
+        .all(|(key, value)| meta.get(key) == Some(value))
+}
+
+/// Returns the group that `match(n)` selects.
+fn group_of<'a>(expression: &str, groups: &'a [String]) -> Option<&'a str> {
+    let number = expression.strip_prefix("match(")?.strip_suffix(')')?;
+    let number: usize = number.trim().parse().ok()?;
+    groups.get(number).map(String::as_str)
+}
+
 /// Replaces `${name.full}`, `${name.prefix}`, `${name.suffix}` and `${match(n)}`; other expressions
 /// in braces are replaced by nothing.
 fn interpolate(text: &str, prefix: &str, name: &str, groups: &[String]) -> String {
@@ -289,20 +295,11 @@ fn interpolate(text: &str, prefix: &str, name: &str, groups: &[String]) -> Strin
             rest = after;
             continue;
         };
-        let group = || {
-            let number = expression
-                .trim()
-                .strip_prefix("match(")?
-                .strip_suffix(')')?;
-            groups
-                .get(number.trim().parse::<usize>().ok()?)
-                .map(String::as_str)
-        };
         filled.push_str(match expression.trim() {
             "name.full" => name,
             "name.prefix" => prefix,
             "name.suffix" => name.get(prefix.len()..).unwrap_or_default(),
-            _ => group().unwrap_or_default(),
+            other => group_of(other, groups).unwrap_or_default(),
         });
         rest = tail;
     }

@@ -496,12 +496,18 @@ impl Zone {
             "service" => {
                 let joined = before[..before.len() - 1].join(".");
                 let instances = self.catalog.service(&self.place_of(&locality), last);
-                let mut healthy = instances
-                    .iter()
-                    .filter(|&&id| self.catalog.status(id) <= self.worst_status());
-                let tags_of = |id| self.catalog.instance(id).tags.iter();
-                !joined.is_empty()
-                    && healthy.any(|&id| tags_of(id).any(|tag| is_below(tag, &joined)))
+                if joined.is_empty() {
+                    return false;
+                }
+                instances.iter().any(|&id| {
+                    self.catalog.status(id) <= self.worst_status()
+                        && self
+                            .catalog
+                            .instance(id)
+                            .tags
+                            .iter()
+                            .any(|tag| is_below(tag, &joined))
+                })
             }
             // Of the other kinds only one label counts.
             _ => false,

@@ -114,22 +114,29 @@ impl Coordinates {
         let Some(own) = self.servers.get(from) else {
             return Vec::new();
         };
-        let median = |servers: &[Coordinate]| {
-            let mut times: Vec<f64> = own
-                .iter()
-                .flat_map(|from| servers.iter().filter_map(|to| from.round_trip(to)))
-                .filter(|time| time.is_finite())
-                .collect();
-            times.sort_by(f64::total_cmp);
-            times.get(times.len() / 2).copied()
-        };
-        let others = self.servers.iter().filter(|(name, _)| *name != from);
-        let mut times: Vec<(f64, &str)> = others
-            .filter_map(|(name, servers)| Some((median(servers)?, name.as_str())))
-            .collect();
+        let mut times: Vec<(f64, &str)> = Vec::new();
+        for (name, servers) in &self.servers {
+            if name != from
+                && let Some(time) = median_round_trip(own, servers)
+            {
+                times.push((time, name.as_str()));
+            }
+        }
         times.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(b.1)));
         times.into_iter().map(|(_, name)| name).collect()
     }
+}
+
+fn median_round_trip(from: &[Coordinate], to: &[Coordinate]) -> Option<f64> {
+    let mut times = Vec::new();
+    for one in from {
+        for other in to {
+            // Coordinates that cannot be compared have no time.
+            times.extend(one.round_trip(other).filter(|time| time.is_finite()));
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied()
 }
 
 impl LivePlace {

@@ -251,17 +251,14 @@ impl Catalog {
         if nodes.is_empty() {
             return Vec::new();
         }
-        let concerns = |group: &Group| {
-            group
-                .sources
-                .instances()
-                .any(|instance| nodes.contains(&*instance.node.to_ascii_lowercase()))
-        };
-        (0_u32..)
-            .zip(&self.groups)
-            .filter(|(_, group)| concerns(group))
-            .map(|(number, _)| number)
-            .collect()
+        let mut found = Vec::new();
+        for (number, group) in (0_u32..).zip(&self.groups) {
+            let mut instances = group.sources.instances();
+            if instances.any(|instance| nodes.contains(&*instance.node.to_ascii_lowercase())) {
+                found.push(number);
+            }
+        }
+        found
     }
 
     /// Creates or replaces a group and updates the indexes.

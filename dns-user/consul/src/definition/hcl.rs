@@ -175,10 +175,9 @@ impl<'a> Parser<'a> {
 
     fn number(&mut self) -> Result<Json, SyntaxError> {
         let start = self.at;
-        let is_part = |letter: char| letter.is_ascii_alphanumeric() || "+-._".contains(letter);
         let length = self
             .rest()
-            .find(|letter| !is_part(letter))
+            .find(|letter: char| !(letter.is_ascii_alphanumeric() || "+-._".contains(letter)))
             .unwrap_or(self.rest().len());
         let text = &self.rest()[..length];
         let (sign, digits) = match text.strip_prefix('-') {
@@ -203,17 +202,13 @@ impl<'a> Parser<'a> {
         let is_decimal = digits
             .bytes()
             .all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
-        let fraction = || {
-            digits
-                .parse::<f64>()
-                .ok()
-                .filter(|_| is_decimal && digits.contains(['.', 'e', 'E']))
-        };
         let number = match whole.filter(|_| is_plain) {
             Some(whole) => Some((sign * whole).into()),
-            None => {
-                fraction().and_then(|number| serde_json::Number::from_f64(sign as f64 * number))
+            None if is_decimal && digits.contains(['.', 'e', 'E']) => {
+                let fraction = digits.parse::<f64>().ok();
+                fraction.and_then(|number| serde_json::Number::from_f64(sign as f64 * number))
             }
+            None => None,
         };
         match number {
             Some(number) => {
@@ -353,8 +348,9 @@ impl<'a> Parser<'a> {
     /// Takes the characters of a key or a boolean, at least one.
     fn word(&mut self) -> &'a str {
         let rest = self.rest();
-        let is_part = |letter: char| letter.is_alphanumeric() || "_-.".contains(letter);
-        let length = rest.find(|letter| !is_part(letter)).unwrap_or(rest.len());
+        let length = rest
+            .find(|letter: char| !(letter.is_alphanumeric() || "_-.".contains(letter)))
+            .unwrap_or(rest.len());
         self.at += length;
         &rest[..length]
     }

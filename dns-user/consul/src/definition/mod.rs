@@ -213,16 +213,6 @@ impl OneFile {
             &mut errors,
         );
         own.queries = objects(&root, "queries", query, &mut errors);
-        let virtual_address = |reader: &ObjectReader<'_>| {
-            let address = reader
-                .address("ip")?
-                .ok_or_else(|| reader.error("ip", "is missing"))?;
-            Ok(VirtualAddress {
-                service: needed(reader, "service")?,
-                peer: text(reader, "peer")?,
-                address,
-            })
-        };
         own.virtual_addresses = objects(&root, "virtual_ips", virtual_address, &mut errors);
         own.gateways = objects(
             &root,
@@ -573,18 +563,30 @@ fn ignored(file: &str, json: &Json) -> Option<String> {
     let Json::Object(members) = json else {
         return None;
     };
-    let is_read = |name: &str| MEMBERS.iter().any(|known| known.eq_ignore_ascii_case(name));
-    let mut others: Vec<&str> = members
-        .iter()
-        .map(|(name, _)| name.as_str())
-        .filter(|name| !is_read(name))
-        .collect();
-    others.dedup();
-    (!others.is_empty()).then(|| {
-        format!(
-            "{file}: settings of Consul's agent, ignored: {}",
-            others.join(", ")
-        )
+    let mut others: Vec<&str> = Vec::new();
+    for (name, _) in members {
+        let is_read = MEMBERS.iter().any(|known| known.eq_ignore_ascii_case(name));
+        if !is_read && others.last() != Some(&name.as_str()) {
+            others.push(name);
+        }
+    }
+    if others.is_empty() {
+        return None;
+    }
+    let others = others.join(", ");
+    Some(format!(
+        "{file}: settings of Consul's agent, ignored: {others}"
+    ))
+}
+
+fn virtual_address(reader: &ObjectReader<'_>) -> Result<VirtualAddress, ConfigError> {
+    let address = reader
+        .address("ip")?
+        .ok_or_else(|| reader.error("ip", "is missing"))?;
+    Ok(VirtualAddress {
+        service: needed(reader, "service")?,
+        peer: text(reader, "peer")?,
+        address,
     })
 }
 
