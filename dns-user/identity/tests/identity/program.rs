@@ -474,7 +474,8 @@ fn commands_issue_and_check() {
     let with_aliases = [&with_records[..], &["--aliases", text(&aliases)]].concat();
     assert_eq!(output(&with_aliases), (true, "web.alias\n".to_owned()));
     let ids = ["--network-id", "3", "--group-id", "7"];
-    let short = [&["san", "--link", "web-http"], &ids[..]].concat();
+    let link = ["san", "--link", "web-http", "--deployment", "app-service"];
+    let short = [&link[..], &ids[..]].concat();
     assert_eq!(output(&short), (true, "q-n3s0.q-g7.bosh\n".to_owned()));
 }
 
