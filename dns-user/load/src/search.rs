@@ -144,9 +144,9 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Returns whether more queries were skipped than may be lost.
+/// Returns whether more queries were skipped than may be lost, or none was sent at all.
 fn is_skipped(report: &Report, max_loss: f64) -> bool {
-    report.skipped as f64 > max_loss * (report.sent + report.skipped) as f64
+    report.sent == 0 || report.skipped as f64 > max_loss * (report.sent + report.skipped) as f64
 }
 
 /// The result of a search.
@@ -270,6 +270,8 @@ mod tests {
         assert_eq!(Limit::of(None, 0.001), Limit::Allowed);
         assert_eq!(limit(|_| {}), Limit::Server);
         assert_eq!(limit(|report| report.skipped = 100), Limit::Generator);
+        // Nothing is lost where nothing was sent.
+        assert_eq!(limit(|report| report.sent = 0), Limit::Generator);
         let other_work = |report: &mut Report| {
             report.skipped = 100;
             report.cpu_waited = 0.5;
