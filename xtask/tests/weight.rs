@@ -40,7 +40,7 @@ const BUDGETS: [(&str, usize); 22] = [
     ("dns-user/shadow", 25_300),
     ("dns-user/sync", 49_100),
     ("dns-user/upstream", 51_000),
-    ("xtask", 33_000),
+    ("xtask", 33_200),
 ];
 
 /// Maximum lines of a file, as rustfmt's defaults lay them out; blank lines and tests are not counted.
