@@ -62,7 +62,7 @@ pub(crate) struct Target {
     /// Hardware address of the server, or of the router to it; by default that of the neighbour.
     #[arg(long)]
     mac: Option<String>,
-    /// UDP size of an OPT in each query; without it, queries have the one that the file gives them, if any.
+    /// UDP size of an OPT in each query of a query file; without it, queries have the one that the file asks for, if any.
     #[arg(long, value_parser = clap::value_parser!(u16).range(512..))]
     edns: Option<u16>,
 }
