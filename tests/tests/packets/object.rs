@@ -276,7 +276,7 @@ fn tap_reports_own_queries_only() {
     let mut events = Vec::new();
     let map = program
         .ebpf()
-        .map_mut(dns_common::object::TAP)
+        .map_mut(object::TAP)
         .expect("in the object");
     let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
     while let Some(item) = ring.next() {
@@ -325,7 +325,7 @@ fn tap_samples_queries_evenly() {
     }
     let map = program
         .ebpf()
-        .map_mut(dns_common::object::TAP)
+        .map_mut(object::TAP)
         .expect("in the object");
     let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
     let mut counts = [0usize; 2];
