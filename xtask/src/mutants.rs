@@ -309,7 +309,7 @@ const CHANGES: [(&str, &str); 25] = [
 ];
 
 /// Changes that no packet can show: file, line, replacement, and the reason.
-const EQUIVALENT: [(&str, &str, &str, &str); 2] = [
+const EQUIVALENT: [(&str, &str, &str, &str); 15] = [
     (
         "reply.rs",
         "if ip + IPV4_LEN + UDP_LEN > end {",
@@ -321,6 +321,84 @@ const EQUIVALENT: [(&str, &str, &str, &str); 2] = [
         "if ip + IPV6_LEN + UDP_LEN > end {",
         "if ip + IPV6_LEN + UDP_LEN >= end {",
         "as over IPv4",
+    ),
+    (
+        "pipeline.rs",
+        "if ip + IPV6_SOURCE_END > end {",
+        "if ip + IPV6_SOURCE_END >= end {",
+        "the destination follows",
+    ),
+    (
+        "tc.rs",
+        "(at + LEN <= self.data_end()).then_some(at)",
+        "(at + LEN < self.data_end()).then_some(at)",
+        "the message follows the checksum",
+    ),
+    (
+        "filter.rs",
+        "if hook.data() + len <= hook.data_end() {",
+        "if false {",
+        "the kernel is asked for bytes that are there already: only the time differs",
+    ),
+    (
+        "hook.rs",
+        "if !Self::IS_TC || self.length() < len || !self.pull(len) {",
+        "if !Self::IS_TC && self.length() < len || !self.pull(len) {",
+        "the kernel refuses to pull more than there is, and XDP pulls nothing",
+    ),
+    (
+        "xdp.rs",
+        "let before = if more < HEAD_ROOM { more } else { HEAD_ROOM };",
+        "let before = if more <= HEAD_ROOM { more } else { HEAD_ROOM };",
+        "both are the same number",
+    ),
+    (
+        "xdp.rs",
+        "|| data + FIRST_BYTES > end",
+        "|| data + FIRST_BYTES >= end",
+        "`source` is behind `data`, and was compared first",
+    ),
+    (
+        "shuffle.rs",
+        "const MOST_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 1;",
+        "const MOST_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 2;",
+        "a bound for the verifier that no list reaches",
+    ),
+    (
+        "question.rs",
+        "const AD: usize = usize::from_ne_bytes([0, 0, 0, 0x20, 0, 0, 0, 0]);",
+        "const AD: usize = usize::from_ne_bytes([0, 0, 0, 0x20, 1, 0, 0, 0]);",
+        "the upper half of QDCOUNT, which is 1",
+    ),
+    (
+        "question.rs",
+        "const AD: usize = usize::from_ne_bytes([0, 0, 0, 0x20, 0, 0, 0, 0]);",
+        "const AD: usize = usize::from_ne_bytes([0, 0, 0, 0x20, 0, 0, 1, 0]);",
+        "the upper half of ANCOUNT, which is 0",
+    ),
+    (
+        "question.rs",
+        "const DO: usize = usize::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x80]);",
+        "const DO: usize = usize::from_ne_bytes([0, 0, 0, 0, 0, 0, 1, 0x80]);",
+        "the version of EDNS, which is 0",
+    ),
+    (
+        "forwarded.rs",
+        "unsafe { store(answer.address + offset_of!(AnswerHeader, last_used_ns), now) };",
+        "unsafe { store(answer.address - offset_of!(AnswerHeader, last_used_ns), now) };",
+        "the offset is 0",
+    ),
+    (
+        "maps.rs",
+        "pub static COUNTERS: Array<CpuCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);",
+        "pub static COUNTERS: Array<CpuCounters> = Array::with_max_entries(2, BPF_F_MMAPABLE);",
+        "the loader sets the number",
+    ),
+    (
+        "maps.rs",
+        "pub static NAMES: Array<Pair> = Array::with_max_entries(2, BPF_F_MMAPABLE);",
+        "pub static NAMES: Array<Pair> = Array::with_max_entries(3, BPF_F_MMAPABLE);",
+        "as for counters",
     ),
 ];
 
