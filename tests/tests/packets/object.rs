@@ -274,10 +274,7 @@ fn tap_reports_own_queries_only() {
         program.run(hook, &miss4).expect("the program runs");
     }
     let mut events = Vec::new();
-    let map = program
-        .ebpf()
-        .map_mut(object::TAP)
-        .expect("in the object");
+    let map = program.ebpf().map_mut(object::TAP).expect("in the object");
     let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
     while let Some(item) = ring.next() {
         events.push(TapEvent::read_from_bytes(&item).expect("an event"));
@@ -323,10 +320,7 @@ fn tap_samples_queries_evenly() {
         program.run(Hook::Xdp, &a).expect("the program runs");
         program.run(Hook::Xdp, &aaaa).expect("the program runs");
     }
-    let map = program
-        .ebpf()
-        .map_mut(object::TAP)
-        .expect("in the object");
+    let map = program.ebpf().map_mut(object::TAP).expect("in the object");
     let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
     let mut counts = [0usize; 2];
     while let Some(item) = ring.next() {
