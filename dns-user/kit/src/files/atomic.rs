@@ -336,8 +336,7 @@ mod tests {
         let as_user = std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 // SAFETY: a plain system call, which, unlike the C library's function, concerns this thread only.
-                let changed =
-                    unsafe { libc::syscall(libc::SYS_setresuid, USER, USER, USER) };
+                let changed = unsafe { libc::syscall(libc::SYS_setresuid, USER, USER, USER) };
                 assert_eq!(changed, 0);
                 follows(&links)
             });
