@@ -2,11 +2,13 @@
 //! package.
 
 mod debian;
+mod errand;
 mod identity;
 mod identity_job;
 mod job;
 mod keys;
 mod machine;
+mod migration;
 mod packages;
 mod publish_job;
 mod published;

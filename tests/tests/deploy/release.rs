@@ -144,6 +144,30 @@ fn release_is_signed_and_installable() {
         manifest.contains(&format!("version: {VERSION}\n")) && manifest.contains("\nlicense:\n"),
         "{manifest}"
     );
+    // The errand's package has another name than that of the release bosh-dns, and is compiled from ours.
+    let errand = manifest
+        .split("- name: ")
+        .find(|part| part.starts_with("shadow\n"));
+    assert!(
+        errand.is_some_and(|part| part.contains("packages: [bosh-dns-shadow]")),
+        "{manifest}"
+    );
+    let package = manifest
+        .split("- name: ")
+        .find(|part| part.starts_with("bosh-dns-shadow\n"));
+    assert!(
+        package.is_some_and(|part| part.contains("dependencies: [bosh-dns]")),
+        "{manifest}"
+    );
+    for (archive, files) in [
+        ("jobs/shadow", "./job.MF ./monit ./templates/run.erb"),
+        ("packages/bosh-dns-shadow", "./packaging"),
+    ] {
+        let script = format!(
+            "tar --extract --to-stdout --gzip --file \"$1\" ./{archive}.tgz | tar --list --gzip | grep -v /$ | xargs"
+        );
+        assert_eq!(shell(&script, &[&bosh]).unwrap().trim(), files);
+    }
     let image = out.join(format!("bosh-dns-xdp-{VERSION}-oci.tar"));
     let layer = "for blob in $(tar --list --file \"$1\" | grep blobs/sha256/.); do tar --extract --to-stdout --file \"$1\" \
                  \"$blob\" | tar --extract --to-stdout ./licenses/third-party-notices.txt 2>/dev/null && exit; done";

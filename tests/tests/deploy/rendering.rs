@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, fs, process::Command};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use whole_system_tests::{process::capture, server};
 
@@ -199,7 +199,7 @@ fn server_accepts_rendered_configuration() {
 }
 
 /// The add-ons of bosh-deployment's `runtime-configs/dns.yml`, without properties.
-const RUNTIME_CONFIG: &str = r#"{
+pub(crate) const RUNTIME_CONFIG: &str = r#"{
     "addons": [
         {"name": "bosh-dns", "jobs": [{"name": "bosh-dns", "release": "bosh-dns", "properties": {}}]},
         {"name": "bosh-dns-windows", "jobs": [{"name": "bosh-dns-windows", "release": "bosh-dns"}]}
@@ -207,44 +207,63 @@ const RUNTIME_CONFIG: &str = r#"{
     "releases": [{"name": "bosh-dns", "version": "1.39.0"}]
 }"#;
 
-#[test]
-fn ops_file_replaces_one_add_on() {
-    let file = job::bosh().join("ops/use-bosh-dns-xdp.yml");
+/// Applies an operations file as `bosh` does, as far as our files need it.
+pub(crate) fn apply(file: &str, config: &mut Value) -> Result<()> {
     let script = "puts JSON.generate(YAML.load_file(ARGV[0]))";
     let json = capture(
         Command::new("ruby")
             .args(["-EUTF-8", "-ryaml", "-rjson", "-e", script])
-            .arg(file),
-    )
-    .unwrap();
-    let mut config: Value = serde_json::from_str(RUNTIME_CONFIG).unwrap();
-    for operation in serde_json::from_str::<Vec<Value>>(&json).unwrap() {
-        assert_eq!(operation["type"], "replace");
-        let path = operation["path"].as_str().unwrap();
-        let place =
-            path.split('/')
-                .skip(1)
-                .fold(&mut config, |place, word| match word.split_once('=') {
-                    Some((key, value)) => {
-                        let rows = place.as_array_mut().unwrap();
-                        rows.iter_mut()
-                            .find(|row| row[key] == value)
-                            .unwrap_or_else(|| panic!("{path}"))
-                    }
-                    None if word == "-" => {
-                        let rows = place.as_array_mut().unwrap();
-                        rows.push(Value::Null);
-                        rows.last_mut().unwrap()
-                    }
-                    None => &mut place[word],
-                });
+            .arg(job::bosh().join("ops").join(file)),
+    )?;
+    for operation in serde_json::from_str::<Vec<Value>>(&json)? {
+        ensure!(operation["type"] == "replace", "{operation}");
+        let path = operation["path"].as_str().context("a path")?;
+        let mut place = &mut *config;
+        for word in path.split('/').skip(1) {
+            let Some((key, value)) = word.split_once('=') else {
+                place = &mut place[word];
+                continue;
+            };
+            let rows = place.as_array_mut().context("a list")?;
+            let name = value.trim_end_matches('?');
+            let mut at = rows.iter().position(|row| row[key] == name);
+            // A question mark adds what is missing.
+            if at.is_none() && value.ends_with('?') {
+                rows.push(Value::Null);
+                at = Some(rows.len() - 1);
+            }
+            place = &mut rows[at.with_context(|| path.to_owned())?];
+        }
         *place = operation["value"].clone();
     }
-    assert_eq!(config["addons"][0]["jobs"][0]["release"], "bosh-dns-xdp");
-    assert_eq!(config["addons"][1]["jobs"][0]["release"], "bosh-dns");
+    Ok(())
+}
+
+#[test]
+fn ops_files_change_one_add_on() {
     let released = json!({"name": "bosh-dns-xdp", "version": "((bosh_dns_xdp_version))"});
-    assert!(
-        config["releases"].as_array().unwrap().contains(&released),
-        "{config}"
-    );
+    let names = |config: &Value| -> Vec<String> {
+        let jobs = config["addons"][0]["jobs"].as_array().unwrap();
+        jobs.iter()
+            .map(|job| format!("{}/{}", job["release"], job["name"]).replace('"', ""))
+            .collect()
+    };
+    let mut config: Value = serde_json::from_str(RUNTIME_CONFIG).unwrap();
+    apply("add-shadow.yml", &mut config).unwrap();
+    assert_eq!(names(&config), ["bosh-dns/bosh-dns", "bosh-dns-xdp/shadow"]);
+    assert_eq!(config["releases"][1], released);
+    // Together, and each twice.
+    for file in [
+        "use-bosh-dns-xdp.yml",
+        "add-shadow.yml",
+        "use-bosh-dns-xdp.yml",
+    ] {
+        apply(file, &mut config).unwrap();
+        assert_eq!(
+            names(&config),
+            ["bosh-dns-xdp/bosh-dns", "bosh-dns-xdp/shadow"]
+        );
+        assert_eq!(config["releases"].as_array().unwrap().len(), 2, "{config}");
+        assert_eq!(config["addons"][1]["jobs"][0]["release"], "bosh-dns");
+    }
 }

@@ -16,6 +16,10 @@ use crate::process::root;
 /// Name of the server's job and of the package, the same as in bosh-dns, because other jobs use its path.
 const NAME: &str = "bosh-dns";
 
+/// Names of the errand and of its package, which is installed beside the package of the release bosh-dns.
+const SHADOW: &str = "shadow";
+const SHADOW_PACKAGE: &str = "bosh-dns-shadow";
+
 /// Writes the release with the programs of these architectures. Each companion has a job of the same name.
 pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
     let tarball = release.staging("bosh")?;
@@ -28,18 +32,16 @@ pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
         .map(|(name, _)| name);
     let jobs = std::iter::once(NAME)
         .chain(companions)
+        .chain([SHADOW])
         .map(|job| Ok((job, pack_job(release, &source.join("jobs"), job, &tarball)?)))
         .collect::<Result<Vec<_>>>()?;
-    let package = pack_package(
-        release,
-        &source.join("packages").join(NAME),
-        built,
-        &tarball,
-    )?;
+    let packages = source.join("packages");
+    let package = pack_package(release, &packages.join(NAME), built, &tarball)?;
+    let shadow = pack_shadow(release, &packages.join(SHADOW_PACKAGE), &tarball)?;
     let license = pack_license(release, &tarball)?;
     archive::put(
         &tarball.join("release.MF"),
-        manifest(release, &jobs, &package, &license),
+        manifest(release, &jobs, [&package, &shadow], &license),
         0o644,
     )?;
     let name = format!("bosh-dns-xdp-{}.tgz", release.version);
@@ -84,6 +86,13 @@ fn pack_package(
     pack(release, &package, &tarball.join("packages"), NAME)
 }
 
+/// Packs the errand's package, whose script installs a binary of the other package.
+fn pack_shadow(release: &Release, source: &Path, tarball: &Path) -> Result<String> {
+    let package = release.staging("bosh-package-shadow")?;
+    archive::copy(&source.join("packaging"), &package.join("packaging"), 0o755)?;
+    pack(release, &package, &tarball.join("packages"), SHADOW_PACKAGE)
+}
+
 /// Packs the licences, as a director shows them; returns the checksum of the archive.
 fn pack_license(release: &Release, tarball: &Path) -> Result<String> {
     let license = release.staging("bosh-license")?;
@@ -117,19 +126,28 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn manifest(release: &Release, jobs: &[(&str, String)], package: &str, license: &str) -> String {
+fn manifest(
+    release: &Release,
+    jobs: &[(&str, String)],
+    packages: [&str; 2],
+    license: &str,
+) -> String {
     let Release {
         version, commit, ..
     } = release;
     let changed = commit.ends_with(super::CHANGED);
-    let jobs: String = jobs
-        .iter()
-        .map(|(name, sum)| {
-            format!(
-                "- name: {name}\n  version: {sum}\n  fingerprint: {sum}\n  sha1: sha256:{sum}\n  packages: [{NAME}]\n"
-            )
-        })
-        .collect();
+    let mut listed = String::new();
+    for (name, sum) in jobs {
+        let package = if *name == SHADOW {
+            SHADOW_PACKAGE
+        } else {
+            NAME
+        };
+        listed += &format!(
+            "- name: {name}\n  version: {sum}\n  fingerprint: {sum}\n  sha1: sha256:{sum}\n  packages: [{package}]\n"
+        );
+    }
+    let [package, shadow] = packages;
     format!(
         "---\n\
          name: bosh-dns-xdp\n\
@@ -137,10 +155,12 @@ fn manifest(release: &Release, jobs: &[(&str, String)], package: &str, license: 
          commit_hash: {}\n\
          uncommitted_changes: {changed}\n\
          jobs:\n\
-         {jobs}\
+         {listed}\
          packages:\n\
          - name: {NAME}\n  version: {package}\n  fingerprint: {package}\n  sha1: sha256:{package}\n  \
          dependencies: []\n\
+         - name: {SHADOW_PACKAGE}\n  version: {shadow}\n  fingerprint: {shadow}\n  sha1: sha256:{shadow}\n  \
+         dependencies: [{NAME}]\n\
          license:\n  version: {license}\n  fingerprint: {license}\n  sha1: sha256:{license}\n",
         commit.get(..9).unwrap_or(commit)
     )
