@@ -1,14 +1,22 @@
-//! The picture of a report in README.md, drawn from a run on this machine.
+//! The pictures of a report in README.md and docs/migration.md, drawn from a run on this machine.
 //!
 //! `UPDATE_PICTURES=1 cargo nextest run -p whole-system-tests --test shadow picture` writes `docs/terminal/shadow.svg`
-//! again. The test compares the words of its first column: the numbers differ from run to run.
+//! and, by Debian's packages `chromium-headless-shell` and `fonts-dejavu-core`, `docs/terminal/shadow.png` again. The test
+//! compares the words of the first column: the numbers differ from run to run.
 
-use std::{fmt::Write, fs, net::Ipv4Addr, net::SocketAddr, path::Path};
+use std::{
+    fmt::Write,
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    process::Command,
+};
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use whole_system_tests::{
     namespace::Namespace,
+    process::run,
     requires,
     server::{self, Server},
 };
@@ -45,11 +53,24 @@ fn svg(lines: &[&str]) -> String {
     svg + "</g>\n</svg>\n"
 }
 
+/// Takes a picture of a page.
+fn take_screenshot(page: &Path, picture: &Path) -> Result<()> {
+    run(Command::new("chromium-headless-shell")
+        .args([
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--window-size=860,1240",
+        ])
+        .arg(format!("--screenshot={}", picture.display()))
+        .arg(format!("file://{}", page.display())))
+}
+
 /// Returns the words at the beginning of each line, without numbers.
 fn labels(lines: &[&str]) -> Vec<String> {
     lines
         .iter()
-        .filter(|line| !line.starts_with("    "))
+        // Which queries are examples is a matter of chance.
+        .filter(|line| !line.starts_with("    ") && !line.contains("EDNS"))
         .map(|line| {
             let first: String = line.chars().take(26).collect();
             first
@@ -87,7 +108,9 @@ fn picture_shows_a_report() -> Result<()> {
         "1000",
         "--config",
     ]);
-    let output = command.arg(&path).output()?;
+    let page = folder.join("shadow.html");
+    command.arg(&path).arg("--html").arg(&page);
+    let output = command.output()?;
     let text = String::from_utf8(output.stdout)?;
     ensure!(output.status.code() == Some(0), "{text}");
     // A path of this machine is in the remarks.
@@ -100,6 +123,7 @@ fn picture_shows_a_report() -> Result<()> {
     let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/terminal/shadow.svg");
     if std::env::var_os("UPDATE_PICTURES").is_some() {
         fs::write(&picture, svg(&lines))?;
+        take_screenshot(&page, &picture.with_extension("png"))?;
     }
     let drawn = fs::read_to_string(&picture)?;
     let drawn: Vec<String> = drawn
