@@ -36,19 +36,24 @@ pub mod memory {
     pub struct Surplus {
         /// Memory of the process when it held the least, in bytes.
         least: u64,
+        /// Whether memory was returned at the last call.
+        is_returned: bool,
     }
 
     impl Surplus {
         /// Must be called now and then, at a moment in which little happens.
         pub fn give_back(&mut self) {
             let before = anonymous();
-            if before > self.least + MAX_SURPLUS {
+            let has_grown = before > self.least + MAX_SURPLUS;
+            // Idle connections end some seconds after the burst.
+            if has_grown || self.is_returned {
                 give_back();
                 // What is left is in use.
                 self.least = anonymous();
             } else {
                 self.least = self.least.min(before);
             }
+            self.is_returned = has_grown;
         }
     }
 
