@@ -25,8 +25,8 @@ const SETTLE_MS: u64 = 200;
 /// A line of `startup.jsonl`: a fresh server with these changes.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Start {
-    id: String,
+pub struct Start {
+    pub id: String,
     #[serde(default, rename = "why")]
     _why: String,
     /// Members merged into the configuration, recursing into objects.
@@ -47,15 +47,15 @@ pub(super) struct Start {
     /// Queries after the start.
     #[serde(default)]
     queries: Vec<Query>,
-    pub(super) expect: Option<Started>,
+    pub expect: Option<Started>,
     /// Reason for which the server may behave differently.
-    quirk: Option<String>,
+    pub quirk: Option<String>,
 }
 
 /// Recorded result of a start.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Started {
+pub struct Started {
     starts: bool,
     /// Only compared as zero or nonzero.
     exit_code: Option<i32>,
@@ -65,6 +65,12 @@ pub(super) struct Started {
 }
 
 impl Start {
+    /// Returns the queries with their recorded replies.
+    pub fn exchanges(&self) -> impl Iterator<Item = (&Query, &Expect)> {
+        let answers = self.expect.iter().flat_map(|expect| &expect.answers);
+        self.queries.iter().zip(answers)
+    }
+
     /// Starts the server and sends the queries.
     pub(super) fn replay(
         &self,
@@ -74,18 +80,7 @@ impl Start {
         command: &str,
     ) -> Result<Verdict> {
         scenario.settle_ms = SETTLE_MS;
-        self.change(&mut scenario.config);
-        let mut world = World::new(scenario, folder, certificates)?;
-        world.write_config()?;
-        for (path, contents) in &self.files {
-            let text = contents
-                .as_str()
-                .map_or_else(|| contents.to_string(), str::to_owned);
-            world.write_file(path, &text, true)?;
-        }
-        if let Some(text) = &self.config_text {
-            world.write_file("config.json", text, true)?;
-        }
+        let mut world = self.world(scenario, folder, certificates)?;
         let program = command.split_whitespace().next().unwrap_or_default();
         let with_arguments = self
             .args
@@ -101,6 +96,32 @@ impl Start {
             differences,
             quirk: self.quirk.clone(),
         })
+    }
+
+    /// Builds the surroundings with the changed configuration and files.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`World::new`].
+    pub fn world<'a>(
+        &self,
+        mut scenario: Scenario,
+        folder: &'a Path,
+        certificates: &'a Path,
+    ) -> Result<World<'a>> {
+        self.change(&mut scenario.config);
+        let world = World::new(scenario, folder, certificates)?;
+        world.write_config()?;
+        for (path, contents) in &self.files {
+            let text = contents
+                .as_str()
+                .map_or_else(|| contents.to_string(), str::to_owned);
+            world.write_file(path, &text, true)?;
+        }
+        if let Some(text) = &self.config_text {
+            world.write_file("config.json", text, true)?;
+        }
+        Ok(world)
     }
 
     fn change(&self, config: &mut Value) {

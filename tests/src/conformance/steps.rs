@@ -265,7 +265,7 @@ impl Step {
     /// # Errors
     ///
     /// Fails if the step cannot be executed.
-    pub(super) fn carry_out(&self, world: &mut World<'_>) -> Result<Option<Verdict>> {
+    pub fn carry_out(&self, world: &mut World<'_>) -> Result<Option<Verdict>> {
         let (differences, quirk) = match self {
             Self::Query(case) => {
                 let asked = ask(world, case)?;
@@ -405,6 +405,11 @@ fn compare_api(wanted: &Response, got: &Response) -> Result<Vec<String>> {
 }
 
 impl TcpSession {
+    /// Returns the queries with their recorded replies; none if the step is not judged.
+    pub fn exchanges(&self) -> impl Iterator<Item = (&Query, &Expect)> {
+        self.queries.iter().zip(self.expect.iter().flatten())
+    }
+
     /// Sends all queries and compares the replies.
     fn converse(&self, world: &World<'_>) -> Result<Option<Vec<String>>> {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, world.ports["PORT"]));

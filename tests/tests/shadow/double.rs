@@ -143,6 +143,10 @@ impl Shadow {
     pub(crate) fn wait_until_watching(&mut self) -> Result<()> {
         let table = format!("/proc/{}/net/packet", self.process.pid());
         wait_until("the packet socket", PATIENCE, || {
+            // The report, or the lack of one, says why it ended.
+            if self.process.ended().is_ok_and(|status| status.is_some()) {
+                return true;
+            }
             let text = std::fs::read_to_string(&table).unwrap_or_default();
             // Protocol ETH_P_ALL and "running": the filter is attached, and packets are received.
             text.lines().skip(1).any(|line| {
@@ -154,7 +158,8 @@ impl Shadow {
 
     /// Ends the watching and returns exit code and report.
     pub(crate) fn stop(mut self) -> Result<(i32, Value)> {
-        self.process.signal(Signal::SIGINT)?;
+        // It may have ended.
+        let _ = self.process.signal(Signal::SIGINT);
         self.finish()
     }
 
