@@ -606,6 +606,95 @@ fn busy_cell_is_served_at_once() -> Result<()> {
     Ok(())
 }
 
+/// Containers of each rate at which they are created.
+const HURRIED: usize = 60;
+
+/// How long each of them lives.
+const LIFE: Duration = Duration::from_secs(5);
+
+/// Creates containers at a rate, lets each ask ten times a second while it lives, and removes it. Returns how many were
+/// served meanwhile.
+fn hurry(cell: &Cell<'_>, gated: &Gated, first: usize, interval: Duration) -> Result<usize> {
+    let query = query()?;
+    let begun = Instant::now();
+    let created = AtomicUsize::new(0);
+    let removed = AtomicUsize::new(0);
+    thread::scope(|scope| -> Result<()> {
+        let asking = scope.spawn(|| -> Result<()> {
+            let mut sockets = Vec::new();
+            while removed.load(Ordering::Relaxed) < HURRIED {
+                for number in sockets.len()..created.load(Ordering::Relaxed) {
+                    sockets.push(cell.socket(first + number, TIMEOUT)?);
+                }
+                for socket in sockets.iter().skip(removed.load(Ordering::Relaxed)) {
+                    // Its interface may just be removed. Nobody reads the replies.
+                    let _ = socket.send(&query);
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
+            Ok(())
+        });
+        let removing = scope.spawn(|| -> Result<()> {
+            for number in 0..HURRIED {
+                thread::sleep((interval * number as u32 + LIFE).saturating_sub(begun.elapsed()));
+                while created.load(Ordering::Relaxed) <= number {
+                    thread::sleep(interval);
+                }
+                removed.store(number + 1, Ordering::Relaxed);
+                cell.remove(first + number..first + number + 1)?;
+            }
+            Ok(())
+        });
+        for number in 0..HURRIED {
+            thread::sleep((interval * number as u32).saturating_sub(begun.elapsed()));
+            cell.create(first + number)?;
+            created.store(number + 1, Ordering::Relaxed);
+        }
+        removing.join().expect("no panic")?;
+        asking.join().expect("no panic")
+    })?;
+    let log = gated.server.log();
+    let is_served = |number: &usize| {
+        let name = format!("interface={} ", Cell::interface(first + number));
+        log.lines()
+            .any(|line| line.contains("program attached") && line.contains(&name))
+    };
+    Ok((0..HURRIED).filter(is_served).count())
+}
+
+#[test]
+fn short_lived_containers_take_one_attach_each() -> Result<()> {
+    requires!(namespaces, bpf);
+    let ground = Ground::new("hurry")?;
+    let cell = ground.cell()?;
+    let gated = Gated::start(&ground.host)?;
+    serve_first(&ground, &cell, &gated)?;
+    wait_until("the attacher's work to be known", TIMEOUT * 10, || {
+        operations(&ground.host).is_ok_and(|done| done["attach"].0 > 0)
+    })?;
+    for (turn, rate) in [10, 25, 50].into_iter().enumerate() {
+        thread::sleep(REPORTED * 2);
+        let (before, begun) = (operations(&ground.host)?, Instant::now());
+        let first = 1000 + turn * HURRIED;
+        let served = hurry(&cell, &gated, first, Duration::from_secs(1) / rate)?;
+        thread::sleep(REPORTED * 2);
+        let after = operations(&ground.host)?;
+        let rounds = begun.elapsed().as_secs() / 10 + 1;
+        println!(
+            "{rate} containers per second: {served} of {HURRIED} served while they live: {before:?}, {after:?}"
+        );
+        for (operation, most) in [("attach", HURRIED as u64), ("links", rounds)] {
+            let done = after[operation].0 - before[operation].0;
+            ensure!(
+                done <= most,
+                "{rate}/s: {operation}: {done}, at most {most}\n{}",
+                gated.server.log()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Interval of the queries of a container that asks rarely.
 const RARELY: Duration = Duration::from_millis(500);
 
