@@ -5,7 +5,6 @@ use std::{
     fs,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     sync::{Arc, atomic::AtomicBool},
-    thread,
     time::{Duration, Instant},
 };
 
