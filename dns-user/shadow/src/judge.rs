@@ -621,9 +621,12 @@ fn is_due_to_health(case: &Case) -> bool {
     let Some(theirs) = &case.theirs else {
         return false;
     };
+    // An alias may have addresses beside its instances, which have no health.
+    let ours = case.our_reply.iter().flat_map(|reply| &reply.answers);
+    let ours: Vec<&str> = ours.map(|record| &*record.data).collect();
     let is_of_name = |data: &str| {
         let address = data.parse::<IpAddr>();
-        address.is_ok_and(|address| case.ours.instances.contains(&address))
+        ours.contains(&data) || address.is_ok_and(|address| case.ours.instances.contains(&address))
     };
     case.ours.health != HealthKnowledge::Settled
         && case.findings.iter().all(|finding| {
@@ -642,6 +645,47 @@ fn is_due_to_health(case: &Case) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn reply(addresses: &[&str]) -> Reply {
+        let record = |address: &&str| Record {
+            owner: "web.internal.".to_owned(),
+            rtype: hickory_proto::rr::RecordType::A,
+            class: CLASS_IN,
+            data: (*address).to_owned(),
+            ttl: 0,
+        };
+        Reply {
+            length: 100,
+            flags: 0x8580,
+            rcode: 0,
+            question: None,
+            answers: addresses.iter().map(record).collect(),
+            authority: Vec::new(),
+            additional: Vec::new(),
+            opt: None,
+        }
+    }
+
+    /// An alias of an address and of a group, whose instances the observed server may leave out.
+    #[test]
+    fn addresses_of_aliases_have_no_health() {
+        let case = |theirs: &[&str], cause| Case {
+            theirs: Some(reply(theirs)),
+            our_reply: Some(reply(&["10.0.0.1", "10.0.0.2"])),
+            findings: vec![Finding::new(cause, "")],
+            ours: Ours {
+                reply: OurReply::Silence,
+                route: Route::Fleet,
+                instances: vec!["10.0.0.2".parse().unwrap()],
+                health: HealthKnowledge::Ignored,
+                interface: Ok(()),
+            },
+        };
+        let left_out = case(&["10.0.0.1"], Cause::MissingAddresses);
+        assert!(is_due_to_health(&left_out));
+        let foreign = case(&["10.0.0.1", "10.0.0.9"], Cause::ExtraAddresses);
+        assert!(!is_due_to_health(&foreign));
+    }
 
     #[test]
     fn long_explanations_keep_beginning_and_result() {

@@ -44,9 +44,9 @@ const ROWS: &[&str] = &[
     "Answers an instance that n targets of an alias match",
 ];
 
-/// Scenarios that are not played. In the first an alias has an address beside a group whose instances are left out for
-/// their health, which is called different: `judge::is_due_to_health` knows instances only. In the second the files
-/// change so soon that a busy machine may skip a version, in which a name was forwarded.
+/// Scenarios that are not played. The first showed a difference that was none (`addresses_of_aliases_have_no_health` in
+/// `judge.rs`), and has not been played since. In the second the files change so soon that a busy machine may skip a
+/// version, in which a name was forwarded.
 const NOT_PLAYED: [&str; 2] = ["10i_health_aliases", "12a_hot_update"];
 
 /// Recorded exchanges in the repository; the others have no reply, or are kept elsewhere.
