@@ -77,7 +77,7 @@ fn run(
     let process = Kept::spawn(&mut command)?;
     let accepts = || {
         namespace
-            .run(|| std::net::TcpStream::connect(address).is_ok())
+            .run(|| TcpStream::connect(address).is_ok())
             .unwrap_or(false)
     };
     wait_until("the TLS port", START, accepts)
