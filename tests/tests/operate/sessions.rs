@@ -298,7 +298,7 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
         let status = running.cli(&["status"]).ok();
         shown = status.filter(|(_, output, _)| {
             // Its own attacher loads the programs of the mode before it knows the interfaces.
-            let has_programs = output.matches("  loaded ").count() == 3;
+            let has_programs = output.matches("  loaded ").count() == 4;
             output.contains("LEFT TO USERSPACE")
                 && output.contains("[main] recursors: ")
                 && has_programs
