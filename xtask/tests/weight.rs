@@ -29,7 +29,7 @@ const BUDGETS: [(&str, usize); 22] = [
     ("dns-user/consul-source", 21_700),
     ("dns-user/core", 69_000),
     ("dns-user/dnstap", 6_800),
-    ("dns-user/fastpath", 121_900),
+    ("dns-user/fastpath", 128_200),
     ("dns-user/health", 19_200),
     ("dns-user/identity", 54_700),
     ("dns-user/kit", 42_000),
