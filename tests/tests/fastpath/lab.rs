@@ -151,6 +151,10 @@ pub(crate) fn start(
     wait(async {
         handle.flushed().await;
         fast_path.ready().await;
+        // No server gives the replies that the short program leaves to it.
+        while !fast_path.is_ready() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     });
     Ok(fast_path)
 }
