@@ -173,7 +173,9 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
         |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
             let queried = Queried::One(name_len);
             let subject = subject.map(ProgramFd::try_clone).transpose()?;
-            let (policy, generation, frame) = (None, 0, Frame::Query);
+            let policy = None;
+            let generation = 0;
+            let frame = Frame::Query;
             Ok(Row {
                 label,
                 subject,
@@ -384,7 +386,8 @@ fn print(label: &str, rows: &[Row]) {
         "\n{label:<31}  with reset  (median)   without   over the reflector   reflector = 1, with reset"
     );
     for row in rows {
-        let (whole, alone) = (row.shortest(), row.shortest() - reset(row));
+        let whole = row.shortest();
+        let alone = row.shortest() - reset(row);
         println!(
             "{:<31} {whole:>8.0} ns {:>9} {alone:>6.0} ns {:>17.0} ns {:>12.2}",
             row.label,
@@ -556,7 +559,8 @@ fn local_reply(name: &[u8], records: u32, seed: u64) -> Result<Vec<u64>> {
         dnssec_ok: false,
         checking_disabled: false,
     };
-    let (wide, wide_limits) = (orders.clone(), [513, u16::MAX]);
+    let wide = orders.clone();
+    let wide_limits = [513, u16::MAX];
     let reply = LocalReply {
         plain: orders.clone(),
         narrow: orders,

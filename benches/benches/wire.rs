@@ -57,7 +57,8 @@ fn writing(criterion: &mut Criterion) {
             v6: vec![],
             checks: Checks::default(),
         };
-        let (mut shuffle, mut out) = (Shuffle::with_seed(1), Vec::new());
+        let mut shuffle = Shuffle::with_seed(1);
+        let mut out = Vec::new();
         group.bench_with_input(
             BenchmarkId::new("ours", count),
             &resolution,

@@ -320,7 +320,8 @@ impl Forwarder {
         let here = folder.display();
         let file = format!("{here}/config");
         fs::write(folder.join("names"), hosts(names)?)?;
-        let (authority, port) = (AUTHORITY.ip(), AUTHORITY.port());
+        let authority = AUTHORITY.ip();
+        let port = AUTHORITY.port();
         let (program, arguments, text) = match self {
             Self::Unbound => {
                 let own = format!(
@@ -397,7 +398,9 @@ impl Forwarder {
 
 /// Starts NSD with a zone in which every name exists, on the client's CPU.
 fn start_authority(lab: &Lab, folder: &Path) -> Result<Kept> {
-    let (here, address, port) = (folder.display(), AUTHORITY.ip(), AUTHORITY.port());
+    let here = folder.display();
+    let address = AUTHORITY.ip();
+    let port = AUTHORITY.port();
     let zone = format!(
         "$ORIGIN {ZONE}.\n$TTL 3600\n@ IN SOA ns admin 1 3600 600 86400 60\n@ IN NS ns\nns IN A {address}\n\
          * IN A 192.0.2.1\n"
@@ -457,12 +460,14 @@ pub(crate) fn wait_for_answer(
     name: &str,
 ) -> Result<()> {
     let query = client::query(name, RecordType::A, None)?.to_vec()?;
-    let answered = || {
-        let reply = client::ask_raw(server, &query, Duration::from_millis(200)).ok()?;
-        Some(!client::addresses(&Message::from_vec(&reply).ok()?).is_empty())
-    };
     wait_until(name, Duration::from_secs(20), || {
-        from.run(answered).ok().flatten() == Some(true)
+        from.run(|| {
+            let reply = client::ask_raw(server, &query, Duration::from_millis(200)).ok()?;
+            Some(!client::addresses(&Message::from_vec(&reply).ok()?).is_empty())
+        })
+        .ok()
+        .flatten()
+            == Some(true)
     })
 }
 
@@ -587,21 +592,24 @@ impl Reference {
             .stderr(output);
         let mut process = Kept::spawn(&mut command)?;
         let query = client::query("upcheck.bosh-dns.", RecordType::A, None)?.to_vec()?;
-        let answers = || {
-            client::ask_raw(
-                (SERVER_ADDRESS, 53).into(),
-                &query,
-                Duration::from_millis(200),
-            )
-            .is_ok()
-        };
         let mut ended = None;
         let waited = wait_until(
             "the reference's first answer",
             Duration::from_secs(20),
             || {
                 ended = process.ended().ok().flatten();
-                ended.is_some() || lab.client.run(answers).unwrap_or(false)
+                ended.is_some()
+                    || lab
+                        .client
+                        .run(|| {
+                            client::ask_raw(
+                                (SERVER_ADDRESS, 53).into(),
+                                &query,
+                                Duration::from_millis(200),
+                            )
+                            .is_ok()
+                        })
+                        .unwrap_or(false)
             },
         );
         let said = || fs::read_to_string(&log).unwrap_or_default();

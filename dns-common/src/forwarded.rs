@@ -203,7 +203,8 @@ pub const fn counted(ttl: u32, lifetime: u32, generation: u64, age_ns: u64) -> O
     }
     // A mask instead of a branch, which the verifier would follow separately from here on.
     let counts_up = ((generation == LOCAL) as u32).wrapping_neg();
-    let (up, down) = (ttl.wrapping_add(age as u32), ttl.saturating_sub(age as u32));
+    let up = ttl.wrapping_add(age as u32);
+    let down = ttl.saturating_sub(age as u32);
     Some(up & counts_up | down & !counts_up)
 }
 

@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Maximum number of A records in a reply, rounded up.
-const MOST_A: usize = MAX_REPLY_LEN / A_LEN;
+const MAX_A: usize = MAX_REPLY_LEN / A_LEN;
 /// Maximum number of AAAA records in a reply, rounded up.
-const MOST_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 1;
+const MAX_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 1;
 
 /// Random numbers for shuffling: the upper half of a 64-bit linear congruential generator, seeded
 /// by the kernel.
@@ -102,7 +102,7 @@ pub fn write_v4<H: Hook>(
     let (first, middle) = (A_START | (ttl as u64) << 48, A_MIDDLE | ttl as u64 >> 16);
     let mut sum = Sum::repeated(first, middle, list.given);
     let mut index = 0;
-    while index < MOST_A && (!H::IS_FIRST || index < H::MAX_V4) {
+    while index < MAX_A && (!H::IS_FIRST || index < H::MAX_V4) {
         let record = at + index * A_LEN;
         if index >= list.given || record + A_LEN > end {
             break;
@@ -160,7 +160,7 @@ pub fn write_v6<H: Hook>(
     );
     let mut sum = Sum::repeated(first, middle as u64, list.given);
     let mut index = 0;
-    while index < MOST_AAAA && (!H::IS_FIRST || index < H::MAX_V6) {
+    while index < MAX_AAAA && (!H::IS_FIRST || index < H::MAX_V6) {
         let record = at + index * AAAA_LEN;
         if index >= list.given || record + AAAA_LEN > end {
             break;

@@ -360,8 +360,8 @@ const EQUIVALENT: [(&str, &str, &str, &str); 15] = [
     ),
     (
         "shuffle.rs",
-        "const MOST_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 1;",
-        "const MOST_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 2;",
+        "const MAX_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 1;",
+        "const MAX_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 2;",
         "a bound for the verifier that no list reaches",
     ),
     (

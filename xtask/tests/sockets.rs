@@ -122,8 +122,8 @@ const KEPT: &[(&str, &[Figure])] = &[
         "attacher: servers",
         &[
             ("5 s", "fastpath/src/attacher/session.rs", "TIMEOUT"),
-            ("1 MiB", "fastpath/src/connection.rs", "LONGEST_LINE"),
-            ("4", "fastpath/src/attacher/mod.rs", "MOST_SESSIONS"),
+            ("1 MiB", "fastpath/src/connection.rs", "MAX_LINE"),
+            ("4", "fastpath/src/attacher/mod.rs", "MAX_SESSIONS"),
         ],
     ),
     (
@@ -132,7 +132,7 @@ const KEPT: &[(&str, &[Figure])] = &[
             ("60 s", "fastpath/src/connection.rs", "LOAD_TIMEOUT"),
             ("20 s", "fastpath/src/connection.rs", "STOP_TIMEOUT"),
             ("1 s", "fastpath/src/connection.rs", "ROUND"),
-            ("1 MiB", "fastpath/src/connection.rs", "LONGEST_LINE"),
+            ("1 MiB", "fastpath/src/connection.rs", "MAX_LINE"),
         ],
     ),
     (

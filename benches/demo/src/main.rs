@@ -98,14 +98,17 @@ fn show(arguments: &Arguments) -> Result<()> {
         Subject::new(&lab, &running, &foundation)?,
         Subject::new(&plain_lab, &plain, &foundation)?,
     ];
-    let once = || measure_in_turn(&subjects, arguments.seconds);
-    let Measured { value, noise } = noise::undisturbed(SERVER_CPU, once, |share| {
-        let text = format!(
-            "other programs took {} of CPU {SERVER_CPU}: measuring again",
-            shown_share(share)
-        );
-        println!("{}", yellow(&text));
-    })?;
+    let Measured { value, noise } = noise::undisturbed(
+        SERVER_CPU,
+        || measure_in_turn(&subjects, arguments.seconds),
+        |share| {
+            let text = format!(
+                "other programs took {} of CPU {SERVER_CPU}: measuring again",
+                shown_share(share)
+            );
+            println!("{}", yellow(&text));
+        },
+    )?;
     let [with, without] = value;
     print_comparison(&with, &without);
     if noise >= NOISY {

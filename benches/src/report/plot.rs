@@ -243,8 +243,8 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
         .into_font()
         .color(&BLACK)
         .pos(Pos::new(HPos::Left, VPos::Center));
-    let (mut our_colours, mut other_colours) =
-        (OUR_LINES.iter().cycle(), OTHER_LINES.iter().cycle());
+    let mut our_colours = OUR_LINES.iter().cycle();
+    let mut other_colours = OTHER_LINES.iter().cycle();
     for (row, line) in sweep.series.iter().enumerate() {
         let colours = if line.ours {
             &mut our_colours

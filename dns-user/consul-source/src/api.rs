@@ -105,16 +105,19 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
         return Ok(entries);
     }
     let entries: Vec<Value> = serde_json::from_slice(body)?;
-    let read = |entry: Value| {
-        let dropped = |error: &_| {
-            invalid.note(
-                || name_of(&entry),
-                format!("{error}; the entry is not used"),
-            )
-        };
-        T::deserialize(&entry).inspect_err(dropped).ok()
-    };
-    Ok(entries.into_iter().filter_map(read).collect())
+    Ok(entries
+        .into_iter()
+        .filter_map(|entry: Value| {
+            T::deserialize(&entry)
+                .inspect_err(|error: &_| {
+                    invalid.note(
+                        || name_of(&entry),
+                        format!("{error}; the entry is not used"),
+                    )
+                })
+                .ok()
+        })
+        .collect())
 }
 
 /// Data of the agent itself.
@@ -184,18 +187,22 @@ pub(crate) fn nodes(
     let mut nodes: Vec<ApiNode> = list(body, invalid)?;
     nodes.retain(|node| {
         if node.node.is_empty() {
-            let place = || format!("the node at {:?}", node.address);
-            invalid.note(place, "it has no name; the entry is not used".to_owned());
+            invalid.note(
+                || format!("the node at {:?}", node.address),
+                "it has no name; the entry is not used".to_owned(),
+            );
         }
         !node.node.is_empty()
     });
-    let node = |node: ApiNode| {
-        Arc::new(Node {
-            datacenter: datacenter.to_owned(),
-            ..node.into()
+    Ok(nodes
+        .into_iter()
+        .map(|node: ApiNode| {
+            Arc::new(Node {
+                datacenter: datacenter.to_owned(),
+                ..node.into()
+            })
         })
-    };
-    Ok(nodes.into_iter().map(node).collect())
+        .collect())
 }
 
 /// Parses `/v1/health/service/:service`; with `peer`, the instances imported from this peer.
@@ -228,9 +235,8 @@ pub(crate) fn health(
             ..Instance::from(entry)
         };
         if let Some(port) = instance.impossible_port {
-            let name = || format!("{} on {}", instance.id, instance.node);
             invalid.note(
-                name,
+                || format!("{} on {}", instance.id, instance.node),
                 format!("port {port} is not from 0 to 65535; the instance has no SRV record"),
             );
         }
@@ -597,15 +603,18 @@ impl From<ApiFailover> for Failover {
                 .collect();
             return Self { nearest, targets };
         }
-        let target = |ApiTarget { datacenter, peer }| match (peer.is_empty(), datacenter.is_empty())
-        {
-            (false, _) => Some(FailoverTarget::Peer(peer)),
-            (true, false) => Some(FailoverTarget::Datacenter(datacenter)),
-            (true, true) => None,
-        };
         Self {
             nearest: 0,
-            targets: targets.into_iter().filter_map(target).collect(),
+            targets: targets
+                .into_iter()
+                .filter_map(|ApiTarget { datacenter, peer }| {
+                    match (peer.is_empty(), datacenter.is_empty()) {
+                        (false, _) => Some(FailoverTarget::Peer(peer)),
+                        (true, false) => Some(FailoverTarget::Datacenter(datacenter)),
+                        (true, true) => None,
+                    }
+                })
+                .collect(),
         }
     }
 }
@@ -949,7 +958,8 @@ mod tests {
         let body = br#"[{"Node": {"Node": "n1", "Address": "10.0.0.1", "Datacenter": "dc9"},
             "Service": {"ID": "w", "Service": "web"}}]"#;
         let read = health(body, Some("east"), &mut Invalid::default()).expect("read");
-        let (node, instance) = (&read.nodes[0], &read.instances[0]);
+        let node = &read.nodes[0];
+        let instance = &read.instances[0];
         assert_eq!(
             (node.name.as_str(), node.peer.as_deref()),
             ("n1", Some("east"))

@@ -200,10 +200,8 @@ impl Connections {
                     Sender::Shared(sender) => {
                         self.multiplexes.store(true, Ordering::Relaxed);
                         let streams = Token::default();
-                        let (address, part) = (
-                            address.clone(),
-                            Lease::Part(sender.clone(), streams.clone()),
-                        );
+                        let address = address.clone();
+                        let part = Lease::Part(sender.clone(), streams.clone());
                         shared.push(Shared {
                             address,
                             sender,

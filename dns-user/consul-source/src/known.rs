@@ -255,7 +255,10 @@ impl Known {
 
     /// Returns the numbers of services, services with loaded instances, nodes, and instances.
     pub(crate) fn counts(&self) -> (usize, usize, usize, usize) {
-        let (mut services, mut loaded, mut nodes, mut instances) = (0, 0, 0, 0);
+        let mut services = 0;
+        let mut loaded = 0;
+        let mut nodes = 0;
+        let mut instances = 0;
         for place in self.live.places.values() {
             nodes += place.nodes.as_ref().map_or(0, |nodes| nodes.len());
             for (_, service) in place.services.iter().flat_map(|services| services.iter()) {
@@ -271,12 +274,15 @@ impl Known {
 
     pub(crate) fn live(&self) -> Live {
         let own = self.own.as_deref().unwrap_or(DEFAULT_DATACENTER);
-        let datacenter = |name: &String| {
-            let name = name.to_ascii_lowercase();
-            let reachable = !self.unreachable.contains(&name);
-            Datacenter { name, reachable }
-        };
-        let datacenters = self.datacenters.iter().map(datacenter).collect();
+        let datacenters = self
+            .datacenters
+            .iter()
+            .map(|name: &String| {
+                let name = name.to_ascii_lowercase();
+                let reachable = !self.unreachable.contains(&name);
+                Datacenter { name, reachable }
+            })
+            .collect();
         Live {
             own: own.to_owned(),
             datacenters,

@@ -332,7 +332,8 @@ pub(crate) async fn fetch(
     options: QueryOptions,
     updates: mpsc::Sender<Update>,
 ) {
-    let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
+    let mut cursor = Cursor::default();
+    let mut invalid = Invalid::default();
     // The first response is never unchanged.
     let content = options
         .request(&agent, &topic, &mut cursor, &mut invalid)

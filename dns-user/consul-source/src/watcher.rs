@@ -545,12 +545,11 @@ impl CatalogWatcher {
     /// Summarises failing topics. Topics of other datacenters count, because their names are also served.
     fn summary(&self) -> Summary {
         let own = self.known.own.as_deref();
-        let catalog = |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter));
         Summary::of(
             &self.freshness,
             self.settings.api.stale_after,
             Instant::now(),
-            catalog,
+            |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter)),
         )
     }
 

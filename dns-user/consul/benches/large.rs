@@ -33,7 +33,9 @@ fn main() {
             query.extend_from_slice(&qtype.to_be_bytes());
             query.extend_from_slice(&1_u16.to_be_bytes());
             let mut random = fastrand::Rng::with_seed(7);
-            let (begun, mut fastest, mut length) = (Instant::now(), DURATION, 0);
+            let begun = Instant::now();
+            let mut fastest = DURATION;
+            let mut length = 0;
             while begun.elapsed() < DURATION {
                 let sent = Instant::now();
                 length = reply(&zone, &query, &mut random).len();

@@ -376,11 +376,13 @@ mod tests {
             ..PreparedQuery::default()
         };
         live.queries.insert("dc1".to_owned(), Arc::new(vec![query]));
-        let datacenter = |name: &&str| Datacenter {
-            name: (*name).to_owned(),
-            reachable: true,
-        };
-        live.datacenters = names.iter().map(datacenter).collect();
+        live.datacenters = names
+            .iter()
+            .map(|name: &&str| Datacenter {
+                name: (*name).to_owned(),
+                reachable: true,
+            })
+            .collect();
         let mut catalog = Catalog::build(Registrations::default(), &config, Visibility::all());
         catalog.update(Some(live));
         Zone { config, catalog }

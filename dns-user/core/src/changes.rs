@@ -16,7 +16,7 @@ use crate::catalog::{
 };
 use crate::listing;
 use crate::name::Name;
-use crate::query::{Criteria, Pattern, Question};
+use crate::query::{Pattern, QueryCriteria, QueryTarget};
 use crate::resolve::has_matches;
 
 /// The hash of one value on which the meaning of a name depends.
@@ -160,14 +160,14 @@ pub fn facets(snapshot: &Snapshot, name: &Name) -> Facets {
 /// Returns a facet that every row has that this name selects, as rare as possible; `None` if no row
 /// can match.
 fn facet_of(instances: &InstanceIndex, name: &Name) -> Option<Facet> {
-    let question = Question::read(name, &instances.domain_names).ok()?;
+    let question = QueryTarget::read(name, &instances.domain_names).ok()?;
     let (domain, criteria) = match question {
-        Question::Agent(agent) => return Some(Value::Agent(agent).into()),
-        Question::Anywhere(Some(id)) => return Some(Value::Id(id).into()),
-        Question::Anywhere(None) => return Some(Facet::ANY),
-        Question::Within(domain, criteria) => (domain, criteria),
+        QueryTarget::Agent(agent) => return Some(Value::Agent(agent).into()),
+        QueryTarget::Anywhere(Some(id)) => return Some(Value::Id(id).into()),
+        QueryTarget::Anywhere(None) => return Some(Facet::ANY),
+        QueryTarget::Within(domain, criteria) => (domain, criteria),
     };
-    let Criteria {
+    let QueryCriteria {
         id,
         filter,
         group,
@@ -228,7 +228,8 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
     if std::ptr::eq(old, new) {
         return Some(changes);
     }
-    let (before, after) = (old.instance_index(), new.instance_index());
+    let before = old.instance_index();
+    let after = new.instance_index();
     let are_read_alike = old.rules() == new.rules()
         && old.aliases().has_source_of(new.aliases())
         && before.domain_names.are_named_like(&after.domain_names);
@@ -271,12 +272,11 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
     }
     names.extend(changes.renewed.iter().cloned());
     // They are listed even while they have no answer.
-    let is_concerned = |name: &Name| {
+    names.extend(new.aliases().fixed().filter(|name: &Name| {
         facets(new, name)
             .iter()
             .any(|&facet| changes.concern(facet))
-    };
-    names.extend(new.aliases().fixed().filter(is_concerned));
+    }));
     if !changes.zones.is_empty() || have_other_parents(old, new, &removed, &added) {
         changes.facets.insert(Value::Parents.into());
     }
@@ -286,20 +286,21 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
 
 /// Returns whether names may have gained or lost the names below them, apart from aliases.
 fn have_other_parents(old: &Snapshot, new: &Snapshot, removed: &[Row], added: &[Row]) -> bool {
-    let (before, after) = (old.instance_index(), new.instance_index());
+    let before = old.instance_index();
+    let after = new.instance_index();
     let is_known = |row: Row, here: &InstanceIndex, there: &InstanceIndex| {
         let [names @ .., domain] = here.whole_place_texts(row).map(str::as_bytes);
         let place = there
             .domains
             .find(domain)
             .and_then(|domain| there.places.named(names, domain));
-        let has_group = |&group: &Symbol| {
-            there
-                .groups
-                .find(here.groups.text(group).as_bytes())
-                .is_some()
-        };
-        place.is_some() && here.groups_of(row).iter().all(has_group)
+        place.is_some()
+            && here.groups_of(row).iter().all(|&group: &Symbol| {
+                there
+                    .groups
+                    .find(here.groups.text(group).as_bytes())
+                    .is_some()
+            })
     };
     (before.agent_id.dictionary.len() == 0) != (after.agent_id.dictionary.len() == 0)
         // A group may be in several domains.
@@ -320,7 +321,7 @@ struct Rows {
 }
 
 /// Largest number of rows inserted or removed at one place that [`changed_rows`] recognises.
-const LONGEST_RUN: usize = 64;
+const MAX_RUN: usize = 64;
 
 /// Compares the rows of two indexes; `None` if more than an eighth of them differ. A row that moved
 /// may count as removed and added.
@@ -335,18 +336,20 @@ fn changed_rows(old: &InstanceIndex, new: &InstanceIndex) -> Option<Rows> {
     }
     let comparison = Comparison::new(old, new);
     let mut rows = Rows::default();
-    let (mut at_old, mut at_new) = (0, 0);
+    let mut at_old = 0;
+    let mut at_new = 0;
     while at_old < old.len() && at_new < new.len() {
         if comparison.are_same_rows(at_old, at_new) {
             (at_old, at_new) = (at_old + 1, at_new + 1);
             continue;
         }
         // The shortest step after which the rows are the same again.
-        let step = (1..=LONGEST_RUN).find_map(|run| {
+        let step = (1..=MAX_RUN).find_map(|run| {
             [(run, run), (0, run), (run, 0)]
                 .into_iter()
                 .find(|(of_old, of_new)| {
-                    let (next_old, next_new) = (at_old + of_old, at_new + of_new);
+                    let next_old = at_old + of_old;
+                    let next_new = at_new + of_new;
                     next_old < old.len()
                         && next_new < new.len()
                         && comparison.are_same_rows(next_old, next_new)
@@ -459,7 +462,8 @@ impl<'i> Comparison<'i> {
             places,
             groups,
         } = self;
-        let (old_groups, new_groups) = (old.groups_of(at_old as Row), new.groups_of(at_new as Row));
+        let old_groups = old.groups_of(at_old as Row);
+        let new_groups = new.groups_of(at_new as Row);
         id.is_same(old.id.values[at_old], new.id.values[at_new])
             && old.addresses[at_old] == new.addresses[at_new]
             && places[old.row_places[at_old] as usize] == Some(new.row_places[at_new])

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::{
     catalog::{FileTarget, InstanceIndex, NO_VALUE, PlaceNumber, Row, Snapshot, Symbol},
     name::Name,
-    query::Question,
+    query::QueryTarget,
     resolve::select,
 };
 
@@ -60,8 +60,8 @@ pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
             let Some(name) = id.and_then(|id| rest.with_labels([id])) else {
                 return false;
             };
-            match Question::read(&name, &instances.domain_names) {
-                Ok(question @ Question::Within(..)) => {
+            match QueryTarget::read(&name, &instances.domain_names) {
+                Ok(question @ QueryTarget::Within(..)) => {
                     select(instances, &question, None).rows.contains(&row)
                 }
                 _ => false,
@@ -88,10 +88,14 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
                     FileTarget::Label(rest) => rest.with_labels([&b"q-s4"[..]]),
                     _ => None,
                 })
-                .flat_map(|all| match Question::read(&all, &instances.domain_names) {
-                    Ok(question @ Question::Within(..)) => select(instances, &question, None).rows,
-                    _ => Vec::new(),
-                })
+                .flat_map(
+                    |all| match QueryTarget::read(&all, &instances.domain_names) {
+                        Ok(question @ QueryTarget::Within(..)) => {
+                            select(instances, &question, None).rows
+                        }
+                        _ => Vec::new(),
+                    },
+                )
                 .map(|row| instances.id.values[row as usize])
                 .collect();
             ids.sort_unstable();
@@ -144,7 +148,8 @@ fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let instances = snapshot.instance_index();
     // Buffers reused for every name.
-    let (mut number_label, mut group_label) = (String::new(), String::new());
+    let mut number_label = String::new();
+    let mut group_label = String::new();
     distinct(snapshot, move |row| instances.groups_of(row)).flat_map(move |(id, group)| {
         let rows = instances.id.rows(id);
         let row = rows
@@ -178,10 +183,9 @@ fn is_first_with_number(instances: &InstanceIndex, row: Row, group: Symbol) -> b
         return false;
     }
     let domain = instances.place_of(row).domain;
-    let alike = |&&other: &&Row| {
+    instances.num_id.rows(number).iter().find(|&&other: &&Row| {
         instances.place_of(other).domain == domain && instances.groups_of(other).contains(&group)
-    };
-    instances.num_id.rows(number).iter().find(alike) == Some(&row)
+    }) == Some(&row)
 }
 
 /// Returns the distinct (id, value) pairs in the order of the rows.

@@ -24,19 +24,21 @@ pub fn line(text: &str) -> Cow<'_, str> {
 
 /// Escapes all active characters except line feeds and tabs.
 pub fn lines(text: &str) -> Cow<'_, str> {
-    let is_active = |character| is_active(character) && character != '\n' && character != '\t';
-    escape(text, is_active, |out, character| {
-        write!(out, "{}", character.escape_default())
-    })
+    escape(
+        text,
+        |character| is_active(character) && character != '\n' && character != '\t',
+        |out, character| write!(out, "{}", character.escape_default()),
+    )
 }
 
 /// Escapes active characters in JSON without changing its value.
 pub fn json(text: &str) -> Cow<'_, str> {
-    let is_active = |character| is_active(character) && !matches!(character, '\n' | '\r' | '\t');
     // All of them are in the Basic Multilingual Plane, so four digits suffice.
-    escape(text, is_active, |out, character| {
-        write!(out, "\\u{:04x}", u32::from(character))
-    })
+    escape(
+        text,
+        |character| is_active(character) && !matches!(character, '\n' | '\r' | '\t'),
+        |out, character| write!(out, "\\u{:04x}", u32::from(character)),
+    )
 }
 
 fn escape(

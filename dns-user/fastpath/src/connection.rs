@@ -88,8 +88,9 @@ impl AttacherConnection {
     /// Receives the connection that the server's own attacher offers on `standby`
     /// ([`crate::offer_connection`]).
     pub fn receive(standby: &UnixStream, timeout: Duration) -> Result<Self, FastPathError> {
-        let failed = |error| FastPathError::io("waiting for the attacher", error);
-        standby.set_read_timeout(Some(timeout)).map_err(failed)?;
+        standby
+            .set_read_timeout(Some(timeout))
+            .map_err(|error| FastPathError::io("waiting for the attacher", error))?;
         match receive_descriptors(standby) {
             Ok(descriptors) => {
                 let stream = descriptors
@@ -398,10 +399,10 @@ impl Listener {
 }
 
 /// Maximum number of descriptors: the server's maps, and two of a predecessor.
-const MOST_DESCRIPTORS: usize = SHARED_MAPS + 2;
+const MAX_DESCRIPTORS: usize = SHARED_MAPS + 2;
 
 /// Maximum length of a line in bytes: the status of some thousand interfaces.
-const LONGEST_LINE: usize = 1 << 20;
+const MAX_LINE: usize = 1 << 20;
 
 /// The server's first line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -473,12 +474,12 @@ pub(super) fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Res
     stream.write_all(&line)
 }
 
-/// Sends the byte that carries the descriptors, at most [`MOST_DESCRIPTORS`].
+/// Sends the byte that carries the descriptors, at most [`MAX_DESCRIPTORS`].
 pub(super) fn send_descriptors(
     stream: &UnixStream,
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::new(
@@ -498,7 +499,7 @@ pub(super) fn send_descriptors(
 /// Receives the byte that carries the descriptors, and returns them.
 pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(
         stream,
@@ -566,7 +567,7 @@ impl Lines {
     pub(super) fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') else {
             return match self.pending.len() {
-                0..=LONGEST_LINE => Ok(None),
+                0..=MAX_LINE => Ok(None),
                 _ => Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     "a line without end",
@@ -642,15 +643,14 @@ mod tests {
     fn surplus_descriptors_are_rejected() {
         let (one, _other) = UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
-        let error = send_descriptors(&one, &[file.as_fd(); 2 * MOST_DESCRIPTORS]).unwrap_err();
+        let error = send_descriptors(&one, &[file.as_fd(); 2 * MAX_DESCRIPTORS]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]
     fn a_line_without_end_is_refused() {
         let (mut one, other) = UnixStream::pair().unwrap();
-        let writer =
-            std::thread::spawn(move || one.write_all(&vec![b' '; 2 * LONGEST_LINE]).is_err());
+        let writer = std::thread::spawn(move || one.write_all(&vec![b' '; 2 * MAX_LINE]).is_err());
         let error = Lines::default().next::<ServerMessage>(&other).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         drop(other);

@@ -42,7 +42,7 @@ use parking_lot::{Mutex, RwLock};
 pub use self::{
     attach::{
         attachment::Hook,
-        gate::{Arrival, ENOUGH as EVIDENCE, MOST_CLIENTS},
+        gate::{Arrival, MAX_CLIENTS, MIN_QUERIES as EVIDENCE},
         pins::FolderState,
         reconcile::report::{InterfaceState, InterfaceStatus, InterfacesStatus},
         rules::{LISTS as RULE_LISTS, open_lists as open_rule_lists, use_lists as use_rule_lists},
@@ -80,7 +80,7 @@ use self::{
     publish::{
         lease::{GracePeriods, Lease, UNWATCHED},
         publisher::Publisher,
-        thread::{PublisherThread, Setting},
+        thread::{PublisherThread, ThreadSetting},
     },
 };
 use dns_core::{
@@ -275,7 +275,7 @@ impl FastPath {
         let seed = random_seed();
         control.set_hash_seed(seed);
         let lease = Lease::new(control.clone(), config.lease);
-        let setting = Setting {
+        let setting = ThreadSetting {
             names,
             answers,
             limits,
@@ -498,7 +498,8 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
     let main = *endpoints.first().ok_or_else(FastPathError::no_endpoints)?;
     let pins = Pins::at(&config.bpffs, main)
         .map_err(|error| FastPathError::io("finding the pins", error))?;
-    let (mut detached_links, mut detached_filters) = (0, 0);
+    let mut detached_links = 0;
+    let mut detached_filters = 0;
     // Its pins belong to xdp.attach_user, which may detach any link itself.
     let attacher = config
         .attach_user

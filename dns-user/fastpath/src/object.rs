@@ -117,7 +117,8 @@ impl Object {
         let counters = bpf::map_shape(counters.as_fd())
             .and_then(|shape| CounterPages::map(counters.as_fd(), shape))
             .map_err(|error| mapped(object::COUNTERS, error))?;
-        let (scope, counters) = (Arc::new(scope), Arc::new(counters));
+        let scope = Arc::new(scope);
+        let counters = Arc::new(counters);
         Ok((
             image,
             Self {

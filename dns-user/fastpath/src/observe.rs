@@ -20,9 +20,9 @@ use zerocopy::FromBytes as _;
 use crate::map::{control::ControlPage, counters::CounterPages, words::Words as _};
 
 /// Maximum number of events forwarded per [`WINDOW`]. Further events are counted and dropped.
-const MOST_IN_WINDOW: u32 = 500;
+const MAX_IN_WINDOW: u32 = 500;
 
-/// Together with [`MOST_IN_WINDOW`] this limits the tap to 5,000 events per second.
+/// Together with [`MAX_IN_WINDOW`] this limits the tap to 5,000 events per second.
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// An item delivered by the tap.
@@ -101,12 +101,13 @@ impl TapReader {
     /// clock), up to the limit; counts the rest.
     fn hand_on(&mut self, session_start: u64, publish: &mut impl FnMut(TapItem)) {
         let begun = Instant::now();
-        let (mut handed, mut lost) = (0, 0);
+        let mut handed = 0;
+        let mut lost = 0;
         let mut record = [0; size_of::<TapEvent>()];
         while let Some(length) = self.ring.get_mut().next(&mut record) {
             match TapEvent::read_from_bytes(&record[..length]) {
                 Ok(event) if event.time_ns < session_start => {}
-                Ok(event) if handed < MOST_IN_WINDOW => {
+                Ok(event) if handed < MAX_IN_WINDOW => {
                     handed += 1;
                     let age = kernel_monotonic_ns().saturating_sub(event.time_ns);
                     publish(TapItem::Event(event, Duration::from_nanos(age)));
@@ -159,7 +160,8 @@ pub(crate) struct Ring {
 impl Ring {
     /// Maps a ring buffer of `size` bytes.
     pub(crate) fn map(map: OwnedFd, size: u32) -> io::Result<Self> {
-        let (page, size) = (page_size()?, size as usize);
+        let page = page_size()?;
+        let size = size as usize;
         if !size.is_power_of_two() || size < page {
             return Err(io::Error::other(format!(
                 "a ring buffer of {size} bytes: not a power of two, or less than a page"

@@ -411,10 +411,9 @@ impl Loader {
     /// Loads a program and puts it into the map from which it is tail-called, which keeps it.
     fn load_called(&mut self, name: &'static str, map: &'static str) -> Result<(), LoadProblem> {
         let program = self.load_named(name)?;
-        let lacks = || io::Error::from_raw_os_error(libc::ENOENT);
         self.image
             .map(map)
-            .ok_or_else(lacks)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
             .and_then(|map| bpf::set_called(map, program.as_fd()))
             .map_err(|error| LoadProblem {
                 state: ProgramState::Refused,

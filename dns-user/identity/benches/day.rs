@@ -67,7 +67,9 @@ fn main() -> Result<()> {
         cpu()? - used
     );
 
-    let (used, keys, begun) = (cpu()?, rotator.pool.used(), Instant::now());
+    let used = cpu()?;
+    let keys = rotator.pool.used();
+    let begun = Instant::now();
     let wanted = u64::try_from(count)? * u64::from(CYCLES);
     let mut shown = 0;
     loop {
@@ -85,7 +87,8 @@ fn main() -> Result<()> {
         let done = rotator.status(now).renewals;
         if done >= wanted || done >= shown + wanted / 20 {
             shown = done;
-            let (all, keys) = (cpu()? - used, rotator.pool.used() - keys);
+            let all = cpu()? - used;
+            let keys = rotator.pool.used() - keys;
             println!(
                 "{done} of {wanted} renewals: {all:.2?} of CPU, {:.3} times the {keys:.2?} of the keys, within \
                  {:.2?}",

@@ -102,7 +102,8 @@ impl Admission {
             by_client: HashMap::default(),
             limited: Vec::new(),
         };
-        let (held, total) = (Mutex::new(held), AtomicUsize::new(0));
+        let held = Mutex::new(held);
+        let total = AtomicUsize::new(0);
         Arc::new(Self {
             limit,
             held,
@@ -319,7 +320,8 @@ mod tests {
         let second = flood(&admission, 2);
         // The first client's queries end, and both keep querying: neither gets ahead.
         first.truncate(20);
-        let (mut ones, mut others) = (first.len(), second.len());
+        let mut ones = first.len();
+        let mut others = second.len();
         let mut all: Vec<Permit> = first.into_iter().chain(second).collect();
         while let (one, other) = (
             admission.admit(Some([192, 0, 2, 1].into())),

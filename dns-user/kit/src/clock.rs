@@ -78,7 +78,8 @@ impl Add<Duration> for BootInstant {
 fn offset_ns(text: &str, clock: &str) -> Option<i128> {
     let line = text.lines().find_map(|line| line.strip_prefix(clock))?;
     let mut numbers = line.split_whitespace().map(str::parse::<i64>);
-    let (seconds, nanoseconds) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    let seconds = numbers.next()?.ok()?;
+    let nanoseconds = numbers.next()?.ok()?;
     Some(i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds))
 }
 

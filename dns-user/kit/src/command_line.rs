@@ -118,8 +118,11 @@ pub fn parse<C: clap::Parser>() -> C {
 /// Prints help, or what is wrong with these arguments. The error may repeat one of them, so control
 /// characters are escaped.
 pub fn print_parse_error(error: &clap::Error, arguments: impl IntoIterator<Item = OsString>) {
-    let is_active = |argument: OsString| argument.to_string_lossy().contains(terminal::is_active);
-    if error.use_stderr() && arguments.into_iter().any(is_active) {
+    if error.use_stderr()
+        && arguments
+            .into_iter()
+            .any(|argument: OsString| argument.to_string_lossy().contains(terminal::is_active))
+    {
         eprint!("{}", terminal::lines(&error.render().to_string()));
     } else {
         // If this cannot be printed, nothing else can be done.

@@ -65,7 +65,7 @@ pub struct Connections {
     limit: usize,
     limit_per_client: usize,
     own: OwnConnections,
-    /// Start of the clock for `Entry::active`.
+    /// Start of the clock for `OpenConnection::active`.
     since: Instant,
     table: Mutex<Table>,
 }
@@ -75,11 +75,11 @@ struct Table {
     /// Number of the next connection.
     next: u64,
     /// Open connections that were not ordered to close.
-    open: HashMap<u64, Arc<Entry>>,
+    open: HashMap<u64, Arc<OpenConnection>>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OpenConnection {
     /// The client, or its network.
     client: Client,
     /// Whether the client is the server itself.
@@ -94,7 +94,7 @@ struct Entry {
 
 /// A connection that was ordered to close.
 #[derive(Debug)]
-pub struct Leaving(Arc<Entry>);
+pub struct Leaving(Arc<OpenConnection>);
 
 impl Leaving {
     /// Waits until the connection's task has ended: until then it holds its descriptor and its buffers.
@@ -124,7 +124,7 @@ impl Connections {
 
     /// Adds a connection; returns the one that must close for it.
     pub fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, Option<Leaving>) {
-        let entry = Arc::new(Entry {
+        let entry = Arc::new(OpenConnection {
             client: client_of(client.ip()),
             own: self.own.contains(client),
             active: AtomicU64::new(self.now()),
@@ -186,7 +186,7 @@ impl Connections {
 
 impl Table {
     /// Orders the idlest connection matching `eligible` to close.
-    fn call_off_idlest(&mut self, eligible: impl Fn(&Entry) -> bool) -> Option<Leaving> {
+    fn call_off_idlest(&mut self, eligible: impl Fn(&OpenConnection) -> bool) -> Option<Leaving> {
         let candidates = self
             .open
             .iter()
@@ -205,7 +205,7 @@ impl Table {
 pub struct Place {
     connections: Arc<Connections>,
     number: u64,
-    entry: Arc<Entry>,
+    entry: Arc<OpenConnection>,
 }
 
 impl Place {

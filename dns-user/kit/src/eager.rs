@@ -108,8 +108,9 @@ impl EagerTask {
         // Timers, sockets and tasks created by the future belong to the runtime.
         let _inside = self.runtime.enter();
         // A panic ends only this future, as it would in a task.
-        let poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
-        if let Ok(Poll::Pending) = threads::catch(poll) {
+        if let Ok(Poll::Pending) =
+            threads::catch(|| future.as_mut().poll(&mut Context::from_waker(&waker)))
+        {
             self.rest(future);
         }
     }

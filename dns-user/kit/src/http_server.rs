@@ -78,7 +78,7 @@ pub struct Server {
     /// Subject of its log lines, such as "the API".
     name: &'static str,
     listener: Listener,
-    limits: Limits,
+    limits: ServerLimits,
     /// Counts connections that were closed in favour of another.
     replaced: Option<IntCounter>,
 }
@@ -96,9 +96,9 @@ pub enum Listener {
 /// Returns the current TLS configuration of a server.
 pub type TlsSource = Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>;
 
-/// Limits of a server.
+/// ServerLimits of a server.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Maximum number of connections, handshakes included.
     pub connections: usize,
     /// Time limit for a TLS handshake.
@@ -118,7 +118,7 @@ pub struct Limits {
     pub bodies: usize,
 }
 
-impl Default for Limits {
+impl Default for ServerLimits {
     /// Returns the limits of a server with few clients.
     fn default() -> Self {
         Self {
@@ -193,13 +193,13 @@ impl Server {
         Self {
             name,
             listener,
-            limits: Limits::default(),
+            limits: ServerLimits::default(),
             replaced: None,
         }
     }
 
     /// Uses other limits than the default ones.
-    pub fn with_limits(self, limits: Limits) -> Self {
+    pub fn with_limits(self, limits: ServerLimits) -> Self {
         Self { limits, ..self }
     }
 
@@ -240,7 +240,7 @@ impl Server {
             responses: Responses::default(),
             bodies: HeldBytes::new(limits.bodies),
         });
-        let connections = Arc::new(Mutex::new(Connections::default()));
+        let connections = Arc::new(Mutex::new(PeerConnections::default()));
         let mut tasks = JoinSet::new();
         let mut stop = std::pin::pin!(stop);
         loop {
@@ -260,7 +260,7 @@ impl Server {
                     continue;
                 }
             };
-            let (place, closed) = Place::take(&connections, client.peer);
+            let (place, closed) = ConnectionPlace::take(&connections, client.peer);
             if let Some(peer) = connections.lock().make_room(limits.connections) {
                 replaced.as_ref().inspect(|counter| counter.inc());
                 static LIMIT: LineLimit = LineLimit::new();
@@ -276,7 +276,8 @@ impl Server {
             while tasks.len() >= limits.connections {
                 tasks.join_next().await;
             }
-            let (context, stopping) = (context.clone(), stopping.subscribe());
+            let context = context.clone();
+            let stopping = stopping.subscribe();
             tasks.spawn(async move {
                 let close = closed.clone();
                 tokio::select! {
@@ -338,7 +339,7 @@ impl Listener {
 /// State shared by the connections of a server.
 struct Context {
     name: &'static str,
-    limits: Limits,
+    limits: ServerLimits,
     routes: Box<Routes>,
     responses: Responses,
     /// Bodies of requests that are not answered.
@@ -351,7 +352,7 @@ impl Context {
         &self,
         socket: Socket,
         mut client: Client,
-        place: &Place,
+        place: &ConnectionPlace,
         close: Arc<Notify>,
         stopping: watch::Receiver<bool>,
     ) {
@@ -401,7 +402,8 @@ impl Context {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let router = TowerToHyperService::new((self.routes)(&client));
-        let (peer, ends) = (client.peer, client.certificate_ends);
+        let peer = client.peer;
+        let ends = client.certificate_ends;
         let service = service_fn(move |request| {
             let router = router.clone();
             let close = close.clone();
@@ -494,7 +496,7 @@ impl Context {
 
 /// The open connections of a server by peer.
 #[derive(Default)]
-struct Connections {
+struct PeerConnections {
     count: usize,
     next: u64,
     /// No list is empty; oldest first.
@@ -509,23 +511,26 @@ struct Connection {
     close: Arc<Notify>,
 }
 
-impl Connections {
+impl PeerConnections {
     /// Closes a connection if there are more than `limit`; returns its peer.
     fn make_room(&mut self, limit: usize) -> Option<Peer> {
         if self.count <= limit {
             return None;
         }
-        let most = |(_, connections): &(&Peer, &Vec<Connection>)| {
-            (
-                connections.len(),
-                Reverse(connections.first().map(|connection| connection.number)),
-            )
-        };
-        let (peer, connections) = self.peers.iter().max_by_key(most)?;
+        let (peer, connections) =
+            self.peers
+                .iter()
+                .max_by_key(|(_, connections): &(&Peer, &Vec<Connection>)| {
+                    (
+                        connections.len(),
+                        Reverse(connections.first().map(|connection| connection.number)),
+                    )
+                })?;
         let unfinished = connections.iter().position(|connection| {
             !connection.established && connection.since.elapsed() >= HANDSHAKE_GRACE
         });
-        let (peer, number) = (*peer, connections.get(unfinished.unwrap_or(0))?.number);
+        let peer = *peer;
+        let number = connections.get(unfinished.unwrap_or(0))?.number;
         self.remove(peer, number)?.close.notify_one();
         Some(peer)
     }
@@ -544,16 +549,16 @@ impl Connections {
     }
 }
 
-/// A connection's entry in [`Connections`], removed when dropped.
-struct Place {
-    connections: Arc<Mutex<Connections>>,
+/// A connection's entry in [`PeerConnections`], removed when dropped.
+struct ConnectionPlace {
+    connections: Arc<Mutex<PeerConnections>>,
     peer: Peer,
     number: u64,
 }
 
-impl Place {
+impl ConnectionPlace {
     /// Adds a connection; notifying the result closes it.
-    fn take(connections: &Arc<Mutex<Connections>>, peer: Peer) -> (Self, Arc<Notify>) {
+    fn take(connections: &Arc<Mutex<PeerConnections>>, peer: Peer) -> (Self, Arc<Notify>) {
         let close = Arc::new(Notify::new());
         let mut table = connections.lock();
         let number = table.next;
@@ -588,7 +593,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         self.connections.lock().remove(self.peer, self.number);
     }
@@ -604,11 +609,13 @@ pub async fn spawn_metrics(
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot serve metrics at {address}; choose a free address"))?;
-    let text = move || async move {
-        let text = TextEncoder::new().encode_to_string(&gather());
-        text.unwrap_or_else(|error| format!("# {error}\n"))
-    };
-    let router = Router::new().route("/metrics", get(text));
+    let router = Router::new().route(
+        "/metrics",
+        get(move || async move {
+            let text = TextEncoder::new().encode_to_string(&gather());
+            text.unwrap_or_else(|error| format!("# {error}\n"))
+        }),
+    );
     let server = Server::new("the metrics port", Listener::Plain(listener));
     tokio::spawn(server.run(move |_| router.clone(), std::future::pending()));
     Ok(())

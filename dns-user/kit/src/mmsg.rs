@@ -157,7 +157,8 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
 /// # Safety
 /// The buffers and addresses in each header must outlive the call.
 pub unsafe fn send(socket: RawFd, messages: &mut [libc::mmsghdr]) -> usize {
-    let (mut sent, mut failed) = (0, 0);
+    let mut sent = 0;
+    let mut failed = 0;
     while sent < messages.len() {
         let rest = &mut messages[sent..];
         // SAFETY: the headers of `rest` are a slice of that length, and the caller guarantees

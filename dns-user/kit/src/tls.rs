@@ -122,7 +122,8 @@ impl RotatingTls {
         server_name: impl Into<AcceptedName>,
         files: &TlsFiles,
     ) -> Result<Arc<Self>, TlsError> {
-        let (seen, server_name) = (stamps(files), server_name.into());
+        let seen = stamps(files);
+        let server_name = server_name.into();
         let material = TlsMaterial::load(server_name, files, 1)?;
         let tls = Arc::new(Self {
             purpose,
@@ -181,13 +182,15 @@ impl RotatingTls {
     /// Returns why the certificate in use is not valid at `now`.
     pub fn invalid(&self, now: SystemTime) -> Option<String> {
         let why = self.current.load().certificate.invalid_at(now)?;
-        let (purpose, file) = (self.purpose, self.files.certificate.display());
+        let purpose = self.purpose;
+        let file = self.files.certificate.display();
         Some(format!("{purpose}: {file} is not valid now: it {why}"))
     }
 
     /// Returns why newer files cannot be used.
     pub fn unusable_files(&self) -> Option<String> {
-        let (purpose, error) = (self.purpose, self.last_error()?);
+        let purpose = self.purpose;
+        let error = self.last_error()?;
         Some(format!("{purpose}: the new files cannot be used: {error}"))
     }
 
@@ -198,7 +201,8 @@ impl RotatingTls {
             let Ok(left) = facts.not_after.duration_since(now) else {
                 continue;
             };
-            let (purpose, hours) = (self.purpose, left.as_secs() / 3600);
+            let purpose = self.purpose;
+            let hours = left.as_secs() / 3600;
             let subject = facts.common_name.as_deref().unwrap_or("(no common name)");
             return Some(format!(
                 "{purpose}: the certificate of {subject} expires soon, in {hours} hours"

@@ -217,7 +217,8 @@ impl ControlListener {
             let (stream, _) = self.listener.accept().await?;
             let refused = match stream.peer_cred() {
                 Ok(peer) => {
-                    let (user, group) = (Uid::from_raw(peer.uid()), Gid::from_raw(peer.gid()));
+                    let user = Uid::from_raw(peer.uid());
+                    let group = Gid::from_raw(peer.gid());
                     if self.access.admits(user, group) {
                         return Ok((stream, user));
                     }
@@ -361,8 +362,10 @@ mod tests {
 
     #[test]
     fn root_owner_and_group_are_admitted() {
-        let (user, group) = (Uid::from_raw(4_000_001), Gid::from_raw(4_000_002));
-        let (stranger, elsewhere) = (Uid::from_raw(4_000_003), Gid::from_raw(4_000_004));
+        let user = Uid::from_raw(4_000_001);
+        let group = Gid::from_raw(4_000_002);
+        let stranger = Uid::from_raw(4_000_003);
+        let elsewhere = Gid::from_raw(4_000_004);
         let access = Access {
             user: Some(user),
             group: Some(group),

@@ -272,17 +272,21 @@ mod tests {
         assert_eq!(limit(|report| report.skipped = 100), Limit::Generator);
         // Nothing is lost where nothing was sent.
         assert_eq!(limit(|report| report.sent = 0), Limit::Generator);
-        let other_work = |report: &mut Report| {
-            report.skipped = 100;
-            report.cpu_waited = 0.5;
-        };
-        assert_eq!(limit(other_work), Limit::OwnCpu);
-        let drops = |report: &mut Report| {
-            report.dropped = Drops {
-                received: 30,
-                sent: 30,
-            };
-        };
-        assert_eq!(limit(drops), Limit::Interface);
+        assert_eq!(
+            limit(|report: &mut Report| {
+                report.skipped = 100;
+                report.cpu_waited = 0.5;
+            }),
+            Limit::OwnCpu
+        );
+        assert_eq!(
+            limit(|report: &mut Report| {
+                report.dropped = Drops {
+                    received: 30,
+                    sent: 30,
+                };
+            }),
+            Limit::Interface
+        );
     }
 }

@@ -454,16 +454,18 @@ pub(crate) fn statuses(
             remarks,
         });
     }
-    let overview = |(name, target): (&String, &Arc<Target>)| {
-        (
-            name.clone(),
-            states
-                .get(name)
-                .unwrap_or(&ProviderState::default())
-                .overview(target),
-        )
-    };
-    let providers = publication.targets.iter().map(overview);
+    let providers = publication
+        .targets
+        .iter()
+        .map(|(name, target): (&String, &Arc<Target>)| {
+            (
+                name.clone(),
+                states
+                    .get(name)
+                    .unwrap_or(&ProviderState::default())
+                    .overview(target),
+            )
+        });
     Overview {
         providers: providers.collect(),
         documents,

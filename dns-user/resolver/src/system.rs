@@ -317,21 +317,25 @@ pub(crate) struct NoAccount {
 }
 
 pub(crate) fn user(key: &'static str, name: &str) -> Result<User, NoAccount> {
-    let missing = || NoAccount {
-        key,
-        kind: "user",
-        name: name.to_owned(),
-    };
-    User::from_name(name).ok().flatten().ok_or_else(missing)
+    User::from_name(name)
+        .ok()
+        .flatten()
+        .ok_or_else(|| NoAccount {
+            key,
+            kind: "user",
+            name: name.to_owned(),
+        })
 }
 
 pub(crate) fn group(key: &'static str, name: &str) -> Result<Group, NoAccount> {
-    let missing = || NoAccount {
-        key,
-        kind: "group",
-        name: name.to_owned(),
-    };
-    Group::from_name(name).ok().flatten().ok_or_else(missing)
+    Group::from_name(name)
+        .ok()
+        .flatten()
+        .ok_or_else(|| NoAccount {
+            key,
+            kind: "group",
+            name: name.to_owned(),
+        })
 }
 
 #[cfg(test)]
@@ -341,10 +345,8 @@ mod tests {
     /// Returns a resolv.conf with this text, on a machine without resolvconf.
     fn plain(text: &str) -> (tempfile::TempDir, ResolvConf) {
         let folder = tempfile::tempdir().unwrap();
-        let (file, head) = (
-            folder.path().join("resolv.conf"),
-            folder.path().join("none/head"),
-        );
+        let file = folder.path().join("resolv.conf");
+        let head = folder.path().join("none/head");
         fs::write(&file, text).unwrap();
         (
             folder,
@@ -374,7 +376,8 @@ mod tests {
         use std::os::unix::fs::{PermissionsExt as _, symlink};
 
         let (folder, resolv_conf) = plain("nameserver 10.0.0.2\n");
-        let (file, precious) = (&resolv_conf.file, folder.path().join("precious"));
+        let file = &resolv_conf.file;
+        let precious = folder.path().join("precious");
         fs::set_permissions(file, fs::Permissions::from_mode(0o640)).unwrap();
         fs::write(&precious, "root's").unwrap();
         // The name that was written to before it was renamed, and what a kill leaves now.

@@ -140,7 +140,8 @@ pub async fn ask(
             ending = Ending::Silent(total - number);
             break;
         }
-        let (exchanges, silent) = (exchanges.clone(), silent.clone());
+        let exchanges = exchanges.clone();
+        let silent = silent.clone();
         tokio::spawn(async move {
             let exchange = exchange(&query, manner.server).await;
             if exchange.reply.is_empty() {

@@ -127,13 +127,13 @@ impl Finding {
 
 /// Size of a reply without EDNS that servers may send at most (RFC 1035, section 4.2.1), or the client's.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ReplyLimit {
     /// Maximum size in bytes.
     pub size: usize,
 }
 
 /// Compares an observed reply with ours. `whole` is our reply without truncation.
-pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limits: Limits) -> Vec<Finding> {
+pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limits: ReplyLimit) -> Vec<Finding> {
     let mut found = Vec::new();
     if theirs.rcode != ours.rcode {
         let detail = format!("{} instead of {}", theirs.rcode_name(), ours.rcode_name());
@@ -196,7 +196,8 @@ fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<
     } else {
         ours
     };
-    let (observed, expected) = (counts(&theirs.answers), counts(&reference.answers));
+    let observed = counts(&theirs.answers);
+    let expected = counts(&reference.answers);
     let mut by_cause: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
     for (record, &count) in &observed {
         let wanted = expected.get(record).copied().unwrap_or(0);

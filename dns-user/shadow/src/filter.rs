@@ -203,7 +203,10 @@ mod tests {
 
     /// A machine for the instructions that [`program`] uses.
     fn passes(program: &[Instruction], ethertype: u16, packet: &[u8]) -> bool {
-        let (mut a, mut x, mut cell, mut at) = (0_u32, 0_u32, 0_u32, 0_usize);
+        let mut a = 0_u32;
+        let mut x = 0_u32;
+        let mut cell = 0_u32;
+        let mut at = 0_usize;
         let load = |at: u32, bytes: usize| -> Option<u32> {
             let at = at as usize;
             let slice = packet.get(at..at + bytes)?;
@@ -341,7 +344,8 @@ mod tests {
     /// Also a client that counts its ids up on one port is sampled evenly.
     #[test]
     fn a_share_passes_with_query_and_reply() {
-        let (client, server) = (endpoint("10.1.1.1:4000"), endpoint("10.0.0.2:53"));
+        let client = endpoint("10.1.1.1:4000");
+        let server = endpoint("10.0.0.2:53");
         let share = Share::ALL.halved().halved().halved();
         let program = program(&[server], share);
         let mut passed = 0;

@@ -18,7 +18,7 @@ use dns_core::{
 };
 
 use crate::{
-    compare::{Cause, Finding, Limits, compare},
+    compare::{Cause, Finding, ReplyLimit, compare},
     pairs::Exchange,
     question::Question,
     reference::{Asked, HealthKnowledge, OurReply, Ours, Reference, Route, Settings},
@@ -338,7 +338,7 @@ impl<R: Reference> Judge<R> {
                 whole = Reply::read(&message);
             }
         }
-        let limits = Limits {
+        let limits = ReplyLimit {
             size: limit(exchange),
         };
         let whole = whole.as_ref().unwrap_or(&ours);
@@ -647,19 +647,21 @@ mod tests {
     use super::*;
 
     fn reply(addresses: &[&str]) -> Reply {
-        let record = |address: &&str| Record {
-            owner: "web.internal.".to_owned(),
-            rtype: hickory_proto::rr::RecordType::A,
-            class: CLASS_IN,
-            data: (*address).to_owned(),
-            ttl: 0,
-        };
         Reply {
             length: 100,
             flags: 0x8580,
             rcode: 0,
             question: None,
-            answers: addresses.iter().map(record).collect(),
+            answers: addresses
+                .iter()
+                .map(|address: &&str| Record {
+                    owner: "web.internal.".to_owned(),
+                    rtype: hickory_proto::rr::RecordType::A,
+                    class: CLASS_IN,
+                    data: (*address).to_owned(),
+                    ttl: 0,
+                })
+                .collect(),
             authority: Vec::new(),
             additional: Vec::new(),
             opt: None,

@@ -249,7 +249,8 @@ mod tests {
     fn copies_on_other_interfaces_count_once() {
         let mut pairs = Pairs::default();
         let now = Instant::now();
-        let (mut a, mut b) = (Vec::new(), Vec::new());
+        let mut a = Vec::new();
+        let mut b = Vec::new();
         assert!(pairs.query(&seen(1, 9, 1, now, &mut a)));
         assert!(!pairs.query(&seen(1, 9, 2, now, &mut a)));
         assert!(pairs.reply(&seen(1, 9, 2, now, &mut b)).is_some());

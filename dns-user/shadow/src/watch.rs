@@ -97,7 +97,8 @@ pub fn watch<R: Reference>(
         packets: 0.0,
         is_sampled: false,
     };
-    let (mut adjusted, mut shown) = (begin, begin);
+    let mut adjusted = begin;
+    let mut shown = begin;
     loop {
         let now = Instant::now();
         if now.duration_since(begin) >= limits.time || stop.load(Ordering::Relaxed) {
@@ -350,7 +351,8 @@ mod tests {
         const SHARE: f64 = 0.05;
         let begin = Instant::now();
         for step in [Duration::from_micros(100), Duration::from_millis(30)] {
-            let (mut now, mut used) = (begin, Duration::ZERO);
+            let mut now = begin;
+            let mut used = Duration::ZERO;
             let mut budget = Budget::new(SHARE, begin, used);
             let end = begin + Duration::from_secs(60);
             let mut was_idle = false;

@@ -379,7 +379,7 @@ impl Cache {
             recursor,
             no_recheck_before_ms: AtomicU64::new(0),
         };
-        let terms = store::Terms {
+        let terms = store::EntryTerms {
             weight: entry.weight(key, self.least_weight),
             until: entry.since + entry.lifetime + entry.stale,
             denial: entry.denial,

@@ -287,7 +287,9 @@ impl CachedSource {
             generation,
         } = place;
         let renewal = {
-            let (shared, key, query) = (Arc::clone(&self.shared), key.clone(), query.to_owned());
+            let shared = Arc::clone(&self.shared);
+            let key = key.clone();
+            let query = query.to_owned();
             async move {
                 let _permit = permit;
                 let place = shared.cache.as_deref().map(|cache| Place {
@@ -480,7 +482,9 @@ impl Shared {
         }
         let has_opt = index.opt.is_some();
         let share = || {
-            let (reply, index, errors) = (reply.clone(), index.clone(), errors.clone());
+            let reply = reply.clone();
+            let index = index.clone();
+            let errors = errors.clone();
             Arc::new(FlightResult {
                 reply,
                 index,

@@ -181,10 +181,13 @@ fn records(message: &[u8], ttl: u32) -> Vec<String> {
     let Ok(message) = Message::from_vec(message) else {
         return Vec::new();
     };
-    let with_ttl = |record: &Record| {
-        let mut record = record.clone();
-        record.ttl = ttl;
-        record.to_string()
-    };
-    message.answers.iter().map(with_ttl).collect()
+    message
+        .answers
+        .iter()
+        .map(|record: &Record| {
+            let mut record = record.clone();
+            record.ttl = ttl;
+            record.to_string()
+        })
+        .collect()
 }

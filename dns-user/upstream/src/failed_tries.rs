@@ -1,7 +1,7 @@
 //! Failed tries of one recursor: counters by reason, and log lines at a bounded rate.
 //!
 //! The first failure of each reason starts a series and is logged immediately. While the series lasts, a
-//! task logs one summary per interval. The intervals double up to [`LONGEST_INTERVAL`]; one without a
+//! task logs one summary per interval. The intervals double up to [`MAX_INTERVAL`]; one without a
 //! failure ends the series.
 
 use std::{
@@ -21,7 +21,7 @@ use super::{
 
 /// Length of the first interval of a series.
 const FIRST_INTERVAL: Duration = Duration::from_secs(10);
-const LONGEST_INTERVAL: Duration = Duration::from_secs(300);
+const MAX_INTERVAL: Duration = Duration::from_secs(300);
 /// Share of failures from which a summary is a warning: even a healthy recursor answers SERVFAIL
 /// for broken domains.
 const ALARMING_SHARE: f64 = 0.2;
@@ -225,7 +225,7 @@ impl FailedTries {
             };
             summary.log(&self.recursor, interval);
             reported = now;
-            interval = (interval * 2).min(LONGEST_INTERVAL);
+            interval = (interval * 2).min(MAX_INTERVAL);
         }
     }
 

@@ -166,8 +166,9 @@ impl Forwarder {
             ProbeDecision::Wait => true,
             ProbeDecision::Skip => false,
             ProbeDecision::Probe => {
-                let (recursor, query, form) =
-                    (Arc::clone(recursor), query.to_owned(), self.options.form);
+                let recursor = Arc::clone(recursor);
+                let query = query.to_owned();
+                let form = self.options.form;
                 tokio::spawn(async move {
                     let query = query.as_query();
                     // The result updates the recursor's counters.
@@ -272,7 +273,8 @@ impl Failure {
                 ..validated.finish(query, options.form)
             };
         }
-        let (rcode, errors) = (validated.rcode(), validated.errors());
+        let rcode = validated.rcode();
+        let errors = validated.errors();
         Forwarded {
             failed,
             recursor,

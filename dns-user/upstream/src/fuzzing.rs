@@ -49,7 +49,8 @@ impl CachedReplies {
         let forwarded = ValidatedReply::new(reply)
             .ok()?
             .finish(&query, Form::default());
-        let (mut reply, mut index) = (forwarded.reply, forwarded.index);
+        let mut reply = forwarded.reply;
+        let mut index = forwarded.index;
         let key = cache.key(&query);
         if let Some(key) = &key {
             cache.admit(

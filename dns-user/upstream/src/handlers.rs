@@ -66,7 +66,8 @@ impl Handlers {
     pub fn parse<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> ParsedFiles<Vec<HandlerConfig>> {
-        let (mut valid, mut errors): (Vec<HandlerConfig>, _) = (Vec::new(), Vec::new());
+        let mut valid: Vec<HandlerConfig> = Vec::new();
+        let mut errors = Vec::new();
         for (file, bytes) in files {
             match parse_file(file, bytes) {
                 Ok(handlers) => {
@@ -141,7 +142,8 @@ impl Handler {
             HandlerSource::Deny(denial) => UncachedSource::Deny(*denial),
         };
         let worth_keeping = !matches!(source, UncachedSource::Deny(_));
-        let (form, compat) = (form(config), config.compat);
+        let form = form(config);
+        let compat = config.compat;
         let cache = (handler.cache && worth_keeping)
             .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
         Self {

@@ -69,10 +69,11 @@ impl HostNames {
     /// Creates a resolver of the host names of handlers and other servers, from the configured recursors and the
     /// server at `own`.
     pub fn new(recursors: &[String], own: OwnAddresses) -> Arc<Self> {
-        let is_encrypted = |name: &String| Endpoint::of(name).tls.is_some();
         Arc::new(Self {
             recursors: by_address(recursors),
-            with_nameservers: !recursors.iter().any(is_encrypted),
+            with_nameservers: !recursors
+                .iter()
+                .any(|name: &String| Endpoint::of(name).tls.is_some()),
             own,
         })
     }
@@ -515,7 +516,8 @@ mod tests {
     #[test]
     fn excluded_recursors_are_compared_by_address() {
         let is_same = |one, other| {
-            let (one, other) = (Endpoint::of(one), Endpoint::of(other));
+            let one = Endpoint::of(one);
+            let other = Endpoint::of(other);
             one.is_same_server(other) && other.is_same_server(one)
         };
         for (recursor, excluded) in [

@@ -40,7 +40,10 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
         Some(Json::List(items)) => items,
         Some(_) => return Err(JsonAnswerError::Kind("Answer")),
     };
-    let answers: Vec<Answer<'_>> = items.iter().map(Answer::parse).collect::<Result<_, _>>()?;
+    let answers: Vec<JsonRecord<'_>> = items
+        .iter()
+        .map(JsonRecord::parse)
+        .collect::<Result<_, _>>()?;
 
     let mut reply = begin_reply(query, rcode, ReplyFlags::LOCAL);
     let mut numbers = message::question_numbers(&reply);
@@ -87,14 +90,14 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
 }
 
 /// One answer of the document.
-struct Answer<'a> {
+struct JsonRecord<'a> {
     rtype: u16,
     ttl: u32,
     /// Data in presentation format.
     data: &'a str,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> JsonRecord<'a> {
     fn parse(json: &'a Json) -> Result<Self, JsonAnswerError> {
         let answer = members(json).ok_or(JsonAnswerError::Kind("an answer"))?;
         let rtype = number(find(answer, "type"), "type", u16::MAX.into())?.unwrap_or(0) as u16;

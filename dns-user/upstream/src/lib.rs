@@ -130,22 +130,26 @@ impl Upstream {
                 &recursion.excluded,
             )),
         };
-        let (form, compat) = (form(config), config.compat);
+        let form = form(config);
+        let compat = config.compat;
         let cache = config
             .cache
             .enabled
             .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
         let recursors = CachedSource::new(UncachedSource::Dns(forwarder), cache, form, compat);
         if let Some(nameservers) = nameservers {
-            let (source, interfaces) = (recursors.downgrade(), Arc::clone(interfaces));
+            let source = recursors.downgrade();
+            let interfaces = Arc::clone(interfaces);
             let used = recursors.downgrade();
-            let replace = move |names: &[String]| {
-                if let Some(source) = source.upgrade() {
-                    source.replace_recursors(names);
-                    interfaces.clear();
-                }
-            };
-            tokio::spawn(nameservers.follow(move || used.upgrade().is_some(), replace));
+            tokio::spawn(nameservers.follow(
+                move || used.upgrade().is_some(),
+                move |names: &[String]| {
+                    if let Some(source) = source.upgrade() {
+                        source.replace_recursors(names);
+                        interfaces.clear();
+                    }
+                },
+            ));
         }
         Self {
             recursors: Some(recursors),
@@ -194,8 +198,9 @@ fn form(config: &Config) -> Form {
 fn without_excluded(mut names: Vec<String>, excluded: &[String]) -> Vec<String> {
     names.retain(|name| {
         let endpoint = Endpoint::of(name);
-        let is_same = |excluded: &String| endpoint.is_same_server(Endpoint::of(excluded));
-        !excluded.iter().any(is_same)
+        !excluded
+            .iter()
+            .any(|excluded: &String| endpoint.is_same_server(Endpoint::of(excluded)))
     });
     names
 }

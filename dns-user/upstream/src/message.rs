@@ -828,7 +828,8 @@ mod tests {
         ] {
             for one in &messages {
                 for other in &messages {
-                    let (one, other) = (query(one), query(other));
+                    let one = query(one);
+                    let other = query(other);
                     assert_eq!(
                         form.key(&one) == form.key(&other),
                         form.message(&one) == form.message(&other),

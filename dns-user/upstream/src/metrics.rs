@@ -57,10 +57,8 @@ impl UpstreamMetrics {
         let mut all = vec![families::LIMIT.of(limits)];
         for (domain, source) in self.in_force.sources() {
             let domain = domain.map(|domain| domain.to_string());
-            let (handler, zones) = (
-                domain.as_deref().unwrap_or(""),
-                domain.as_deref().unwrap_or("."),
-            );
+            let handler = domain.as_deref().unwrap_or("");
+            let zones = domain.as_deref().unwrap_or(".");
             if let Some(cache) = source.cache() {
                 all.extend(of_cache(&self.server, zones, cache));
             }
@@ -91,10 +89,8 @@ fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
         evictions,
     } = cache.totals();
     let common = [server, zones, labels::VIEW];
-    let (success, denial) = (
-        [server, "success", zones, labels::VIEW],
-        [server, "denial", zones, labels::VIEW],
-    );
+    let success = [server, "success", zones, labels::VIEW];
+    let denial = [server, "denial", zones, labels::VIEW];
     [
         families::COREDNS_CACHE_ENTRIES.of([(success, entries as f64), (denial, denials as f64)]),
         families::COREDNS_CACHE_HITS_TOTAL.of([(success, hits), (denial, denial_hits)]),

@@ -146,7 +146,8 @@ impl Silence {
 
     /// Returns whether the time `at` has come, and moves it by `interval`; true for one caller.
     fn is_my_turn(&self, at: &AtomicU64, interval: Duration) -> bool {
-        let (now, due) = (self.now_ms(), at.load(Ordering::Relaxed));
+        let now = self.now_ms();
+        let due = at.load(Ordering::Relaxed);
         now >= due
             && at
                 .compare_exchange(
@@ -310,7 +311,9 @@ impl Recursor {
 
     /// Queries with EDNS in the background, to find out whether such queries are still dropped.
     fn check_edns(self: &Arc<Self>, query: &Query<'_>, message: &[u8]) {
-        let (recursor, query, mut message) = (Arc::clone(self), query.to_owned(), message.to_vec());
+        let recursor = Arc::clone(self);
+        let query = query.to_owned();
+        let mut message = message.to_vec();
         tokio::spawn(async move {
             let outcome = recursor
                 .ask_once(&query.as_query(), Transport::Udp, &mut message)

@@ -65,13 +65,6 @@ mod tests {
                 Box::from(&b"\x01b\0"[..]),
             ]
         };
-        let names = |address| {
-            if address == Ipv4Addr::new(10, 1, 0, 5) {
-                names()
-            } else {
-                vec![]
-            }
-        };
         let ask = |name: &[u8], qtype: u16| {
             let mut message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
             message.extend_from_slice(name);
@@ -80,7 +73,17 @@ mod tests {
             let Parsed::Query(query) = parse(&message) else {
                 panic!("a query")
             };
-            reply(&query, names, fastrand::Rng::new)
+            reply(
+                &query,
+                |address| {
+                    if address == Ipv4Addr::new(10, 1, 0, 5) {
+                        names()
+                    } else {
+                        vec![]
+                    }
+                },
+                fastrand::Rng::new,
+            )
         };
         let known = b"\x015\x010\x011\x0210\x07in-addr\x04arpa\0";
         for (qtype, count) in [(TYPE_PTR, 2), (TYPE_ANY, 2), (1, 0), (16, 0)] {

@@ -19,13 +19,13 @@ use parking_lot::Mutex;
 
 use dns_kit::clock::BootInstant;
 
-/// Number of shards of a store; a store with less than [`LEAST_SHARD`] bytes or [`LEAST_ENTRIES`]
+/// Number of shards of a store; a store with less than [`MIN_SHARD`] bytes or [`MIN_ENTRIES`]
 /// entries per shard has only one.
 const SHARDS: usize = 8;
 /// Minimum limit of a shard in bytes.
-const LEAST_SHARD: u64 = 1 << 20;
+const MIN_SHARD: u64 = 1 << 20;
 /// Minimum number of entries for which a shard has room; a few names never evict one another.
-const LEAST_ENTRIES: u64 = 64;
+const MIN_ENTRIES: u64 = 64;
 /// Buckets passed at each insertion in search of expired entries. A growing table has at least 7 of
 /// 16 buckets in use, so about one entry is visited per new one.
 const PASSED: usize = 2;
@@ -65,7 +65,7 @@ pub(crate) struct Totals {
 
 /// The properties of an entry that the store acts on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct EntryTerms {
     /// Bytes that count against the limit.
     pub(crate) weight: u32,
     /// Time after which the entry is useless and removed.
@@ -102,7 +102,7 @@ struct Slot<V> {
     key: Box<[u8]>,
     value: Arc<V>,
     hash: u64,
-    terms: Terms,
+    terms: EntryTerms,
     /// Whether it was used since the last pass.
     used: bool,
     /// Time of the last use of its copy that a pass has seen.
@@ -112,7 +112,7 @@ struct Slot<V> {
 impl<V> Store<V> {
     /// Creates an empty store of at most `most` bytes, whose entries have at least `least_weight`.
     pub(crate) fn new(most: u64, least_weight: u64) -> Self {
-        let least_shard = LEAST_SHARD.max(least_weight.saturating_mul(LEAST_ENTRIES));
+        let least_shard = MIN_SHARD.max(least_weight.saturating_mul(MIN_ENTRIES));
         let count = if most / SHARDS as u64 >= least_shard {
             SHARDS
         } else {
@@ -147,7 +147,7 @@ impl<V> Store<V> {
         &self,
         key: &[u8],
         value: V,
-        terms: Terms,
+        terms: EntryTerms,
         now: BootInstant,
         generation: Generation,
         mirror: &impl Mirror,
@@ -237,7 +237,8 @@ impl<V> Shard<V> {
         for _ in 0..PASSED {
             self.pass_expired(now);
         }
-        let (mut passed, round) = (0, self.slots.num_buckets());
+        let mut passed = 0;
+        let round = self.slots.num_buckets();
         while self.totals.bytes + weight > self.most {
             // Clients may use all entries faster than they can be passed over.
             self.pass(now, passed < 2 * round, mirror);
@@ -303,7 +304,8 @@ impl<V> Shard<V> {
 
     /// Keeps only the slots for which `keep` holds; returns the number of removed ones.
     fn retain(&mut self, mut keep: impl FnMut(&Slot<V>) -> bool) -> u64 {
-        let (totals, before) = (&mut self.totals, self.slots.len());
+        let totals = &mut self.totals;
+        let before = self.slots.len();
         self.slots.retain(|slot| {
             let kept = keep(slot);
             if !kept {
@@ -316,12 +318,12 @@ impl<V> Shard<V> {
 }
 
 impl Totals {
-    fn add(&mut self, terms: &Terms) {
+    fn add(&mut self, terms: &EntryTerms) {
         *self.count(terms.denial) += 1;
         self.bytes += u64::from(terms.weight);
     }
 
-    fn remove(&mut self, terms: &Terms) {
+    fn remove(&mut self, terms: &EntryTerms) {
         *self.count(terms.denial) -= 1;
         self.bytes -= u64::from(terms.weight);
     }
@@ -344,7 +346,7 @@ mod tests {
     /// Stores `number` with a weight of 100 for `seconds`.
     fn insert(store: &Store<u32>, number: u32, seconds: u64, now: BootInstant) {
         let until = now + Duration::from_secs(seconds);
-        let terms = Terms {
+        let terms = EntryTerms {
             weight: 100,
             until,
             denial: false,
@@ -389,7 +391,8 @@ mod tests {
 
     #[test]
     fn uses_of_copies_count() {
-        let (store, now) = (Store::new(10_000, 100), BootInstant::now());
+        let store = Store::new(10_000, 100);
+        let now = BootInstant::now();
         (0..100).for_each(|number| insert(&store, number, 60, now));
         let copies = Copies {
             of: 0..20,
@@ -397,7 +400,7 @@ mod tests {
             evicted: Vec::new().into(),
         };
         let insert = |number: u32| {
-            let terms = Terms {
+            let terms = EntryTerms {
                 weight: 100,
                 until: now + Duration::from_secs(60),
                 denial: false,
@@ -437,7 +440,8 @@ mod tests {
 
     #[test]
     fn full_store_evicts_unused_entries() {
-        let (store, now) = (Store::new(10_000, 100), BootInstant::now());
+        let store = Store::new(10_000, 100);
+        let now = BootInstant::now();
         (0..100).for_each(|number| insert(&store, number, 60, now));
         assert_eq!(
             store.totals(),
@@ -473,9 +477,10 @@ mod tests {
 
     #[test]
     fn entries_are_passed_in_turn() {
-        let (store, now) = (Store::new(10_000, 100), BootInstant::now());
+        let store = Store::new(10_000, 100);
+        let now = BootInstant::now();
         let passes = Passes([0; 50].into());
-        let terms = Terms {
+        let terms = EntryTerms {
             weight: 100,
             until: now + Duration::from_secs(60),
             denial: false,
@@ -491,7 +496,8 @@ mod tests {
             );
         }
         let passes = passes.0.into_inner();
-        let (least, most) = (passes.iter().min().unwrap(), passes.iter().max().unwrap());
+        let least = passes.iter().min().unwrap();
+        let most = passes.iter().max().unwrap();
         // A table that grows moves its entries, which may gain or lose a pass.
         assert!(*least > 10 && most - least <= 3, "{passes:?}");
     }
@@ -500,9 +506,10 @@ mod tests {
     fn small_limit_is_reached() {
         const BYTES: u64 = 64 << 20;
         for limit in [1, 5, 20, 100, 500] {
-            let (store, now) = (Store::new(BYTES, BYTES / limit), BootInstant::now());
+            let store = Store::new(BYTES, BYTES / limit);
+            let now = BootInstant::now();
             let weight = u32::try_from(BYTES / limit).unwrap();
-            let terms = Terms {
+            let terms = EntryTerms {
                 weight,
                 until: now + Duration::from_secs(60),
                 denial: false,
@@ -523,7 +530,8 @@ mod tests {
 
     #[test]
     fn expired_entries_leave_first() {
-        let (store, now) = (Store::new(1 << 20, 100), BootInstant::now());
+        let store = Store::new(1 << 20, 100);
+        let now = BootInstant::now();
         (0..500).for_each(|number| insert(&store, number, 1, now));
         let later = now + Duration::from_secs(2);
         (500..1000).for_each(|number| insert(&store, number, 60, later));
@@ -547,9 +555,10 @@ mod tests {
 
     #[test]
     fn replaced_value_counts_once() {
-        let (store, now) = (Store::new(10_000, 100), BootInstant::now());
+        let store = Store::new(10_000, 100);
+        let now = BootInstant::now();
         let insert = |weight, denial| {
-            let terms = Terms {
+            let terms = EntryTerms {
                 weight,
                 until: now,
                 denial,
@@ -576,7 +585,8 @@ mod tests {
 
     #[test]
     fn flush_removes_matching_entries() {
-        let (store, now) = (Store::new(1 << 24, 100), BootInstant::now());
+        let store = Store::new(1 << 24, 100);
+        let now = BootInstant::now();
         (0..1000).for_each(|number| insert(&store, number, 60, now));
         assert_eq!(store.flush(|_, value| value % 10 != 0), 900);
         assert_eq!(
@@ -594,8 +604,9 @@ mod tests {
 
     #[test]
     fn flush_rejects_earlier_requests() {
-        let (store, now) = (Store::new(1 << 24, 100), BootInstant::now());
-        let terms = Terms {
+        let store = Store::new(1 << 24, 100);
+        let now = BootInstant::now();
+        let terms = EntryTerms {
             weight: 100,
             until: now,
             denial: false,

@@ -473,7 +473,8 @@ impl Replies {
     fn end(&self, error: TryError) -> bool {
         let mut pending = self.pending.lock();
         pending.ended = true;
-        let (uses, left) = (pending.uses, pending.waiting.len() as u64);
+        let uses = pending.uses;
+        let left = pending.waiting.len() as u64;
         let shared = uses > 1 && matches!(error, TryError::Closed | TryError::Reset);
         let mut unanswered = false;
         for (_, waiting) in pending.waiting.drain() {

@@ -126,18 +126,17 @@ pub(super) fn notices(crates: &Crates) -> Result<String> {
 fn notice_files(manifest: &Path) -> Result<Vec<PathBuf>> {
     let folder = manifest.parent().context("a manifest without a folder")?;
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
-    let is_notice = |path: &PathBuf| {
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .to_uppercase();
-        path.is_file() && NOTICES.iter().any(|prefix| name.starts_with(prefix))
-    };
     let mut files: Vec<PathBuf> = entries
         .flatten()
         .map(|entry| entry.path())
-        .filter(is_notice)
+        .filter(|path: &PathBuf| {
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .to_uppercase();
+            path.is_file() && NOTICES.iter().any(|prefix| name.starts_with(prefix))
+        })
         .collect();
     files.sort();
     Ok(files)

@@ -81,11 +81,10 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
                     Duration::from_secs(300),
                     || {
                         // Again, because queries that arrive while the programs load show nothing.
-                        let ask = |number| {
+                        let asked = (0..CONTAINERS).all(|number| {
                             cell.ask(number, &queries[0], FIRST, Duration::from_secs(1))
                                 .is_ok()
-                        };
-                        let asked = (0..CONTAINERS).all(ask);
+                        });
                         thread::sleep(Duration::from_secs(1));
                         asked && running.1.links().len() >= CONTAINERS
                     },
@@ -99,8 +98,11 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
     let seconds = if plan.quick { 4 } else { 10 };
     cell.inside(|open| ask_by_new_sockets(open, &queries, 1))??;
     let steady = cell.inside(|open| ask_by_new_sockets(open, &queries, seconds))??;
-    let count = || fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
-    let tracked: f64 = lab.server.run(count)??.trim().parse()?;
+    let tracked: f64 = lab
+        .server
+        .run(|| fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count"))??
+        .trim()
+        .parse()?;
     let burst = offer(&sockets, &queries)?;
     let within = |offered: &Offered, share| {
         percentile(&offered.latencies, share)
@@ -161,14 +163,16 @@ fn ask_by_new_sockets(
     seconds: usize,
 ) -> Result<Offered> {
     let interval = Duration::from_secs(1) / EACH as u32;
-    let (begun, before) = (Instant::now(), machine_time()?);
+    let begun = Instant::now();
+    let before = machine_time()?;
     let container = &|number: usize| -> Result<Vec<Duration>> {
         let mut latencies = Vec::with_capacity(EACH * seconds);
         // Evenly spread over the interval.
         let first = interval.mul_f64(number as f64 / CONTAINERS as f64);
         for round in 0..EACH * seconds {
             thread::sleep((first + interval * round as u32).saturating_sub(begun.elapsed()));
-            let (socket, sent) = (open(number)?, Instant::now());
+            let socket = open(number)?;
+            let sent = Instant::now();
             socket.send(&queries[(number + round) % queries.len()])?;
             // A timeout counts as a loss.
             if socket.recv(&mut [MaybeUninit::uninit(); 2048]).is_ok() {
@@ -275,8 +279,11 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
     let cell = Cell::new(&lab.server, &lab.client)?;
     let (server, bpffs) = start(&lab, &Foundation::generate(100)?, "auto", "WARN")?;
     let descriptors = || -> Result<usize> {
-        let of = |process| Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count());
-        server.processes()?.into_iter().map(of).sum()
+        server
+            .processes()?
+            .into_iter()
+            .map(|process| Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count()))
+            .sum()
     };
     let before = descriptors()?;
     let query = client::query("upcheck.bosh-dns.", RecordType::A, None)?.to_vec()?;

@@ -38,8 +38,12 @@ const LEAD: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) fn points() -> Vec<String> {
-    let point = |delay| ["no flood", "flood"].map(|load| format!("recursor at {delay} ms, {load}"));
-    DELAYS.into_iter().flat_map(point).collect()
+    DELAYS
+        .into_iter()
+        .flat_map(|delay| {
+            ["no flood", "flood"].map(|load| format!("recursor at {delay} ms, {load}"))
+        })
+        .collect()
 }
 
 /// Measures both loads before a recursor with each delay.

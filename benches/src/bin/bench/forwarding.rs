@@ -171,7 +171,8 @@ pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             let mut ask =
                 |duration| drawer.ask(&cell.lab, (fleet_names, hot), Some(rate), duration);
             ask(WARM_UP)?;
-            let (cpu, counts) = (meter.cpu()?, counted(&cell.lab, *forwarder)?);
+            let cpu = meter.cpu()?;
+            let counts = counted(&cell.lab, *forwarder)?;
             let seen = ask(plan.duration)?;
             let cost = (meter.cpu()? - cpu).as_secs_f64() * 1e6 / seen.completed as f64;
             let share = counted(&cell.lab, *forwarder)?
@@ -180,7 +181,8 @@ pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
                     let [fast, userspace] = [after[0] - before[0], after[1] - before[1]];
                     fast as f64 * 100.0 / (fast + userspace).max(1) as f64
                 });
-            let (cost, share) = (Rounds(vec![cost]), Rounds(share.into_iter().collect()));
+            let cost = Rounds(vec![cost]);
+            let share = Rounds(share.into_iter().collect());
             table.put(forwarder.label(), point, &[cost, Rounds::default(), share]);
         }
         let hot: Vec<String> = (0..HOT_NAMES)

@@ -161,8 +161,9 @@ pub(crate) fn reload(plan: &Plan, subject: &Subject, table: &mut Table) -> Resul
                     let change = foundation.recreate(row, to)?;
                     let next = file.with_extension("next");
                     fs::write(&next, &foundation.records)?;
-                    let rename = || Ok(fs::rename(&next, &file)?);
-                    let times = watch(&cell.lab, &processes, &change, rename)?;
+                    let times = watch(&cell.lab, &processes, &change, || {
+                        Ok(fs::rename(&next, &file)?)
+                    })?;
                     if is_hot {
                         seen.push(times)
                     } else {

@@ -581,12 +581,13 @@ fn mitigations() -> String {
         .into_iter()
         .flatten()
         .flatten();
-    let line = |file: fs::DirEntry| {
-        let text = fs::read_to_string(file.path()).ok()?;
-        let name = file.file_name().to_string_lossy().into_owned();
-        (!text.starts_with("Not affected")).then(|| format!("{name}: {}", text.trim()))
-    };
-    let mut lines: Vec<String> = files.filter_map(line).collect();
+    let mut lines: Vec<String> = files
+        .filter_map(|file: fs::DirEntry| {
+            let text = fs::read_to_string(file.path()).ok()?;
+            let name = file.file_name().to_string_lossy().into_owned();
+            (!text.starts_with("Not affected")).then(|| format!("{name}: {}", text.trim()))
+        })
+        .collect();
     lines.sort();
     lines.join("; ")
 }

@@ -135,7 +135,9 @@ fn while_changing<T>(
     let read = || -> Result<u64> {
         Ok(Metrics::read(&cell.lab.server)?.sum("bosh_dns_xdp_reloads_total", "kind=\"records\""))
     };
-    let (before, started, is_over) = (read()?, Instant::now(), AtomicBool::new(false));
+    let before = read()?;
+    let started = Instant::now();
+    let is_over = AtomicBool::new(false);
     let change = || -> Result<()> {
         for version in versions
             .iter()
@@ -229,8 +231,10 @@ fn measure_alternately(
     first: usize,
     table: &mut Table,
 ) -> Result<()> {
-    let start = |subject| Cell::start((setting.lab)()?, subject, setting);
-    let cells = subjects.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let cells = subjects
+        .iter()
+        .map(|subject| Cell::start((setting.lab)()?, subject, setting))
+        .collect::<Result<Vec<_>>>()?;
     if setting.is_few {
         for cell in &cells {
             let load = Load::Rate {

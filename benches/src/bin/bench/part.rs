@@ -104,15 +104,18 @@ impl Table {
 
 /// Returns a sweep with a single point as bars.
 fn bars(sweep: Sweep) -> Vec<Bar> {
-    let bar = |series: bosh_dns_xdp_benches::report::Series| {
-        let value = series.values.into_iter().next().unwrap_or_default();
-        Bar {
-            label: series.label,
-            value,
-            ours: series.ours,
-        }
-    };
-    sweep.series.into_iter().map(bar).collect()
+    sweep
+        .series
+        .into_iter()
+        .map(|series: bosh_dns_xdp_benches::report::Series| {
+            let value = series.values.into_iter().next().unwrap_or_default();
+            Bar {
+                label: series.label,
+                value,
+                ours: series.ours,
+            }
+        })
+        .collect()
 }
 
 /// A foundation and the queries for some of its names.

@@ -229,8 +229,9 @@ impl<'a> Cell<'a> {
                 | Subject::Reflector(Hook::Native)
                 | Subject::Constant(Hook::Native)
         );
-        let attach = || Yardstick::Pass.attach(Hook::Native, &self.lab.client, CLIENT_INTERFACE);
-        let program = native.then(attach).transpose()?;
+        let program = native
+            .then(|| Yardstick::Pass.attach(Hook::Native, &self.lab.client, CLIENT_INTERFACE))
+            .transpose()?;
         self.lab.pin_napi()?;
         Ok(program)
     }

@@ -82,13 +82,12 @@ impl Kind {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let mut server = on_cpu(SERVER_CPU, || Kept::spawn(&mut command))?;
-        let listens = || {
+        wait_until("iperf3", Duration::from_secs(5), || {
             let sockets = Command::new("ip")
                 .args(["netns", "exec", lab.server.name(), "ss", "-Hltn"])
                 .output();
             sockets.is_ok_and(|sockets| String::from_utf8_lossy(&sockets.stdout).contains(PORT))
-        };
-        wait_until("iperf3", Duration::from_secs(5), listens)?;
+        })?;
         let (from, to) = match self.loopback {
             false => (&lab.client, SERVER_ADDRESS.to_string()),
             true => (&lab.server, "127.0.0.1".to_owned()),
@@ -149,7 +148,8 @@ pub(crate) fn measure(_plan: &Plan, subjects: &[Subject], table: &mut Table) -> 
                     .map(|share| share * 100.0)
                     .collect(),
             );
-            let (none, absolute) = (Rounds::default(), value.clone());
+            let none = Rounds::default();
+            let absolute = value.clone();
             let absolute = if kind.streams.is_some() {
                 [absolute, none]
             } else {

@@ -42,7 +42,8 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             load.run(&lab.client_launcher())
         };
         let (cost, share) = {
-            let (lab, folder) = (Lab::split()?, TempDir::with_prefix("bdx-services-")?);
+            let lab = Lab::split()?;
+            let folder = TempDir::with_prefix("bdx-services-")?;
             let server = start(subject, &lab, &foundation, &folder)?;
             ask(&lab, WARM_UP)?;
             let meter = lab.meter(&[server.pid()])?;
@@ -52,7 +53,8 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             let [fast, slow] = [replies(&lab)?[0] - fast, replies(&lab)?[1] - slow];
             (cost, fast as f64 * 100.0 / (fast + slow).max(1) as f64)
         };
-        let (lab, folder) = (Lab::plain()?, TempDir::with_prefix("bdx-services-")?);
+        let lab = Lab::plain()?;
+        let folder = TempDir::with_prefix("bdx-services-")?;
         let _server = start(subject, &lab, &foundation, &folder)?;
         ask(&lab, WARM_UP)?;
         let seen = ask(&lab, plan.duration)?;

@@ -401,11 +401,12 @@ mod tests {
         };
         assert_eq!(coordinates.nearest_datacenters("dc1"), ["near", "far"]);
         assert!(coordinates.nearest_datacenters("unknown").is_empty());
-        let datacenter = |name: &str| Datacenter {
-            name: name.to_owned(),
-            reachable: true,
-        };
-        let datacenters = ["b", "dc1", "a", "near"].map(datacenter).into();
+        let datacenters = ["b", "dc1", "a", "near"]
+            .map(|name: &str| Datacenter {
+                name: name.to_owned(),
+                reachable: true,
+            })
+            .into();
         let live = Live {
             coordinates: Arc::new(coordinates),
             datacenters,

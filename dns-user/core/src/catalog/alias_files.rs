@@ -87,7 +87,8 @@ impl AliasFiles {
     pub fn parse_valid<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> (Self, Vec<String>, Vec<AliasError>) {
-        let (mut valid, mut errors) = (Vec::new(), Vec::new());
+        let mut valid = Vec::new();
+        let mut errors = Vec::new();
         for (file, bytes) in files {
             match AliasFile::read(file, bytes) {
                 Ok(file) => valid.push(file),
@@ -96,7 +97,8 @@ impl AliasFiles {
         }
         // Each round leaves a file out, so the loop ends.
         loop {
-            let (mut all, mut warnings) = (Self::default(), Vec::new());
+            let mut all = Self::default();
+            let mut warnings = Vec::new();
             for file in &valid {
                 all.add(file, &mut warnings);
             }
@@ -258,7 +260,8 @@ impl AliasFile {
         let Entries(entries) = records::read(&text, PhantomData)
             .map_err(|error| vec![AliasError::of_file(file, error.to_string())])?;
         let entries = last_of_each(entries.unwrap_or_default());
-        let (mut aliases, mut errors) = (Vec::with_capacity(entries.len()), Vec::new());
+        let mut aliases = Vec::with_capacity(entries.len());
+        let mut errors = Vec::new();
         for (alias, targets) in entries {
             match Alias::read(alias, targets) {
                 Ok(alias) => aliases.push(alias),

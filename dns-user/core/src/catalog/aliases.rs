@@ -9,7 +9,7 @@ use super::columns::{NO_VALUE, Row, Symbol};
 use super::instances::InstanceIndex;
 use super::records::AliasDefinition;
 use crate::name::Name;
-use crate::query::{Criteria, Pattern, Question};
+use crate::query::{Pattern, QueryCriteria, QueryTarget};
 
 /// A target of an alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -270,14 +270,14 @@ impl Builder<'_> {
             let Some(FileTarget::Name(example)) = target.with_label(b"x") else { return true };
             let is_fixed = matches!(target, FileTarget::Name(_));
             let target = example;
-            match Question::read(&target, &self.instances.domain_names) {
-                Ok(Question::Anywhere(Some(id))) if is_fixed && !self.has_instance(id) => {
+            match QueryTarget::read(&target, &self.instances.domain_names) {
+                Ok(QueryTarget::Anywhere(Some(id))) if is_fixed && !self.has_instance(id) => {
                     let problem = "is in no domain of the records, so it has no address; a target is a name \
                                    of the fleet, or an address";
                     self.warn(&alias.file, name, format!("target {target} {problem}"));
                     true
                 }
-                Ok(Question::Within(_, Criteria { place: Some(place), .. })) => {
+                Ok(QueryTarget::Within(_, QueryCriteria { place: Some(place), .. })) => {
                     if let Some(problem) = self.underscore_in(&place) {
                         self.warn(&alias.file, name, format!("target {target} never matches: {problem}"));
                     }
@@ -432,7 +432,7 @@ impl Builder<'_> {
         let text = format!("q-{number}{health}{first_check}.q-g{group_id}.{root_domain}");
         let problem = match Name::from_text(&text) {
             Err(error) => error.to_string(),
-            Ok(name) => match Question::read(&name, &self.instances.domain_names).err() {
+            Ok(name) => match QueryTarget::read(&name, &self.instances.domain_names).err() {
                 None => return Some(name),
                 Some(error) => error.to_string(),
             },

@@ -102,8 +102,11 @@ impl Dictionary {
         let sorted = self
             .backwards
             .get_or_init(|| self.sorted(|one, other| one.iter().rev().cmp(other.iter().rev())));
-        let is_before = |text: &[u8]| text.iter().rev().lt(suffix.iter().rev());
-        self.run(sorted, is_before, |text| text.ends_with(suffix))
+        self.run(
+            sorted,
+            |text: &[u8]| text.iter().rev().lt(suffix.iter().rev()),
+            |text| text.ends_with(suffix),
+        )
     }
 
     fn sorted(&self, order: impl Fn(&[u8], &[u8]) -> Ordering) -> Box<[Symbol]> {
@@ -258,7 +261,8 @@ pub(crate) struct Renumbering<'d> {
 
 impl<'d> Renumbering<'d> {
     pub(crate) fn new(old: &'d Dictionary) -> Self {
-        let (numbers, texts) = (vec![NO_VALUE; old.len()], Vec::with_capacity(old.len()));
+        let numbers = vec![NO_VALUE; old.len()];
+        let texts = Vec::with_capacity(old.len());
         Self {
             old,
             numbers,

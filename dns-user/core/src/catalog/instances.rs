@@ -475,12 +475,11 @@ impl InstanceIndex {
     /// Returns the places of the rows after edits; `None` unless exactly the same places occur, first in the
     /// same order.
     fn edited_places(&self, edits: &Edits, added: &Self) -> Option<Arc<[PlaceNumber]>> {
-        let number_of = |row: Row| {
-            let [names @ .., domain] = added.whole_place_texts(row).map(str::as_bytes);
-            self.places.named(names, self.domains.find(domain)?)
-        };
         let new: Vec<PlaceNumber> = (0..added.len() as Row)
-            .map(number_of)
+            .map(|row: Row| {
+                let [names @ .., domain] = added.whole_place_texts(row).map(str::as_bytes);
+                self.places.named(names, self.domains.find(domain)?)
+            })
             .collect::<Option<_>>()?;
         let place = edits.apply(&self.row_places, &new);
         if Arc::ptr_eq(&place, &self.row_places) {

@@ -94,11 +94,12 @@ impl IndexedRecords {
         // A row that was dropped would be missing in the index.
         if warnings.is_empty() {
             let outline = Outline::of(file, columns);
-            let fits = |outline: &Outline| {
-                outline.rows.len() == next.instances.len()
-                    && outline.pairs.len() == next.pairs.list.len()
-            };
-            next.outline = outline.filter(fits).map(Arc::new);
+            next.outline = outline
+                .filter(|outline: &Outline| {
+                    outline.rows.len() == next.instances.len()
+                        && outline.pairs.len() == next.pairs.list.len()
+                })
+                .map(Arc::new);
         }
         Ok((next, warnings))
     }
@@ -300,14 +301,16 @@ enum PairName {
 
 impl Pairs {
     /// Number of edits from which sorting is faster than inserting one by one.
-    const MOST_INSERTED: usize = 64;
+    const MAX_INSERTED: usize = 64;
 
     fn new(pairs: &[(IpAddr, Box<str>)], instances: &InstanceIndex) -> Self {
         let mut others = Dictionary::default();
-        let name = |(address, text): &(IpAddr, Box<str>)| {
-            (*address, PairName::of(text, instances, &mut others))
-        };
-        let list: Box<[_]> = pairs.iter().map(name).collect();
+        let list: Box<[_]> = pairs
+            .iter()
+            .map(|(address, text): &(IpAddr, Box<str>)| {
+                (*address, PairName::of(text, instances, &mut others))
+            })
+            .collect();
         let mut order: Box<[u32]> = (0..list.len() as u32).collect();
         order.sort_by_key(|&position| list[position as usize].0);
         Self {
@@ -351,7 +354,7 @@ impl Pairs {
         }
         let key = |position: u32| (list[position as usize].0, position);
         let added = edits.added().map(|(position, _)| position as u32);
-        if edits.count() <= Self::MOST_INSERTED {
+        if edits.count() <= Self::MAX_INSERTED {
             for position in added {
                 let place = order.partition_point(|&other| key(other) < key(position));
                 order.insert(place, position);

@@ -336,7 +336,8 @@ mod tests {
             } else {
                 [keys, rows]
             };
-            let (pairs, aliases) = (list(pairs), aliases.join(","));
+            let pairs = list(pairs);
+            let aliases = aliases.join(",");
             format!(
                 "{{{space}\"records\":[{pairs}],{first},{second},\"version\":{version}{space},\"aliases\":{{{aliases}}}}}{space}"
             )
@@ -419,7 +420,8 @@ mod tests {
         } else {
             format!("10.0.0.{id}")
         };
-        let (number, index) = (random.u8(..16), random.u8(..3));
+        let number = random.u8(..16);
+        let index = random.u8(..3);
         let agent = random.u8(..3);
         format!(
             r#"["i{id}","{number}","{group}",{groups},{az},"1","net","{index}","dep","{ip}","{domain}","agent-{id}-{agent}",{index}]"#
@@ -558,7 +560,9 @@ mod tests {
             .and_then(|count| count.parse().ok());
         let fleets: u32 = cases.unwrap_or(60).min(60);
         let random = &mut fastrand::Rng::with_seed(3);
-        let (mut edited, mut shared, mut refused) = (0, 0, 0);
+        let mut edited = 0;
+        let mut shared = 0;
+        let mut refused = 0;
         for _ in 0..fleets {
             let mut draft = Draft {
                 keys: RECORD_KEYS.to_vec(),
@@ -623,13 +627,12 @@ mod tests {
     #[test]
     fn unchanged_rows_are_not_parsed() {
         let rows = |count: u32, changed: u32| -> Vec<u8> {
-            let row = |number: u32| {
+            let rows: Vec<String> = (0..count).map(|number: u32| {
                 let last = if number == changed { 1 } else { 0 };
                 format!(
                     r#"["i{number}","{number}","web",["1"],"z1","1","net","1","dep","10.{last}.0.1","bosh","a{number}",0]"#
                 )
-            };
-            let rows: Vec<String> = (0..count).map(row).collect();
+            }).collect();
             let keys = RECORD_KEYS.map(|key| format!("\"{key}\"")).join(",");
             format!(
                 r#"{{"record_keys":[{keys}],"record_infos":[{}],"version":2}}"#,

@@ -303,7 +303,8 @@ pub(super) fn read<'de, S: DeserializeSeed<'de>>(
 
 impl From<serde_json::Error> for RecordsError {
     fn from(error: serde_json::Error) -> Self {
-        let (line, column) = (error.line(), error.column());
+        let line = error.line();
+        let column = error.column();
         let mut reason = error.to_string();
         let place = format!(" at line {line} column {column}");
         if reason.ends_with(&place) {

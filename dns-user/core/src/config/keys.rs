@@ -284,18 +284,18 @@ fn collect_unknown(
                         format!("{path}.{name}")
                     }
                 };
-                let (shape, place) = (join(shape, &lower), join(place, name));
+                let shape = join(shape, &lower);
+                let place = join(place, name);
                 if FOREIGN_OBJECTS.contains(&shape.as_str())
                     || KEYS.iter().any(|key| key.path == shape)
                 {
                     continue;
                 }
-                let inner = |key: &ConfigKey| {
+                if KEYS.iter().any(|key: &ConfigKey| {
                     key.path
                         .strip_prefix(&shape)
                         .is_some_and(|rest| rest.starts_with(['.', '[']))
-                };
-                if KEYS.iter().any(inner) {
+                }) {
                     collect_unknown(value, &shape, &place, found);
                 } else {
                     found.push((place, nearest(&shape)));
@@ -457,11 +457,11 @@ pub struct DnstapMessages {
 pub(super) fn dnstap(root: &ObjectReader<'_>) -> Result<Option<DnstapConfig>, ConfigError> {
     let object = root.object("dnstap")?;
     let text = |name| Ok::<_, ConfigError>(object.text(name)?.filter(|text| !text.is_empty()));
-    let (socket, file, tcp) = (text("socket")?, text("file")?, text("tcp")?);
-    let (identity, version) = (
-        text("identity")?.map(str::to_owned),
-        text("version")?.map(str::to_owned),
-    );
+    let socket = text("socket")?;
+    let file = text("file")?;
+    let tcp = text("tcp")?;
+    let identity = text("identity")?.map(str::to_owned);
+    let version = text("version")?.map(str::to_owned);
     let messages = messages(&object)?;
     let sample = object.number("sample", 1, 1_000_000)?.unwrap_or(1) as u32;
     let interface_sample = object

@@ -348,7 +348,8 @@ fn control(object: &ObjectReader<'_>) -> Result<Option<ControlConfig>, ConfigErr
                 .map(str::to_owned),
         )
     };
-    let (user, group) = (name("user")?, name("group")?);
+    let user = name("user")?;
+    let group = name("group")?;
     let is_default = !object.has("socket");
     let socket = if is_default {
         Some(PathBuf::from(CONTROL_SOCKET))
@@ -492,18 +493,17 @@ fn cookies(object: &ObjectReader<'_>) -> Result<CookiesConfig, ConfigError> {
         };
         let bytes: Vec<u8> = (0..text.len()).step_by(2).map_while(digits).collect();
         // A secret is not repeated in a message.
-        let wrong = || {
-            object.error(
-                "secrets",
-                "contains a text other than 32 hexadecimal digits",
-            )
-        };
         let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
         bytes
             .try_into()
             .ok()
             .filter(|_| is_hex && text.len() == 32)
-            .ok_or_else(wrong)
+            .ok_or_else(|| {
+                object.error(
+                    "secrets",
+                    "contains a text other than 32 hexadecimal digits",
+                )
+            })
     };
     let secrets = object.texts("secrets")?.unwrap_or_default();
     Ok(CookiesConfig {
@@ -628,7 +628,8 @@ fn or_default(duration: Option<Duration>, default: Duration) -> Duration {
 pub fn parse_addresses<'a>(
     files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
 ) -> ParsedFiles<Vec<SocketAddr>> {
-    let (mut valid, mut errors) = (Vec::new(), Vec::new());
+    let mut valid = Vec::new();
+    let mut errors = Vec::new();
     for (file, bytes) in files {
         match parse_file(file, bytes) {
             Ok(addresses) => {
@@ -844,11 +845,10 @@ mod tests {
     fn generic_mode_becomes_tc() {
         let loaded = good(r#"{"address": "127.0.0.1", "port": 53, "xdp": {"mode": "generic"}}"#);
         assert_eq!(loaded.config.xdp.mode, HookMode::Tc);
-        let names_tc = |warning: &String| {
-            warning.contains("xdp.mode \"generic\"") && warning.contains("\"tc\"")
-        };
         assert!(
-            loaded.warnings.iter().any(names_tc),
+            loaded.warnings.iter().any(|warning: &String| {
+                warning.contains("xdp.mode \"generic\"") && warning.contains("\"tc\"")
+            }),
             "{:?}",
             loaded.warnings
         );

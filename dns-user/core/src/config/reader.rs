@@ -75,7 +75,8 @@ impl<'a> ObjectReader<'a> {
         name: &'static str,
         parse: impl Fn(&Self) -> Result<T, Vec<ConfigError>>,
     ) -> Result<Vec<T>, Vec<ConfigError>> {
-        let (mut parsed, mut errors) = (Vec::new(), Vec::new());
+        let mut parsed = Vec::new();
+        let mut errors = Vec::new();
         let list = self
             .list(name)
             .map_err(|error| vec![error])?
@@ -139,11 +140,12 @@ impl<'a> ObjectReader<'a> {
     pub fn numbers(&self, name: &'static str, min: u64, max: u64) -> Result<Vec<u64>, ConfigError> {
         let allowed = format!("a list of whole numbers from {min} to {max}");
         let items = self.list(name)?.unwrap_or_default().iter();
-        let number = |item: &Json| {
-            item.number_within(min, max)
-                .ok_or_else(|| self.wrong(name, item, &allowed))
-        };
-        items.map(number).collect()
+        items
+            .map(|item: &Json| {
+                item.number_within(min, max)
+                    .ok_or_else(|| self.wrong(name, item, &allowed))
+            })
+            .collect()
     }
 
     /// Returns the port number `name`, from 1.

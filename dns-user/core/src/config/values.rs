@@ -144,7 +144,8 @@ pub fn is_pattern(part: &str) -> bool {
 /// The whole pattern is parsed first, so an invalid one is always reported.
 pub fn pattern_matches(pattern: &[u8], name: &[u8]) -> Result<bool, BadPattern> {
     let units = parse(pattern)?;
-    let (mut unit, mut at) = (0, 0);
+    let mut unit = 0;
+    let mut at = 0;
     let mut star: Option<(usize, usize)> = None;
     while at < name.len() {
         match units.get(unit) {
@@ -315,13 +316,14 @@ pub fn with_port(text: &str) -> Result<String, NoRecursor> {
 
 /// Returns whether the text is a host name or an address, as certificates contain them.
 fn is_host_name(text: &str) -> bool {
-    let is_label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
-    };
-    text.parse::<IpAddr>().is_ok() || text.len() <= 253 && text.split('.').all(is_label)
+    text.parse::<IpAddr>().is_ok()
+        || text.len() <= 253
+            && text.split('.').all(|label: &str| {
+                (1..=63).contains(&label.len())
+                    && label
+                        .bytes()
+                        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+            })
 }
 
 /// Returns whether the text is an IPv6 address, optionally with a zone (`fe80::2%eth0`, RFC 6874).

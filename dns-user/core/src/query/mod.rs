@@ -16,19 +16,19 @@ pub(crate) const AGENT_DOMAIN: &[u8] = b"\x0dbosh-agent-id\0";
     clippy::large_enum_variant,
     reason = "lives on the stack for one look-up; nearly all are `Within`"
 )]
-pub(crate) enum Question<'n> {
+pub(crate) enum QueryTarget<'n> {
     /// `<agent-id>.bosh-agent-id.`
     Agent(&'n [u8]),
     /// Outside every domain: an instance id, searched in the whole fleet. `None` for the root,
     /// which selects every instance (observed).
     Anywhere(Option<&'n [u8]>),
     /// Below a domain of the records.
-    Within(DomainNumber, Criteria<'n>),
+    Within(DomainNumber, QueryCriteria<'n>),
 }
 
 /// Conditions on the instances of a domain; all must hold.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Criteria<'n> {
+pub(crate) struct QueryCriteria<'n> {
     pub(crate) id: Option<&'n [u8]>,
     /// Filter given by the first label.
     pub(crate) filter: Filter<'n>,
@@ -96,7 +96,7 @@ pub(crate) enum Malformed {
     Filter,
 }
 
-impl<'n> Question<'n> {
+impl<'n> QueryTarget<'n> {
     pub(crate) fn read(name: &'n Name, domains: &Domains) -> Result<Self, Malformed> {
         let labels: SmallVec<[&[u8]; 8]> = name.labels().collect();
         if let [agent, _] = labels[..]
@@ -108,7 +108,7 @@ impl<'n> Question<'n> {
             return Ok(Self::Anywhere(labels.first().copied()));
         };
         let Some((&first, rest)) = labels.split_first() else {
-            return Ok(Self::Within(domain, Criteria::default()));
+            return Ok(Self::Within(domain, QueryCriteria::default()));
         };
         let middle: SmallVec<[&[u8]; 8]> = match rest.len().checked_sub(domain_labels) {
             Some(count @ 1..) if domain_labels > 0 => rest[..count].into(),
@@ -118,11 +118,11 @@ impl<'n> Question<'n> {
             // and with the root as a domain `x.web.net` is the long form without a deployment).
             _ => rest.iter().copied().chain([&b""[..]]).collect(),
         };
-        Criteria::read(first, &middle).map(|criteria| Self::Within(domain, criteria))
+        QueryCriteria::read(first, &middle).map(|criteria| Self::Within(domain, criteria))
     }
 }
 
-impl<'n> Criteria<'n> {
+impl<'n> QueryCriteria<'n> {
     /// Parses the first label and the labels between it and the domain.
     fn read(first: &'n [u8], middle: &[&'n [u8]]) -> Result<Self, Malformed> {
         let place = match *middle {
@@ -262,13 +262,16 @@ impl Domains {
 
     /// Returns whether the other domains have the same names, which queries match alike.
     pub(crate) fn are_named_like(&self, other: &Self) -> bool {
-        let is_known = |(name, number): (&Name, &Option<DomainNumber>)| {
-            other
+        self.names.len() == other.names.len()
+            && self
                 .names
-                .get(name)
-                .is_some_and(|known| known.is_some() == number.is_some())
-        };
-        self.names.len() == other.names.len() && self.names.iter().all(is_known)
+                .iter()
+                .all(|(name, number): (&Name, &Option<DomainNumber>)| {
+                    other
+                        .names
+                        .get(name)
+                        .is_some_and(|known| known.is_some() == number.is_some())
+                })
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {

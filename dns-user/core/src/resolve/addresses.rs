@@ -234,7 +234,8 @@ mod tests {
 
     #[test]
     fn unchecked_addresses_stay_withdrawn() {
-        let (one, both) = (["10.0.0.1"], ["10.0.0.1", "10.0.0.2"]);
+        let one = ["10.0.0.1"];
+        let both = ["10.0.0.1", "10.0.0.2"];
         let found = ask_with(&Started, "q-s0.q-g1.bosh", &one).unwrap();
         let expected = FleetAddresses {
             addresses: set(&["10.0.0.2"]),

@@ -8,7 +8,7 @@ use super::{Existence, Health, HealthState, resolve, select};
 use crate::{
     catalog::{InstanceIndex, PlaceholderFilter, Snapshot, Target},
     name::Name,
-    query::{Criteria, Filter, Pattern, Question, Strategy},
+    query::{Filter, Pattern, QueryCriteria, QueryTarget, Strategy},
 };
 
 /// The steps from a name to its answer; `Display` formats them as text.
@@ -123,7 +123,7 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         Target::Name(name) => (name, None),
         Target::Placeholder { base, filter } => (snapshot.aliases().base(*base), Some(*filter)),
     };
-    let question = match Question::read(name, &instances.domain_names) {
+    let question = match QueryTarget::read(name, &instances.domain_names) {
         Ok(question) => question,
         Err(problem) => {
             let problem = Some(problem.to_string());
@@ -135,9 +135,9 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
     };
     let mut explained = TargetExplanation::new(name.to_string(), form(&question));
     match &question {
-        Question::Agent(agent) => explained.say("agent id", &[agent]),
-        Question::Anywhere(id) => explained.say("instance id", id.as_slice()),
-        Question::Within(domain, criteria) => {
+        QueryTarget::Agent(agent) => explained.say("agent id", &[agent]),
+        QueryTarget::Anywhere(id) => explained.say("instance id", id.as_slice()),
+        QueryTarget::Within(domain, criteria) => {
             explained.domain = Some(instances.domains.text(*domain).to_owned());
             explained.say_criteria(criteria);
         }
@@ -197,13 +197,13 @@ fn placeholder_criterion(instances: &InstanceIndex, placeholder: PlaceholderFilt
 }
 
 /// Returns the form of a parsed name, in words.
-fn form(question: &Question<'_>) -> &'static str {
+fn form(question: &QueryTarget<'_>) -> &'static str {
     match question {
-        Question::Agent(_) => "agent",
-        Question::Anywhere(None) => "every instance",
-        Question::Anywhere(Some(_)) => "outside all domains: an instance id anywhere",
-        Question::Within(_, Criteria { place: Some(_), .. }) => "long form",
-        Question::Within(_, _) => "short form",
+        QueryTarget::Agent(_) => "agent",
+        QueryTarget::Anywhere(None) => "every instance",
+        QueryTarget::Anywhere(Some(_)) => "outside all domains: an instance id anywhere",
+        QueryTarget::Within(_, QueryCriteria { place: Some(_), .. }) => "long form",
+        QueryTarget::Within(_, _) => "short form",
     }
 }
 
@@ -228,8 +228,8 @@ impl TargetExplanation {
         }
     }
 
-    fn say_criteria(&mut self, criteria: &Criteria<'_>) {
-        let Criteria {
+    fn say_criteria(&mut self, criteria: &QueryCriteria<'_>) {
+        let QueryCriteria {
             id,
             filter,
             group,

@@ -17,7 +17,9 @@ use smallvec::SmallVec;
 use crate::{
     catalog::{InstanceIndex, NameRules, PlaceholderFilter, Row, Snapshot, Symbol, Target},
     name::Name,
-    query::{AGENT_DOMAIN, Criteria, Filter, Malformed, Pattern, Question, Strategy, group_id},
+    query::{
+        AGENT_DOMAIN, Filter, Malformed, Pattern, QueryCriteria, QueryTarget, Strategy, group_id,
+    },
 };
 
 /// Result of an instance's latest health check.
@@ -247,7 +249,7 @@ impl<'s> Found<'s> {
             Target::Name(name) => (name, None),
             Target::Placeholder { base, filter } => (snapshot.aliases().base(*base), Some(*filter)),
         };
-        let question = Question::read(name, &snapshot.instance_index().domain_names)?;
+        let question = QueryTarget::read(name, &snapshot.instance_index().domain_names)?;
         self.matches
             .push(select(snapshot.instance_index(), &question, placeholder));
         Ok(())
@@ -357,15 +359,13 @@ fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
     match *above {
         [label] => {
             let group = group_id(label).and_then(|id| instances.groups.find(id));
-            let in_domain = |group| {
+            group.is_some_and(|group| {
                 instances
                     .by_group
                     .rows(group)
                     .iter()
                     .any(|&row| instances.place_of(row).domain == domain)
-            };
-            group.is_some_and(in_domain)
-                || is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
+            }) || is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
         }
         [network, deployment] => is_place([
             Pattern::Any,
@@ -407,7 +407,7 @@ pub(crate) struct Matches<'f> {
 /// an alias.
 pub(crate) fn select<'f>(
     instances: &'f InstanceIndex,
-    question: &Question<'_>,
+    question: &QueryTarget<'_>,
     placeholder: Option<PlaceholderFilter>,
 ) -> Matches<'f> {
     let found = |rows: &[Row]| Matches {
@@ -415,13 +415,13 @@ pub(crate) fn select<'f>(
         ..Matches::default()
     };
     match question {
-        Question::Agent(agent) => found(instances.agent_id.rows_with(agent)),
-        Question::Anywhere(None) => Matches {
+        QueryTarget::Agent(agent) => found(instances.agent_id.rows_with(agent)),
+        QueryTarget::Anywhere(None) => Matches {
             rows: (0..instances.len() as Row).collect(),
             ..Matches::default()
         },
-        Question::Anywhere(Some(id)) => found(instances.id.rows_with(id)),
-        Question::Within(domain, criteria) => {
+        QueryTarget::Anywhere(Some(id)) => found(instances.id.rows_with(id)),
+        QueryTarget::Within(domain, criteria) => {
             match Bound::new(instances, *domain, criteria, placeholder) {
                 None => Matches::default(),
                 Some(bound) => Matches {
@@ -461,10 +461,10 @@ impl<'f> Bound<'f> {
     fn new(
         instances: &'f InstanceIndex,
         domain: Symbol,
-        criteria: &Criteria<'_>,
+        criteria: &QueryCriteria<'_>,
         placeholder: Option<PlaceholderFilter>,
     ) -> Option<Self> {
-        let Criteria {
+        let QueryCriteria {
             id,
             filter,
             group,
@@ -743,7 +743,8 @@ mod below_tests {
             formerr_for_malformed: false,
             nxdomain_for_empty_non_terminals: false,
         };
-        let (modern, reference) = (snapshot(modern), snapshot(NameRules::default()));
+        let modern = snapshot(modern);
+        let reference = snapshot(NameRules::default());
         for (name, expected) in [
             ("my.tld", true),
             ("tld", true),

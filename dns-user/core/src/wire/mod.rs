@@ -373,7 +373,8 @@ pub fn parse_from<'m>(
         return Parsed::Drop;
     };
     let field = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-    let (id, flags) = (field(0), field(2));
+    let id = field(0);
+    let flags = field(2);
     let counts = Counts {
         answers: field(6),
         authorities: field(8),

@@ -106,15 +106,17 @@ impl ExtendedError {
     /// Reads the errors in the data of an OPT, the first few.
     pub fn read_all(opt_data: &[u8]) -> Vec<Self> {
         let errors = EdnsOptions(opt_data).filter(|option| option.code == OPTION_EXTENDED_ERROR);
-        let read = |option: EdnsOption<'_>| {
-            let (code, text) = option.data.split_first_chunk()?;
-            let text = text[..text.len().min(MAX_TEXT)].to_vec();
-            Some(Self {
-                code: u16::from_be_bytes(*code),
-                text: text.into(),
+        errors
+            .filter_map(|option: EdnsOption<'_>| {
+                let (code, text) = option.data.split_first_chunk()?;
+                let text = text[..text.len().min(MAX_TEXT)].to_vec();
+                Some(Self {
+                    code: u16::from_be_bytes(*code),
+                    text: text.into(),
+                })
             })
-        };
-        errors.filter_map(read).take(MAX_ERRORS).collect()
+            .take(MAX_ERRORS)
+            .collect()
     }
 
     /// Adds the error to a complete reply, without its text if that does not fit. Does nothing for a
@@ -123,7 +125,8 @@ impl ExtendedError {
         if query.edns.is_none() || query.echo_client_opt {
             return;
         }
-        let (limit, code) = (query.limit(), self.code.to_be_bytes());
+        let limit = query.limit();
+        let code = self.code.to_be_bytes();
         let _ = push_option(reply, limit, OPTION_EXTENDED_ERROR, &[&code, &self.text])
             || push_option(reply, limit, OPTION_EXTENDED_ERROR, &[&code]);
     }

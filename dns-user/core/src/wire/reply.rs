@@ -169,7 +169,8 @@ fn write_addresses(
         .limit()
         .saturating_sub(HEADER_LEN + query.question.wire_len() + opt_len);
     let owner = owner_of_answers(query);
-    let (v4_len, v6_len) = (owner.len() + FIXED_LEN + 4, owner.len() + FIXED_LEN + 16);
+    let v4_len = owner.len() + FIXED_LEN + 4;
+    let v6_len = owner.len() + FIXED_LEN + 16;
     let total = v4.len() + v6.len();
     // With both families, the number that fits depends on their order: draw them all and stop at
     // the first that does not fit.
@@ -186,7 +187,8 @@ fn write_addresses(
     );
     out.reserve(most.min(room / v4_len) * v6_len + OPT_LEN);
     let end = HEADER_LEN + query.question.wire_len() + room;
-    let (mut written, mut full) = (0, false);
+    let mut written = 0;
+    let mut full = false;
     shuffle.draw(total, most, |position| {
         let length = if position < v4.len() { v4_len } else { v6_len };
         full |= out.len() + length > end;

@@ -260,7 +260,8 @@ fn explain(hook: Hook, link: &Link, error: io::Error) -> NotServed {
 
 /// Pins a new link; without a pin it ends with the process.
 fn pin_new(pins: Option<&Pins>, fd: &OwnedFd, link: &Link, hook: Hook) -> Option<PathBuf> {
-    let (pins, kind) = (pins?, hook.link_kind()?);
+    let pins = pins?;
+    let kind = hook.link_kind()?;
     pins.pin_link(fd.as_fd(), link.ifindex, kind)
         .inspect_err(|error| tracing::warn!(%error, interface = %link.name, "cannot pin a link: its program is detached when this process ends"))
         .ok()

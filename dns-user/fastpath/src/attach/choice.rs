@@ -77,7 +77,8 @@ pub(crate) fn attach(
     context: &mut AttachContext<'_>,
 ) -> Result<Attachment, NotServed> {
     let Plan { hooks, why } = plan;
-    let (mut refusals, mut is_unsettled) = (Vec::<String>::new(), false);
+    let mut refusals = Vec::<String>::new();
+    let mut is_unsettled = false;
     for (index, &hook) in hooks.iter().enumerate() {
         let reason = if refusals.is_empty() {
             why.clone()

@@ -87,12 +87,15 @@ impl Firewall {
         local: &[LocalAddress],
         endpoints: &[(SocketAddr, usize)],
     ) {
-        let is_served = |address: &LocalAddress| {
-            endpoints
-                .iter()
-                .any(|(endpoint, _)| endpoint.ip() == address.address)
-        };
-        let local: Vec<LocalAddress> = local.iter().copied().filter(is_served).collect();
+        let local: Vec<LocalAddress> = local
+            .iter()
+            .copied()
+            .filter(|address: &LocalAddress| {
+                endpoints
+                    .iter()
+                    .any(|(endpoint, _)| endpoint.ip() == address.address)
+            })
+            .collect();
         if self.local != local {
             self.local = local;
             self.forget();
@@ -101,8 +104,10 @@ impl Firewall {
 
     /// Reads rules and policies again when they are due; returns what may have changed.
     pub(super) fn refresh(&mut self, now: Instant) -> Change {
-        let is_over = |read: Instant| now.saturating_duration_since(read) >= ROUND;
-        if !self.read.is_none_or(is_over) {
+        if self
+            .read
+            .is_some_and(|read| now.saturating_duration_since(read) < ROUND)
+        {
             return Change::Nothing;
         }
         self.read = Some(now);

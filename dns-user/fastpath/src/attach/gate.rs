@@ -23,7 +23,7 @@ use super::bounded::Bounded;
 use crate::map::scope::Probed;
 
 /// Number of queries within [`WINDOW`] that open an admission; fewer do not justify a program.
-pub const ENOUGH: u32 = 5;
+pub const MIN_QUERIES: u32 = 5;
 
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 
@@ -38,8 +38,8 @@ const PROBE_REPORTS: u64 = 3;
 const MAX_PENDING: usize = 8;
 
 /// Maximum number of recent clients per admission. Beyond the reports within [`PROBE_TIMEOUT`], which name at
-/// most [`MOST_CLIENTS`] each, so only a server that reports more often than agreed displaces one too early.
-const MAX_RECENT: usize = 4 * MOST_CLIENTS;
+/// most [`MAX_CLIENTS`] each, so only a server that reports more often than agreed displaces one too early.
+const MAX_RECENT: usize = 4 * MAX_CLIENTS;
 
 /// Maximum number of clients of lost probes per admission that are not yet explained.
 const MAX_LOST: usize = MAX_PENDING;
@@ -68,7 +68,7 @@ const PROVEN_AFTER: Duration = Duration::from_secs(60);
 pub(super) const PROVEN_PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of clients in an [`Arrival`].
-pub const MOST_CLIENTS: usize = 32;
+pub const MAX_CLIENTS: usize = 32;
 
 /// Queries that reached the server's sockets since its last report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ pub struct Arrival {
     pub endpoint: SocketAddr,
     /// Number of queries for names that the server answers locally.
     pub queries: u32,
-    /// Their senders, at most [`MOST_CLIENTS`].
+    /// Their senders, at most [`MAX_CLIENTS`].
     pub clients: Vec<IpAddr>,
     /// Whether senders were omitted.
     pub more: bool,
@@ -162,7 +162,7 @@ struct EndpointAdmission {
     /// Number of probes noticed so far.
     probes: u64,
     /// Outstanding probes, oldest first.
-    pending: Bounded<Pending, MAX_PENDING>,
+    pending: Bounded<PendingProbe, MAX_PENDING>,
     /// Clients of lost probes from which nothing has arrived since, with the time.
     lost: Bounded<(IpAddr, Instant), MAX_LOST>,
     /// Clients of lost probes from which nothing has arrived since.
@@ -178,7 +178,7 @@ struct Known {
 
 /// A probe that has not arrived yet.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
+struct PendingProbe {
     client: IpAddr,
     /// Time at which it was noticed.
     since: Instant,
@@ -186,7 +186,7 @@ struct Pending {
     reports: u64,
 }
 
-impl Pending {
+impl PendingProbe {
     fn is_overdue(&self, now: Instant, reports: u64) -> bool {
         now.saturating_duration_since(self.since) >= PROBE_TIMEOUT
             && reports >= self.reports + PROBE_REPORTS
@@ -233,10 +233,11 @@ impl Gate {
         self.admissions
             .get(&(ifindex, endpoint))
             .is_some_and(|admission| {
-                let is_long = |since: Instant| now.saturating_duration_since(since) >= PROVEN_AFTER;
                 admission.open
                     && admission.lost.is_empty()
-                    && admission.steady_since.is_some_and(is_long)
+                    && admission.steady_since.is_some_and(|since: Instant| {
+                        now.saturating_duration_since(since) >= PROVEN_AFTER
+                    })
             })
     }
 
@@ -247,13 +248,15 @@ impl Gate {
         };
         admission.seen = Some(now);
         admission.hear(arrival, now);
-        let is_over = |since: Instant| now.saturating_duration_since(since) > WINDOW;
-        if admission.since.is_none_or(is_over) {
+        if admission
+            .since
+            .is_none_or(|since: Instant| now.saturating_duration_since(since) > WINDOW)
+        {
             admission.since = Some(now);
             admission.arrived = 0;
         }
         admission.arrived = admission.arrived.saturating_add(arrival.queries);
-        let opens = !admission.open && admission.arrived >= ENOUGH;
+        let opens = !admission.open && admission.arrived >= MIN_QUERIES;
         if opens {
             admission.open = true;
             admission.arrived = 0;
@@ -287,7 +290,7 @@ impl Gate {
             .iter()
             .any(|&(client, since)| client == probed.client && is_recent(since, now));
         if !admission.more && !has_arrived {
-            admission.pending.push(Pending {
+            admission.pending.push(PendingProbe {
                 client: probed.client,
                 since: now,
                 reports: self.reports,
@@ -302,11 +305,14 @@ impl Gate {
     /// reason, so the losses prove nothing.
     pub(crate) fn judge(&mut self, now: Instant, explained: impl FnOnce() -> bool) -> Vec<Loss> {
         let reports = self.reports;
-        let is_overdue = |pending: &Pending| pending.is_overdue(now, reports);
-        let suspicious = |admission: &EndpointAdmission| {
-            !admission.lost.is_empty() || admission.pending.iter().any(is_overdue)
-        };
-        if !self.admissions.values().any(suspicious) {
+        let is_overdue = |pending: &PendingProbe| pending.is_overdue(now, reports);
+        if !self
+            .admissions
+            .values()
+            .any(|admission: &EndpointAdmission| {
+                !admission.lost.is_empty() || admission.pending.iter().any(is_overdue)
+            })
+        {
             self.forget_old(now);
             return Vec::new();
         }
@@ -440,7 +446,7 @@ impl EndpointAdmission {
         self.recent
             .retain(|(client, since)| is_recent(*since, now) && !has_arrived(client));
         // The number is not the sender's to choose.
-        for &client in arrival.clients.iter().take(MOST_CLIENTS) {
+        for &client in arrival.clients.iter().take(MAX_CLIENTS) {
             self.recent.push((client, now));
             self.know(client, now);
         }
@@ -505,8 +511,9 @@ mod tests {
 
     /// Returns a gate with an open admission, and the time.
     fn open() -> (Gate, Instant) {
-        let (mut gate, now) = (Gate::default(), Instant::now());
-        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now));
+        let mut gate = Gate::default();
+        let now = Instant::now();
+        assert!(gate.arrived(0, &arrival(CLIENT, MIN_QUERIES), now));
         (gate, now)
     }
 
@@ -559,7 +566,8 @@ mod tests {
             Hour::Idle,
         ];
         for hour in hours {
-            let (mut gate, mut now) = (Gate::default(), Instant::now());
+            let mut gate = Gate::default();
+            let mut now = Instant::now();
             let mut most = 0;
             for number in 0..REPORTS {
                 let address = |client: u64| {
@@ -568,7 +576,7 @@ mod tests {
                 };
                 let report = Arrival {
                     queries: u32::from(hour != Hour::OutsideNames) * 32,
-                    clients: (0..MOST_CLIENTS as u64).map(address).collect(),
+                    clients: (0..MAX_CLIENTS as u64).map(address).collect(),
                     ..arrival(CLIENT, 0)
                 };
                 gate.reported();
@@ -591,7 +599,7 @@ mod tests {
             assert!(most <= BOUND, "{hour:?}: {most} values");
             // Nothing is left of an hour but what the last reports brought.
             assert!(
-                kept(&gate) <= 1 + 3 * MOST_CLIENTS + MAX_KNOWN + MAX_PENDING + MAX_WITNESSES,
+                kept(&gate) <= 1 + 3 * MAX_CLIENTS + MAX_KNOWN + MAX_PENDING + MAX_WITNESSES,
                 "{hour:?}: {} values",
                 kept(&gate)
             );
@@ -600,11 +608,12 @@ mod tests {
 
     #[test]
     fn invented_interfaces_take_bounded_memory() {
-        let (mut gate, now) = (Gate::default(), Instant::now());
+        let mut gate = Gate::default();
+        let now = Instant::now();
         for ifindex in 0..2 * MAX_ADMISSIONS as u32 {
             let report = Arrival {
                 ifindex,
-                ..arrival(CLIENT, ENOUGH)
+                ..arrival(CLIENT, MIN_QUERIES)
             };
             gate.arrived(0, &report, now);
         }
@@ -613,13 +622,14 @@ mod tests {
 
     #[test]
     fn enough_queries_in_time_open() {
-        let (mut gate, now) = (Gate::default(), Instant::now());
-        assert!(!gate.arrived(0, &arrival(CLIENT, ENOUGH - 1), now));
+        let mut gate = Gate::default();
+        let now = Instant::now();
+        assert!(!gate.arrived(0, &arrival(CLIENT, MIN_QUERIES - 1), now));
         assert!(
             !gate.arrived(0, &arrival(CLIENT, 1), now + WINDOW * 2),
             "too far apart"
         );
-        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH - 1), now + WINDOW * 2));
+        assert!(gate.arrived(0, &arrival(CLIENT, MIN_QUERIES - 1), now + WINDOW * 2));
         assert!(gate.is_open(7, 0) && !gate.is_open(7, 1) && !gate.is_open(8, 0));
     }
 
@@ -691,7 +701,8 @@ mod tests {
 
     #[test]
     fn uncounted_queries_are_shown() {
-        let (mut gate, now) = (Gate::default(), Instant::now());
+        let mut gate = Gate::default();
+        let now = Instant::now();
         gate.arrived(0, &arrival(CLIENT, 0), now);
         assert!(gate.waiting(now).eq([(7, 0)]));
         assert_eq!(gate.waiting(now + WINDOW * 2).count(), 0);
@@ -718,8 +729,10 @@ mod tests {
         };
         let counted = |arrival: &Arrival| -> Vec<(u32, Vec<IpAddr>, u32)> {
             let parts = arrival.by_interface(&local);
-            let of = |part: &Cow<'_, Arrival>| (part.ifindex, part.clients.clone(), part.queries);
-            parts.iter().map(of).collect()
+            parts
+                .iter()
+                .map(|part: &Cow<'_, Arrival>| (part.ifindex, part.clients.clone(), part.queries))
+                .collect()
         };
         assert_eq!(
             counted(&mixed),
@@ -814,7 +827,11 @@ mod tests {
         assert_eq!(gate.judge(now + Duration::from_secs(4), || false).len(), 3);
         gate.close(7);
         assert!(!gate.is_open(7, 0));
-        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now + Duration::from_secs(600)));
+        assert!(gate.arrived(
+            0,
+            &arrival(CLIENT, MIN_QUERIES),
+            now + Duration::from_secs(600)
+        ));
         assert_eq!(
             gate.witness(7, 0),
             Some(OTHER),

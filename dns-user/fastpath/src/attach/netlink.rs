@@ -332,12 +332,11 @@ impl Socket {
         loop {
             tries += 1;
             let mut found = Vec::new();
-            let on_message = |kind, message: &[u8]| {
+            match self.request(request, DUMP, body, |kind, message: &[u8]| {
                 if kind == answer {
                     found.extend(read(message));
                 }
-            };
-            match self.request(request, DUMP, body, on_message) {
+            }) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted && tries < DUMP_TRIES => {}
                 result => return result.map(|()| found),
             }
@@ -470,7 +469,7 @@ impl Socket {
                 // `MSG_TRUNC` returns the whole length.
                 Ok(length) if length > buffer.len() => Some(vec![NetworkEvent::Lost]),
                 Ok(length) if length > 0 => {
-                    let messages = Messages(&buffer[..length]);
+                    let messages = NetlinkMessages(&buffer[..length]);
                     Some(messages.map(|message| parse_event(&message)).collect())
                 }
                 // The socket's buffer overflowed: events were lost.
@@ -537,7 +536,7 @@ impl Answer {
             flags,
             sequence,
             body,
-        } in Messages(datagram)
+        } in NetlinkMessages(datagram)
         {
             if sequence != self.sequence {
                 continue;
@@ -577,9 +576,9 @@ struct Message<'a> {
     body: &'a [u8],
 }
 
-struct Messages<'a>(&'a [u8]);
+struct NetlinkMessages<'a>(&'a [u8]);
 
-impl<'a> Iterator for Messages<'a> {
+impl<'a> Iterator for NetlinkMessages<'a> {
     type Item = Message<'a>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -741,7 +740,8 @@ fn read_kind(link: &mut Link, data: &[u8]) {
 /// Reads an RTM_NEWROUTE: the interfaces of a route that sets an MTU.
 fn parse_route(message: &[u8]) -> Option<Vec<u32>> {
     let (_header, attributes) = message.split_first_chunk::<12>()?;
-    let (mut has_mtu, mut interfaces) = (false, Vec::new());
+    let mut has_mtu = false;
+    let mut interfaces = Vec::new();
     for (kind, value) in Attributes(attributes) {
         match kind {
             libc::RTA_METRICS => has_mtu = Attributes(value).any(|(kind, _)| kind == RTAX_MTU),
@@ -772,7 +772,9 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
             .map(|octets| IpAddr::from(*octets)),
         _ => None,
     };
-    let (mut own, mut other, mut broadcast) = (None, None, None);
+    let mut own = None;
+    let mut other = None;
+    let mut broadcast = None;
     for (kind, value) in Attributes(attributes) {
         match kind {
             libc::IFA_LOCAL => own = read(value),
@@ -793,7 +795,8 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
 fn parse_filter(message: &[u8]) -> Option<FilterInfo> {
     let (header, attributes) = message.split_first_chunk::<20>()?;
     let info = word(&header[16..])?;
-    let (mut program, mut name) = (0, String::new());
+    let mut program = 0;
+    let mut name = String::new();
     let options = Attributes(attributes).find(|&(kind, _)| kind == libc::TCA_OPTIONS);
     for (kind, value) in Attributes(options.map_or(&[], |(_, options)| options)) {
         match kind {
@@ -871,10 +874,8 @@ mod tests {
             }
             (ended.map_err(|error| error.kind()), seen)
         };
-        let (link, done) = (
-            message(libc::RTM_NEWLINK, 2, &[0; 16]),
-            message(DONE, 2, &[0; 4]),
-        );
+        let link = message(libc::RTM_NEWLINK, 2, &[0; 16]);
+        let done = message(DONE, 2, &[0; 4]);
         assert_eq!(take(&[link.clone(), done.clone()]), (Ok(true), 1));
         let marked = message(libc::RTM_NEWLINK, 2 | DUMP_INTERRUPTED, &[0; 16]);
         assert_eq!(
@@ -897,7 +898,7 @@ mod tests {
         assert_eq!(Attributes(&body).next(), Some((3, &b"eth0\0"[..])));
         for end in 0..body.len() {
             let _ = Attributes(&body[..end]).count();
-            let _ = Messages(&body[..end]).count();
+            let _ = NetlinkMessages(&body[..end]).count();
             let _ = parse_link(&body[..end]);
         }
         assert_eq!(

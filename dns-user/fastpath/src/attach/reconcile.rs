@@ -25,7 +25,7 @@ use super::{
     attachment::{self, AttachContext, AttachState, Attachment, Filters},
     choice::{self, TcOrder},
     firewall::{Change, Firewall, Stance},
-    gate::{Arrival, Gate, Loss, MOST_CLIENTS, PROVEN_PROBE_INTERVAL},
+    gate::{Arrival, Gate, Loss, MAX_CLIENTS, PROVEN_PROBE_INTERVAL},
     heard::HeardClients,
     netlink::{Link, LocalAddress, Socket},
     pins::{KeptMaps, PinnedLink},
@@ -63,7 +63,7 @@ const MAX_COMMANDS: usize = 64;
 const TICK: Duration = Duration::from_millis(250);
 
 /// Shortest sleep while work is postponed.
-const SHORTEST: Duration = Duration::from_millis(1);
+const MIN_SLEEP: Duration = Duration::from_millis(1);
 
 /// How long after a report the server is considered to be reporting: about two intervals.
 const REPORT_HOLDS: Duration = Duration::from_millis(600);
@@ -406,11 +406,11 @@ impl InterfaceReconciler {
         let until = |until: Instant| {
             until
                 .saturating_duration_since(Instant::now())
-                .clamp(SHORTEST, wait)
+                .clamp(MIN_SLEEP, wait)
         };
         let wait = self.gather_until.map_or(wait, until);
         if self.postponed {
-            self.rtnl.rest().clamp(SHORTEST, wait)
+            self.rtnl.rest().clamp(MIN_SLEEP, wait)
         } else {
             wait
         }
@@ -643,16 +643,16 @@ impl InterfaceReconciler {
                 };
                 let is_doubtful = self.gate.witness(link.ifindex, slot).is_some();
                 // A route that refuses replies to one client says that others may be refused as well.
-                let is_refused = |client| {
-                    self.firewall
-                        .objection(link, endpoint, client, &mut self.netlink)
-                        .is_some()
-                };
                 match stance {
                     Stance::Refuses(why) => drop(self.refusals.insert(link.ifindex, why)),
                     Stance::HeardOnly => admitted.heard_only |= 1 << slot,
                     Stance::Accepts
-                        if is_doubtful || self.gate.known(link.ifindex, slot).any(is_refused) =>
+                        if is_doubtful
+                            || self.gate.known(link.ifindex, slot).any(|client| {
+                                self.firewall
+                                    .objection(link, endpoint, client, &mut self.netlink)
+                                    .is_some()
+                            }) =>
                     {
                         admitted.heard_only |= 1 << slot;
                     }
@@ -714,7 +714,7 @@ impl InterfaceReconciler {
         let Some(link) = link.filter(|_| is_needed) else {
             return;
         };
-        for &client in arrival.clients.iter().take(MOST_CLIENTS) {
+        for &client in arrival.clients.iter().take(MAX_CLIENTS) {
             // Each new client takes a walk through all rules. The others' next queries pass to userspace, too.
             if Instant::now() >= until {
                 return;

@@ -35,7 +35,7 @@ const RELAXED_PAUSE: u32 = 19;
 const HURRIED_PAUSE: u32 = 4;
 
 /// Maximum pause: an operation longer than a twentieth of it was waiting for the lock or the CPU.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long an interface may wait for its program. Pauses shrink as far as that needs.
 pub(super) const DEADLINE: Duration = Duration::from_millis(2000);
@@ -213,7 +213,8 @@ impl RtnlThrottle {
     ) -> T {
         let begun = Instant::now();
         let done = count(operation, work);
-        let (now, took) = (Instant::now(), begun.elapsed());
+        let now = Instant::now();
+        let took = begun.elapsed();
         self.next = Some(now + pause(took, backlog, now));
         done
     }
@@ -228,7 +229,7 @@ impl RtnlThrottle {
 /// Returns the pause after an operation that took the lock for `took`: as long as possible, and so short that
 /// the whole backlog is served by its deadline.
 fn pause(took: Duration, backlog: Option<Backlog>, now: Instant) -> Duration {
-    let relaxed = (took * RELAXED_PAUSE).min(LONGEST_PAUSE);
+    let relaxed = (took * RELAXED_PAUSE).min(MAX_PAUSE);
     let Some(Backlog { waiting, since }) = backlog.filter(|backlog| backlog.waiting > 0) else {
         return relaxed;
     };
@@ -268,8 +269,11 @@ impl CniGrace {
 
     /// Returns whether a qdisc may be added to an interface. CNI plugins use virtual interfaces only.
     pub(super) fn is_settled(&self, link: &Link, now: Instant) -> bool {
-        let is_quiet = |since: &Instant| now.saturating_duration_since(*since) >= QUIET;
-        link.kind.is_none() || self.changed.get(&link.ifindex).is_some_and(is_quiet)
+        link.kind.is_none()
+            || self
+                .changed
+                .get(&link.ifindex)
+                .is_some_and(|since: &Instant| now.saturating_duration_since(*since) >= QUIET)
     }
 
     pub(super) fn set_waiting(&mut self, ifindex: u32, waits: bool) {
@@ -330,7 +334,9 @@ mod tests {
 
     #[test]
     fn frequent_events_are_gathered() {
-        let (mut pace, mut now, mut looks) = (EventPace::new(), Instant::now(), 0);
+        let mut pace = EventPace::new();
+        let mut now = Instant::now();
+        let mut looks = 0;
         assert_eq!(pace.wait(now), COALESCE, "a single one is served at once");
         let end = now + Duration::from_secs(10);
         while now < end {
@@ -346,7 +352,8 @@ mod tests {
     /// lock is held then, if each operation holds it for `took`.
     fn serve(interfaces: usize, took: Duration) -> (Duration, Duration) {
         let begin = Instant::now();
-        let (mut now, mut held) = (begin, Duration::ZERO);
+        let mut now = begin;
+        let mut held = Duration::ZERO;
         for served in 1..=interfaces {
             now += took;
             held += took;
@@ -387,7 +394,8 @@ mod tests {
 
     #[test]
     fn changes_restart_the_wait() {
-        let (mut grace, begin) = (CniGrace::default(), Instant::now());
+        let mut grace = CniGrace::default();
+        let begin = Instant::now();
         let uplink = Link::named(2, "eth0");
         let veth = Link {
             kind: Some("veth".to_owned()),

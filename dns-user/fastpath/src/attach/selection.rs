@@ -34,9 +34,10 @@ impl Selection {
     pub(crate) fn new(listed: Option<&[String]>, excluded: &[String]) -> Self {
         let candidates = match listed {
             Some(names) => {
-                let is_plain = |name: &String| !name.contains(['*', '?', '[', '\\']);
-                let (plain, patterns): (Vec<String>, Vec<String>) =
-                    names.iter().cloned().partition(is_plain);
+                let (plain, patterns): (Vec<String>, Vec<String>) = names
+                    .iter()
+                    .cloned()
+                    .partition(|name: &String| !name.contains(['*', '?', '[', '\\']));
                 Candidates::Listed(plain.into_iter().collect(), patterns)
             }
             None => Candidates::Reachable,
@@ -63,11 +64,10 @@ impl Selection {
             return Vec::new();
         };
         let existing: HashSet<&str> = links.iter().map(|link| &*link.name).collect();
-        let is_missing = |name: &&str| !existing.contains(name);
         let mut missing: Vec<&str> = plain
             .iter()
             .map(String::as_str)
-            .filter(is_missing)
+            .filter(|name: &&str| !existing.contains(name))
             .collect();
         missing.sort_unstable();
         missing
@@ -201,7 +201,8 @@ mod tests {
 
     #[test]
     fn excluded_interfaces_stay_excluded() {
-        let (all, left) = (["eth0", "veth1"].map(str::to_owned), ["eth*".to_owned()]);
+        let all = ["eth0", "veth1"].map(str::to_owned);
+        let left = ["eth*".to_owned()];
         let endpoints = listen(&["10.0.0.1:53"]);
         for selection in [
             Selection::new(None, &left),

@@ -84,10 +84,8 @@ mod tests {
 
     #[test]
     fn bridge_with_uplink_is_far() {
-        let (bridge, veth) = (
-            link(2, Some("bridge"), None),
-            link(3, Some("veth"), Some(2)),
-        );
+        let bridge = link(2, Some("bridge"), None);
+        let veth = link(3, Some("veth"), Some(2));
         assert!(is_near(&bridge, &[bridge.clone(), veth.clone()]));
         let uplink = link(4, None, Some(2));
         assert!(!is_near(

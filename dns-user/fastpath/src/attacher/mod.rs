@@ -34,7 +34,7 @@ use dns_kit::{
 
 /// Maximum number of concurrent servers: one that ends, one that takes over, and a spare for each. Each has
 /// separate maps. A further server displaces the oldest one without filled maps, or else the oldest one.
-const MOST_SESSIONS: usize = 4;
+const MAX_SESSIONS: usize = 4;
 
 /// The attacher's own configuration. It bounds every server's request.
 #[derive(Clone, Debug)]
@@ -49,12 +49,12 @@ pub struct Authority {
 
 impl Authority {
     fn allowed(&self, wanted: &[SocketAddr]) -> Vec<SocketAddr> {
-        let is_allowed = |address: &SocketAddr| {
-            self.listen
-                .as_ref()
-                .is_none_or(|listen| listen.contains(address))
-        };
-        let (allowed, refused): (Vec<_>, Vec<_>) = wanted.iter().copied().partition(is_allowed);
+        let (allowed, refused): (Vec<_>, Vec<_>) =
+            wanted.iter().copied().partition(|address: &SocketAddr| {
+                self.listen
+                    .as_ref()
+                    .is_none_or(|listen| listen.contains(address))
+            });
         if let Some(first) = refused.first() {
             static LIMIT: LineLimit = LineLimit::new();
             if let Some(suppressed) = LIMIT.admit_any() {
@@ -141,7 +141,7 @@ impl Attacher {
             let place = sessions.begin(stream);
             let authority = authority.clone();
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
-                let Open { stream, serves } = &*place.open;
+                let ConnectedServer { stream, serves } = &*place.open;
                 if let Err(error) =
                     session::serve(stream, &authority, serves, Some(session::TIMEOUT))
                 {
@@ -160,9 +160,9 @@ impl Attacher {
 
 /// The connected servers, oldest first.
 #[derive(Clone, Default)]
-struct Sessions(Arc<Mutex<Vec<Arc<Open>>>>);
+struct Sessions(Arc<Mutex<Vec<Arc<ConnectedServer>>>>);
 
-struct Open {
+struct ConnectedServer {
     /// Shut down to end the session.
     stream: UnixStream,
     /// Whether the maps are filled: the server is in service.
@@ -172,15 +172,15 @@ struct Open {
 /// A session's entry in [`Sessions`], removed when dropped.
 struct Place {
     sessions: Sessions,
-    open: Arc<Open>,
+    open: Arc<ConnectedServer>,
 }
 
 impl Sessions {
-    /// Registers a session; beyond [`MOST_SESSIONS`] disconnects the oldest, preferably one whose
+    /// Registers a session; beyond [`MAX_SESSIONS`] disconnects the oldest, preferably one whose
     /// maps are not filled.
     fn begin(&self, stream: UnixStream) -> Place {
         let mut sessions = self.0.lock();
-        if sessions.len() >= MOST_SESSIONS {
+        if sessions.len() >= MAX_SESSIONS {
             let cut = sessions
                 .iter()
                 .position(|session| !session.serves.load(Ordering::Relaxed))
@@ -193,7 +193,7 @@ impl Sessions {
             // If this fails, the session ends by itself.
             let _ = cut.stream.shutdown(Shutdown::Both);
         }
-        let open = Arc::new(Open {
+        let open = Arc::new(ConnectedServer {
             stream,
             serves: AtomicBool::new(false),
         });
@@ -222,7 +222,7 @@ mod tests {
     fn late_end_spares_later_session() {
         let sessions = Sessions::default();
         let begin = || sessions.begin(UnixStream::pair().unwrap().0);
-        let mut places: Vec<_> = (0..=MOST_SESSIONS).map(|_| begin()).collect();
+        let mut places: Vec<_> = (0..=MAX_SESSIONS).map(|_| begin()).collect();
         let disconnected = places.remove(0);
         drop(places);
         assert!(sessions.0.lock().is_empty());

@@ -89,7 +89,7 @@ pub(super) fn serve(
         .attach(&authority.xdp, &listen)
         .map_err(io::Error::other)?;
     tracing::info!("maps handed to a server");
-    let on_stop = Session {
+    let on_stop = ServerSession {
         stream,
         lines,
         installed: &installed,
@@ -133,10 +133,9 @@ fn prepare(
     if listen.is_empty() {
         return Err("the attacher's configuration names none of the server's addresses".to_owned());
     }
-    let is_same = |(early, _): &(Authority, Loaded)| {
+    let loaded = match early.filter(|(early, _): &(Authority, Loaded)| {
         (&early.xdp, early.main) == (&authority.xdp, authority.main)
-    };
-    let loaded = match early.filter(is_same) {
+    }) {
         Some((_, loaded)) => loaded,
         None => Loaded::load(&authority).map_err(|error| error.to_string())?,
     };
@@ -167,7 +166,7 @@ fn hand_over(stream: &UnixStream, prepared: &Prepared) -> io::Result<()> {
 }
 
 /// A connected server that has received its maps.
-struct Session<'a> {
+struct ServerSession<'a> {
     stream: &'a UnixStream,
     lines: Lines,
     installed: &'a Installed,
@@ -181,7 +180,7 @@ struct Session<'a> {
     serves: &'a AtomicBool,
 }
 
-impl Session<'_> {
+impl ServerSession<'_> {
     /// Executes the server's requests until it ends the session; an error if the connection breaks.
     fn run(mut self) -> io::Result<OnStop> {
         let mut is_changed = true;
@@ -427,7 +426,8 @@ impl Prepared {
             changed: loaded.changed,
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;
-        let (statuses, notifications) = (loaded.statuses, loaded.notifications);
+        let statuses = loaded.statuses;
+        let notifications = loaded.notifications;
         Ok(Installed {
             interfaces,
             statuses,

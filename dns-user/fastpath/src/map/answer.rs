@@ -141,7 +141,7 @@ pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Ve
     if form.counts[0] == [0, 0] && !has_soa {
         return None;
     }
-    let header = Fields {
+    let header = EntryHeader {
         name,
         key: QueryKey::new(*qtype, *dnssec_ok, *checking_disabled),
         since_ns: *since_ns,
@@ -172,8 +172,11 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     let forms = |messages: &[Vec<u8>]| -> Option<Vec<Form>> {
         let forms = messages.iter().map(|message| Form::of(message, body_at));
         let forms: Vec<Form> = forms.collect::<Option<_>>()?;
-        let is_copied = |form: &Form| (form.flags[0] & RD) | (form.flags[1] & CD) == copied;
-        (!forms.is_empty() && forms.iter().all(is_copied)).then_some(forms)
+        (!forms.is_empty()
+            && forms
+                .iter()
+                .all(|form: &Form| (form.flags[0] & RD) | (form.flags[1] & CD) == copied))
+        .then_some(forms)
     };
     // A reply too long for one group of clients leaves the others to the programs.
     let by_group = [plain, narrow, wide].map(|messages| forms(messages).unwrap_or_default());
@@ -209,7 +212,7 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     } else {
         (0, 0)
     };
-    let header = Fields {
+    let header = EntryHeader {
         name,
         key: question.query_key(),
         since_ns,
@@ -253,7 +256,8 @@ struct Form {
 impl Form {
     /// Reads a message whose body begins at `body_at`; `None` if the programs cannot send it.
     fn of(message: &[u8], body_at: usize) -> Option<Self> {
-        let (header, body) = (message.get(..HEADER_LEN)?, message.get(body_at..)?);
+        let header = message.get(..HEADER_LEN)?;
+        let body = message.get(body_at..)?;
         let flags = [header[2], header[3]];
         let counts = [
             [header[6], header[7]],
@@ -326,7 +330,7 @@ pub(crate) fn first_record(message: &[u8], name_len: usize) -> Option<&[u8]> {
 }
 
 /// The fields of an entry's header other than those computed from its forms.
-struct Fields<'a> {
+struct EntryHeader<'a> {
     name: &'a Name,
     key: QueryKey,
     since_ns: u64,
@@ -339,7 +343,7 @@ struct Fields<'a> {
     wide_limits: [u16; 2],
 }
 
-impl Fields<'_> {
+impl EntryHeader<'_> {
     fn encode(self, mut forms: Vec<Form>, seed: u64) -> Option<Vec<u64>> {
         let Self {
             name,
@@ -626,7 +630,8 @@ mod tests {
                 &[&b"\0\0\x10\0\x01\0\0\0\0\x04"[..], &vec![b'x'; len]].concat(),
             )
         };
-        let (fits, large) = (long(1100), long(1300));
+        let fits = long(1100);
+        let large = long(1300);
         let entry = encode_local(&single(&fits, &large), &question(), 7).unwrap();
         assert_eq!(ask(&entry, Some(4096)), [] as [Vec<u8>; 0]);
         assert_eq!(encode_local(&single(&large, &large), &question(), 7), None);

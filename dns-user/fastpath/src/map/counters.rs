@@ -130,30 +130,31 @@ impl CounterPages {
     pub(crate) fn read(&self) -> Vec<CpuCounters> {
         const WORDS: usize = size_of::<CpuCounters>() / size_of::<u64>();
         // Word by word: a volatile read of the whole element is compiled to thousands of instructions.
-        let of_cpu = |cpu| {
-            let mut counters = CpuCounters::new_zeroed();
-            let counts: &mut [u64; WORDS] = transmute_mut!(&mut counters);
-            for (at, count) in counts.iter_mut().enumerate() {
-                *count = words::word(&self.map, cpu * WORDS + at).load(Ordering::Relaxed);
-            }
-            counters
-        };
-        (0..self.cpus).map(of_cpu).collect()
+        (0..self.cpus)
+            .map(|cpu| {
+                let mut counters = CpuCounters::new_zeroed();
+                let counts: &mut [u64; WORDS] = transmute_mut!(&mut counters);
+                for (at, count) in counts.iter_mut().enumerate() {
+                    *count = words::word(&self.map, cpu * WORDS + at).load(Ordering::Relaxed);
+                }
+                counters
+            })
+            .collect()
     }
 
     /// Returns the number of packets to our endpoints that were passed to userspace. Reads four cache
     /// lines of each CPU, which its programs write.
     pub(crate) fn passed_to_userspace(&self) -> u64 {
-        let is_passed = |outcome: &&Outcome| {
-            !outcome.is_hit() && !matches!(outcome, Outcome::NotOurs | Outcome::Shed)
-        };
-        let of_cpu = |cpu| {
-            let outcomes = Outcome::ALL.iter().filter(is_passed);
-            outcomes
-                .map(move |&outcome| self.outcome(cpu, outcome).load(Ordering::Relaxed))
-                .sum::<u64>()
-        };
-        (0..self.cpus).map(of_cpu).sum()
+        (0..self.cpus)
+            .map(|cpu| {
+                let outcomes = Outcome::ALL.iter().filter(|outcome: &&Outcome| {
+                    !outcome.is_hit() && !matches!(outcome, Outcome::NotOurs | Outcome::Shed)
+                });
+                outcomes
+                    .map(move |&outcome| self.outcome(cpu, outcome).load(Ordering::Relaxed))
+                    .sum::<u64>()
+            })
+            .sum()
     }
 
     /// Returns the number of packets with this outcome.

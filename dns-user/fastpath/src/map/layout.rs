@@ -22,7 +22,7 @@ const NXDOMAIN: u8 = 3;
 
 /// The reason why a name cannot be published. Userspace still answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Unfitting {
+pub(crate) enum EntryRefusal {
     /// A label contains a NUL byte, which the program's search would mistake for the end of the name.
     NulByte,
     /// More addresses than an entry holds.
@@ -46,7 +46,7 @@ impl Encoded {
         name: &Name,
         resolution: &Resolution,
         policy: Option<AnswerPolicy>,
-    ) -> Result<(), Unfitting> {
+    ) -> Result<(), EntryRefusal> {
         let Resolution {
             existence,
             v4,
@@ -55,7 +55,7 @@ impl Encoded {
         } = resolution;
         let wire = name.as_wire();
         if name.labels().any(|label| label.contains(&0)) {
-            return Err(Unfitting::NulByte);
+            return Err(EntryRefusal::NulByte);
         }
         let (rcode, rcode_other) = match existence {
             Existence::Found => (NOERROR, NOERROR),
@@ -67,7 +67,7 @@ impl Encoded {
             Existence::NoSuchName | Existence::Malformed => (Vec::new(), Vec::new()),
         };
         if v4.len() > MAX_V4 || v6.len() > MAX_V6 {
-            return Err(Unfitting::TooManyAddresses);
+            return Err(EntryRefusal::TooManyAddresses);
         }
         v4.sort_unstable();
         v6.sort_unstable();
@@ -270,13 +270,13 @@ mod tests {
         let nul = Name::from_text("a\\000b.bosh").unwrap();
         assert_eq!(
             entry.encode(7, &nul, &resolution(Existence::Found, &[], &[]), None),
-            Err(Unfitting::NulByte)
+            Err(EntryRefusal::NulByte)
         );
         let many: Vec<[u8; 4]> = (0..=MAX_V4 as u32).map(|n| n.to_be_bytes()).collect();
         let name: Name = "a.bosh".parse().unwrap();
         assert_eq!(
             entry.encode(7, &name, &resolution(Existence::Found, &many, &[]), None),
-            Err(Unfitting::TooManyAddresses)
+            Err(EntryRefusal::TooManyAddresses)
         );
         assert_eq!(
             entry.encode(

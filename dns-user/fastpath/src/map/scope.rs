@@ -218,7 +218,8 @@ impl ScopePage {
         }
         // From here on no run uses a slot removed earlier.
         (self.grace)();
-        let (mut placed, mut left) = (Vec::new(), Vec::new());
+        let mut placed = Vec::new();
+        let mut left = Vec::new();
         for interface in new {
             let is_free = |slot: &usize| {
                 let number = self.half(interface_offset(*slot) + offset_of!(Interface, ifindex));

@@ -1,12 +1,12 @@
 //! The whole answers in the maps: admission, replacement, eviction, renewal and withdrawal. They are of
 //! three parts, each with separate room, so none evicts another's:
 //!
-//! * [`Part::Outside`]: forwarded answers. They mirror the cache in userspace, which hands over an answer
+//! * [`AnswerPart::Outside`]: forwarded answers. They mirror the cache in userspace, which hands over an answer
 //!   when it is used for the second time. The programs check lifetime and generation, so no answer
 //!   outlives either, regardless of this module.
-//! * [`Part::Replies`]: local replies that are no address lists. The publisher computes them from the
+//! * [`AnswerPart::Replies`]: local replies that are no address lists. The publisher computes them from the
 //!   installed names, and again whenever these change.
-//! * [`Part::Denials`]: local replies without an answer, of which random names make any number.
+//! * [`AnswerPart::Denials`]: local replies without an answer, of which random names make any number.
 
 use std::{
     cmp::Reverse,
@@ -22,7 +22,7 @@ use hashbrown::HashMap;
 use super::{
     lease::GracePeriods,
     publisher::{LearnFilter, QuestionFilter, filter_key},
-    replies::{self, HeldReply, SMALLEST_WIDE},
+    replies::{self, HeldReply, MIN_WIDE},
     second_chance::{Allowance, SecondChance},
     source::NameSource,
     table::{EntryStore, Placed},
@@ -110,13 +110,13 @@ struct HeldAnswer {
     /// Ticket in the queue.
     ticket: u64,
     since_ns: u64,
-    part: Part,
+    part: AnswerPart,
     content: Content,
 }
 
 /// The part of the maps to which an answer belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum AnswerPart {
     Outside,
     Replies,
     Denials,
@@ -207,7 +207,7 @@ pub(crate) struct AnswerTable {
     grace: GracePeriods,
     seed: u64,
     records: HashMap<u64, HeldAnswer>,
-    /// Room of the parts, by [`Part`] as a number.
+    /// Room of the parts, by [`AnswerPart`] as a number.
     rooms: [Room; 3],
     due: BinaryHeap<Reverse<Due>>,
     /// Filters answers that need not be handed over again.
@@ -235,7 +235,8 @@ impl AnswerTable {
     ) -> Self {
         let reply_bytes = if max_replies > 0 { REPLY_BYTES } else { 0 };
         let outside_bytes = store.allocator.fill().total.saturating_sub(reply_bytes);
-        let (denials, denial_bytes) = (max_replies / DENIAL_SHARE, reply_bytes / DENIAL_SHARE);
+        let denials = max_replies / DENIAL_SHARE;
+        let denial_bytes = reply_bytes / DENIAL_SHARE;
         let rooms = [
             Room::new(limit, outside_bytes),
             Room::new(max_replies - denials, reply_bytes - denial_bytes),
@@ -262,11 +263,11 @@ impl AnswerTable {
 
     /// Begins a generation: all earlier forwarded answers are void, and the programs ignore them already.
     pub(crate) fn begin(&mut self, generation: u64) {
-        let gone: Vec<u64> = self.keys(|record| record.part == Part::Outside);
+        let gone: Vec<u64> = self.keys(|record| record.part == AnswerPart::Outside);
         for key in gone {
             self.remove(key);
         }
-        self.rooms[Part::Outside as usize].queue = SecondChance::default();
+        self.rooms[AnswerPart::Outside as usize].queue = SecondChance::default();
         self.due.retain(|Reverse(due)| due.task == Task::Redraw);
         self.generation = generation;
     }
@@ -284,7 +285,7 @@ impl AnswerTable {
         let renewal = AnswerQuestion::of(answer);
         let key = renewal.key(self.seed);
         let ends_ns = since_ns.saturating_add(u64::from(lifetime) * 1_000_000_000);
-        let room = &self.rooms[Part::Outside as usize];
+        let room = &self.rooms[AnswerPart::Outside as usize];
         if generation != self.generation || room.limit == 0 || ends_ns <= now_ns {
             return self.release(key);
         }
@@ -309,7 +310,7 @@ impl AnswerTable {
         };
         let content = Content::Forwarded { ends_ns, renewal };
         if self
-            .place(key, &words, Part::Outside, since_ns, content)
+            .place(key, &words, AnswerPart::Outside, since_ns, content)
             .is_none()
         {
             return self.release(key);
@@ -330,7 +331,7 @@ impl AnswerTable {
         &mut self,
         key: u64,
         words: &[u64],
-        part: Part,
+        part: AnswerPart,
         since_ns: u64,
         content: Content,
     ) -> Option<()> {
@@ -382,13 +383,12 @@ impl AnswerTable {
             }
             None => {
                 let records = &self.records;
-                let holds = |key, ticket| {
+                room.count += 1;
+                room.queue.queue(key, 0, room.count, |key, ticket| {
                     records
                         .get(&key)
                         .is_some_and(|record| record.part == part && record.ticket == ticket)
-                };
-                room.count += 1;
-                room.queue.queue(key, 0, room.count, holds)
+                })
             }
         };
         room.cells += cells(size);
@@ -497,7 +497,7 @@ impl AnswerTable {
     }
 
     /// Evicts one answer of a part; `false` if there is none.
-    fn evict(&mut self, part: Part) -> bool {
+    fn evict(&mut self, part: AnswerPart) -> bool {
         let Self {
             records,
             rooms,
@@ -506,11 +506,15 @@ impl AnswerTable {
         } = self;
         let room = &mut rooms[part as usize];
         let last_used = |key, ticket| {
-            let is_same = |record: &&HeldAnswer| record.part == part && record.ticket == ticket;
             Some(
-                store
-                    .memory
-                    .last_used_ns(records.get(&key).filter(is_same)?.location),
+                store.memory.last_used_ns(
+                    records
+                        .get(&key)
+                        .filter(|record: &&HeldAnswer| {
+                            record.part == part && record.ticket == ticket
+                        })?
+                        .location,
+                ),
             )
         };
         let Some(key) = room.queue.next(room.count, last_used) else {
@@ -526,7 +530,7 @@ impl AnswerTable {
         if self
             .records
             .get(&key)
-            .is_some_and(|record| record.part == Part::Outside)
+            .is_some_and(|record| record.part == AnswerPart::Outside)
         {
             self.remove(key);
         }
@@ -542,8 +546,8 @@ impl AnswerTable {
         room.cells -= cells(record.size);
         self.store.remove(record.placed(key));
         match record.part {
-            Part::Outside => self.release(key),
-            Part::Replies | Part::Denials => self.questions.release(key),
+            AnswerPart::Outside => self.release(key),
+            AnswerPart::Replies | AnswerPart::Denials => self.questions.release(key),
         }
         Some(record.content)
     }
@@ -586,7 +590,7 @@ impl AnswerTable {
     ) {
         let key = question.key(self.seed);
         // Smaller sizes say nothing about clients that accept more.
-        let size = size.filter(|&size| size >= SMALLEST_WIDE);
+        let size = size.filter(|&size| size >= MIN_WIDE);
         if let Some(HeldAnswer {
             content: Content::Local(local),
             ..
@@ -618,11 +622,14 @@ impl AnswerTable {
         let begun = Instant::now();
         // Questions that only userspace could answer may have replies now.
         self.questions.begin();
-        let concerned = |record: &HeldAnswer| match &record.content {
-            Content::Forwarded { .. } => false,
-            Content::Local(local) => !source.gives_same_replies(older, &local.question.name),
-        };
-        for (index, key) in self.keys(concerned).into_iter().enumerate() {
+        for (index, key) in self
+            .keys(|record: &HeldAnswer| match &record.content {
+                Content::Forwarded { .. } => false,
+                Content::Local(local) => !source.gives_same_replies(older, &local.question.name),
+            })
+            .into_iter()
+            .enumerate()
+        {
             if index % 16 == 0 {
                 progress();
             }
@@ -639,15 +646,17 @@ impl AnswerTable {
     }
 
     pub(crate) fn replies(&self) -> Vec<HeldReply> {
-        let held = |record: &HeldAnswer| match &record.content {
-            Content::Forwarded { .. } => None,
-            Content::Local(local) => Some(HeldReply {
-                question: local.question.clone(),
-                bytes: record.size,
-                is_denial: record.part == Part::Denials,
-            }),
-        };
-        self.records.values().filter_map(held).collect()
+        self.records
+            .values()
+            .filter_map(|record: &HeldAnswer| match &record.content {
+                Content::Forwarded { .. } => None,
+                Content::Local(local) => Some(HeldReply {
+                    question: local.question.clone(),
+                    bytes: record.size,
+                    is_denial: record.part == AnswerPart::Denials,
+                }),
+            })
+            .collect()
     }
 
     /// Publishes some of the replies that were withdrawn by a change.
@@ -676,11 +685,11 @@ impl AnswerTable {
     }
 
     pub(crate) fn keeps_forwarded(&self) -> bool {
-        self.rooms[Part::Outside as usize].limit > 0
+        self.rooms[AnswerPart::Outside as usize].limit > 0
     }
 
     pub(crate) fn keeps_replies(&self) -> bool {
-        self.rooms[Part::Replies as usize].limit > 0
+        self.rooms[AnswerPart::Replies as usize].limit > 0
     }
 
     /// Shows other records of a reply that is in use.
@@ -714,7 +723,8 @@ impl AnswerTable {
             is_sample,
             used_ns,
         } = local;
-        let (question, seed) = (question.clone(), seed.unwrap_or(old_seed));
+        let question = question.clone();
+        let seed = seed.unwrap_or(old_seed);
         self.show(
             key,
             Local {
@@ -735,9 +745,9 @@ impl AnswerTable {
             replies::draw(source, &local.question, local.size, local.seed).and_then(|drawn| {
                 let words = answer::encode_local(&drawn.reply, &local.question, self.seed)?;
                 let part = if drawn.reply.is_negative() {
-                    Part::Denials
+                    AnswerPart::Denials
                 } else {
-                    Part::Replies
+                    AnswerPart::Replies
                 };
                 Some((words, part, drawn.is_sample))
             });
@@ -1019,7 +1029,8 @@ mod tests {
     #[test]
     fn used_answer_is_renewed_once() {
         let mut bench = Bench::new(100);
-        let (used, unused) = (bench.offer(1, SECOND, 1), bench.offer(2, SECOND, 1));
+        let used = bench.offer(1, SECOND, 1);
+        let unused = bench.offer(2, SECOND, 1);
         bench.use_it(used, 5);
         assert_eq!(bench.expire(90 * SECOND), [], "too early");
         let renewals = bench.expire(97 * SECOND);
@@ -1097,7 +1108,8 @@ mod tests {
     #[test]
     fn change_replaces_older_reply_at_once() {
         let mut bench = Bench::with_replies(10, 100);
-        let (old, new) = (Ports(&[1]), Ports(&[2]));
+        let old = Ports(&[1]);
+        let new = Ports(&[2]);
         let keys = ["a.test", "b.test"].map(|name| (bench.learn(&old, name), name));
         bench.table.refresh(&old, &new, SECOND, &mut || {});
         for (key, name) in keys {
@@ -1137,7 +1149,8 @@ mod tests {
             }
         }
         let mut bench = Bench::with_replies(10, 100);
-        let (old, new) = (Ports(&[1]), OneChanged(Ports(&[2])));
+        let old = Ports(&[1]);
+        let new = OneChanged(Ports(&[2]));
         let names: Vec<String> = (0..50).map(|number| format!("n{number}.test")).collect();
         let keys: Vec<u64> = names.iter().map(|name| bench.learn(&old, name)).collect();
         bench.table.refresh(&old, &new, SECOND, &mut || {});
@@ -1172,7 +1185,8 @@ mod tests {
             }
         }
         let mut bench = Bench::with_replies(10, 100);
-        let (old, new) = (Ports(&[1]), Slow(Ports(&[2])));
+        let old = Ports(&[1]);
+        let new = Slow(Ports(&[2]));
         let names = ["a.test", "b.test", "c.test", "d.test"];
         let keys = names.map(|name| bench.learn(&old, name));
         bench.table.refresh(&old, &new, SECOND, &mut || {});
@@ -1227,10 +1241,8 @@ mod tests {
     #[test]
     fn flush_of_cache_leaves_local_replies() {
         let mut bench = Bench::with_replies(10, 100);
-        let (outside, local) = (
-            bench.offer(1, SECOND, 1),
-            bench.learn(&Ports(&[1]), "web.test"),
-        );
+        let outside = bench.offer(1, SECOND, 1);
+        let local = bench.learn(&Ports(&[1]), "web.test");
         bench.table.begin(2);
         assert!(bench.index.get(outside).is_none() && bench.index.get(local).is_some());
         bench.table.withdraw(local);

@@ -23,7 +23,7 @@ const BYTES_PER_MEMBER: usize = size_of::<IpAddr>() + 3 * size_of::<(IpAddr, Set
 /// Sets of instances, the names that share them, and the reverse index by instance.
 #[derive(Debug, Default)]
 pub(crate) struct Dependents {
-    sets: BTreeMap<SetNumber, Set>,
+    sets: BTreeMap<SetNumber, AddressSet>,
     /// The set with exactly these instances.
     by_members: HashMap<Arc<[IpAddr]>, SetNumber>,
     /// The sets that contain an instance.
@@ -35,7 +35,7 @@ pub(crate) struct Dependents {
 }
 
 #[derive(Debug)]
-struct Set {
+struct AddressSet {
     members: Arc<[IpAddr]>,
     /// Keys of the names whose answers depend on this set.
     keys: HashSet<u64>,
@@ -82,7 +82,7 @@ impl Dependents {
         if !set.keys.is_empty() {
             return;
         }
-        if let Some(Set { members, keys: _ }) = self.sets.remove(&number) {
+        if let Some(AddressSet { members, keys: _ }) = self.sets.remove(&number) {
             for &ip in &*members {
                 self.by_instance.remove(&(ip, number));
             }
@@ -130,7 +130,7 @@ impl Dependents {
         self.by_members.insert(members.clone(), number);
         self.sets.insert(
             number,
-            Set {
+            AddressSet {
                 members,
                 keys: HashSet::new(),
             },

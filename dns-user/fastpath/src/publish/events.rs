@@ -291,7 +291,10 @@ mod tests {
         assert!(living.count() <= MAX_SOURCES);
         assert!(list.try_recv().is_err(), "it was dropped");
 
-        let (mut newest, mut generation, mut flushed, mut stopped) = (None, 0, 0, false);
+        let mut newest = None;
+        let mut generation = 0;
+        let mut flushed = 0;
+        let mut stopped = false;
         let mut is_renewed = false;
         while let Some(event) = receiver.next() {
             match event {

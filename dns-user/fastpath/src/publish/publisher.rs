@@ -76,12 +76,12 @@ pub(super) struct AnswersHandle {
     pub(super) index: Arc<IndexMemory>,
     pub(super) kept: bool,
     /// Questions for local replies to publish; `None` if none are kept.
-    pub(super) questions: Option<Sender<Question>>,
+    pub(super) questions: Option<Sender<FrequentQuestion>>,
     pub(super) question_filter: Arc<QuestionFilter>,
 }
 
 /// A question that userspace answered by a local reply, twice within a short time.
-pub(super) struct Question {
+pub(super) struct FrequentQuestion {
     pub(super) question: AnswerQuestion,
     /// EDNS size of the client; `None` without EDNS.
     pub(super) size: Option<u16>,
@@ -196,7 +196,10 @@ impl Publisher {
             dnssec_ok,
             checking_disabled,
         };
-        if !handle.may_hand_over(client) || questions.try_send(Question { question, size }).is_err()
+        if !handle.may_hand_over(client)
+            || questions
+                .try_send(FrequentQuestion { question, size })
+                .is_err()
         {
             question_filter.release(key);
         }
@@ -447,12 +450,11 @@ impl ClientAllowance {
         };
         let group = QueryKey::new(0, false, false).hash(number ^ seed) as usize % GROUPS;
         let now = now_ns / 1_000_000_000;
-        let count = |seen: u64| {
-            let handed_over = if seen >> 16 == now { seen & 0xffff } else { 0 };
-            (handed_over < EACH_SECOND).then_some(now << 16 | (handed_over + 1))
-        };
         self.groups[group]
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seen: u64| {
+                let handed_over = if seen >> 16 == now { seen & 0xffff } else { 0 };
+                (handed_over < EACH_SECOND).then_some(now << 16 | (handed_over + 1))
+            })
             .is_ok()
     }
 }

@@ -27,10 +27,10 @@ const FUTILE_DRAWS: u64 = 24;
 const DRAWN_BYTES: usize = 256 << 10;
 
 /// Smallest EDNS size that differs from none.
-pub(super) const SMALLEST_WIDE: u16 = 513;
+pub(super) const MIN_WIDE: u16 = 513;
 
 /// Largest EDNS size.
-const LARGEST_WIDE: u16 = u16::MAX;
+const MAX_WIDE: u16 = u16::MAX;
 
 /// The EDNS size of clients that are not known yet.
 const COMMON_SIZE: u16 = UDP_PAYLOAD_SIZE;
@@ -72,7 +72,7 @@ pub(crate) fn draw(
         seed,
         most_draws: 0,
     };
-    let complete = drawer.reply(Some(LARGEST_WIDE), 0)?;
+    let complete = drawer.reply(Some(MAX_WIDE), 0)?;
     let total = answer_count(&complete);
     drawer.most_draws = (DRAWN_BYTES / complete.len().max(1)) as u64;
     let plain = if question.dnssec_ok {
@@ -80,18 +80,18 @@ pub(crate) fn draw(
     } else {
         drawer.orders(None, total)?
     };
-    let narrow = drawer.orders(Some(SMALLEST_WIDE - 1), total)?;
-    let size = size.unwrap_or(COMMON_SIZE).max(SMALLEST_WIDE);
+    let narrow = drawer.orders(Some(MIN_WIDE - 1), total)?;
+    let size = size.unwrap_or(COMMON_SIZE).max(MIN_WIDE);
     let wide = drawer.orders(Some(size), total)?;
     // If the replies are the same for a client without limit, they are for any client for which they fit.
     let is_whole = |(turn, reply): &(u64, Vec<u8>)| {
-        drawer.reply(Some(LARGEST_WIDE), *turn).as_ref() == Some(reply)
+        drawer.reply(Some(MAX_WIDE), *turn).as_ref() == Some(reply)
     };
     let is_whole = wide.replies.iter().all(is_whole);
     let longest =
         wide.replies.iter().map(|(_, reply)| reply.len()).max()? + OPT_LEN + AnswerPolicy::SPARE;
     let wide_limits = match u16::try_from(longest) {
-        Ok(longest) if is_whole => [longest.max(SMALLEST_WIDE), LARGEST_WIDE],
+        Ok(longest) if is_whole => [longest.max(MIN_WIDE), MAX_WIDE],
         _ => [size, size],
     };
     let is_sample = plain.is_sample || narrow.is_sample || wide.is_sample || !is_whole;
@@ -161,7 +161,8 @@ impl Drawer<'_> {
         let first_of = |reply: &[u8]| first_record(reply, name_len).map(<[u8]>::to_vec);
         let mut firsts: HashSet<Vec<u8>> = HashSet::new();
         firsts.insert(first_of(&replies[0].1)?);
-        let (mut turn, mut last_new) = (1, 0);
+        let mut turn = 1;
+        let mut last_new = 0;
         while replies.len() < wanted && turn - last_new <= FUTILE_DRAWS && turn < self.most_draws {
             let reply = self.reply(size, turn)?;
             if firsts.insert(first_of(&reply)?) {

@@ -15,7 +15,9 @@ use super::{
     answers::{AnswerTable, AnswersStatus},
     events::{self, Event, EventReceiver},
     lease::{GracePeriods, Lease},
-    publisher::{AnswersHandle, Handle, LearnFilter, Offer, Publisher, Question, QuestionFilter},
+    publisher::{
+        AnswersHandle, FrequentQuestion, Handle, LearnFilter, Offer, Publisher, QuestionFilter,
+    },
     table::{EntryStore, Limits, Table, TableStatus, UnfittingStatus},
 };
 use crate::{
@@ -53,7 +55,7 @@ const SLICE: Duration = Duration::from_millis(1);
 /// Longest time spent on what waits in one queue, unless something more urgent arrives first.
 const LEARNING: Duration = Duration::from_millis(20);
 
-pub(crate) struct Setting {
+pub(crate) struct ThreadSetting {
     pub(crate) names: Arc<IndexMemory>,
     pub(crate) answers: Arc<IndexMemory>,
     pub(crate) limits: Limits,
@@ -86,8 +88,8 @@ pub(crate) struct PublisherThread {
 
 impl PublisherThread {
     /// Starts the thread. Names learned by a predecessor are learned as soon as a snapshot can resolve them.
-    pub(crate) fn start(setting: Setting) -> io::Result<Self> {
-        let Setting {
+    pub(crate) fn start(setting: ThreadSetting) -> io::Result<Self> {
+        let ThreadSetting {
             names,
             answers,
             limits,
@@ -103,10 +105,8 @@ impl PublisherThread {
         let store = (EntryStore::of(names.clone()), grace);
         let table = Table::new(store, seed, limits, health, admission, filter.clone());
         let question_filter = Arc::new(QuestionFilter::default());
-        let (store, limits) = (
-            (EntryStore::of(answers.clone()), answer_grace),
-            (limits.answers, limits.replies),
-        );
+        let store = (EntryStore::of(answers.clone()), answer_grace);
+        let limits = (limits.answers, limits.replies);
         let answer_table = AnswerTable::new(
             store,
             seed,
@@ -161,7 +161,8 @@ impl PublisherThread {
             behind_since: None,
             next_behind_since: None,
         };
-        let (status, answers_status) = (worker.status.clone(), worker.answers_status.clone());
+        let status = worker.status.clone();
+        let answers_status = worker.answers_status.clone();
         let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
         let publisher = Publisher {
             inner: Some(Arc::new(handle)),
@@ -199,7 +200,7 @@ struct Worker {
     events: EventReceiver,
     learn: Receiver<Name>,
     offers: Receiver<Offer>,
-    questions: Receiver<Question>,
+    questions: Receiver<FrequentQuestion>,
     /// Receives requests to renew answers; `None` before the first generation of answers.
     renewals: Option<mpsc::Sender<AnswerQuestion>>,
     status: Arc<Mutex<TableStatus>>,
@@ -332,7 +333,7 @@ impl Worker {
         *self.answers_status.lock() = self.answers.status();
     }
 
-    fn publish_replies(&mut self, first: Question) {
+    fn publish_replies(&mut self, first: FrequentQuestion) {
         let now_ns = BootInstant::now().kernel_ns();
         let source = self.table.answers();
         // The programs look for local replies only while they look for whole answers at all.
@@ -346,7 +347,7 @@ impl Worker {
             ..
         } = self;
         let mut learn =
-            |Question { question, size }| answers.learn(&*source, question, size, now_ns);
+            |FrequentQuestion { question, size }| answers.learn(&*source, question, size, now_ns);
         learn(first);
         take_waiting(questions, events, learn);
         *self.answers_status.lock() = self.answers.status();
@@ -574,7 +575,8 @@ mod tests {
 
     #[test]
     fn full_map_is_told_once_a_minute() {
-        let (mut log, begun) = (UnfittingLog::default(), Instant::now());
+        let mut log = UnfittingLog::default();
+        let begun = Instant::now();
         let status = |no_room| UnfittingStatus {
             no_room,
             ..UnfittingStatus::default()

@@ -36,7 +36,7 @@ use dns_core::config::{
 use dns_kit::{
     command_line::until_ended,
     files::{FileStamp, bounded},
-    http_server::{Client, Limits, Listener, Server},
+    http_server::{Client, Listener, Server, ServerLimits},
     limits::raise_file_limit,
     logs::{LineLimit, LogFormat, Logs, print_error},
     tls::RotatingTls,
@@ -116,12 +116,12 @@ impl HealthServer {
         background.spawn(tls.clone().watch(|_| {}));
         let files =
             usize::try_from(raise_file_limit().saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
-        let limits = Limits {
+        let limits = ServerLimits {
             connections: files.clamp(1, MAX_CONNECTIONS),
             handshake: vm.patience,
             idle: IDLE_LIMIT,
             head: 16 << 10,
-            ..Limits::default()
+            ..ServerLimits::default()
         };
         let listener = Listener::Tls(socket, Box::new(move || tls.server_config()));
         Server::new("the health server", listener)

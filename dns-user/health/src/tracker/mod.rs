@@ -261,8 +261,9 @@ impl Tracker {
         // At the limit, the least recently used name is dropped.
         self.set_precision(&mut registry, count >= self.limits.names, now);
         for _ in self.limits.names..count {
-            let last_use = |tracked: &Tracked| self.last_use(tracked);
-            if let Some(oldest) = registry.pop_before(u64::MAX, last_use) {
+            if let Some(oldest) =
+                registry.pop_before(u64::MAX, |tracked: &Tracked| self.last_use(tracked))
+            {
                 self.drop_name(&mut registry, &oldest);
             }
         }
@@ -272,11 +273,10 @@ impl Tracker {
     /// recent that the order within a tick may decide. Exact times are written by every query, so CPUs that
     /// answer the same name would pass its cache line around.
     fn set_precision(&self, registry: &mut Registry, is_full: bool, now: u64) {
-        let is_recent = |oldest| now.saturating_sub(oldest) < EXACT_WITHIN_NS;
         let is_exact = is_full
             && registry
                 .oldest_use(|tracked| self.last_use(tracked))
-                .is_some_and(is_recent);
+                .is_some_and(|oldest| now.saturating_sub(oldest) < EXACT_WITHIN_NS);
         if self.is_exact.swap(is_exact, Ordering::Relaxed) != is_exact {
             self.fast_path.keep_exact_last_used(is_exact);
         }

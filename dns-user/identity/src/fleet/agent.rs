@@ -289,16 +289,21 @@ impl Agent {
 
     /// Updates the metrics of the pairs.
     fn show(&self) {
-        let state = |(role, managed): (&Option<String>, &ManagedPair)| PairState {
-            guid: role.as_deref().unwrap_or(OWN).to_owned(),
-            not_after: managed
-                .schedule
-                .validity
-                .map(|validity| seconds(validity.not_after)),
-            renew_by: managed.schedule.deadline().map(seconds),
-            failing: managed.schedule.failure.is_some(),
-        };
-        self.status.lock().pairs = self.pairs.iter().map(state).collect();
+        self.status.lock().pairs = self
+            .pairs
+            .iter()
+            .map(
+                |(role, managed): (&Option<String>, &ManagedPair)| PairState {
+                    guid: role.as_deref().unwrap_or(OWN).to_owned(),
+                    not_after: managed
+                        .schedule
+                        .validity
+                        .map(|validity| seconds(validity.not_after)),
+                    renew_by: managed.schedule.deadline().map(seconds),
+                    failing: managed.schedule.failure.is_some(),
+                },
+            )
+            .collect();
     }
 
     /// Logs each change of the connection's state once.

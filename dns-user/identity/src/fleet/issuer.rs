@@ -22,7 +22,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use dns_core::catalog::Snapshot;
 use dns_kit::{
     files::FileStamp,
-    http_server::{Client, Limits, Listener, Server},
+    http_server::{Client, Listener, Server, ServerLimits},
     tls,
 };
 use nix::fcntl::Flock;
@@ -196,10 +196,10 @@ async fn accept(listener: TcpListener, service: Arc<IssuerService>) {
         listener,
         Box::new(move || service.shared.lock().tls.clone()),
     );
-    let limits = Limits {
+    let limits = ServerLimits {
         connections: MAX_CONNECTIONS,
         body: MAX_CALL,
-        ..Limits::default()
+        ..ServerLimits::default()
     };
     Server::new("the issuer", listener)
         .with_limits(limits)

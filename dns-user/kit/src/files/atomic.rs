@@ -330,7 +330,7 @@ mod tests {
             path
         };
         let links = [link("root", 0), link("own", USER), link("other", 1)];
-        let permissions = fs::Permissions::from_mode(0o755);
+        let permissions = Permissions::from_mode(0o755);
         fs::set_permissions(folder.path(), permissions).unwrap();
         let follows = |links: &[PathBuf; 3]| links.each_ref().map(|link| target(link).is_ok());
         let as_user = std::thread::scope(|scope| {
@@ -349,10 +349,8 @@ mod tests {
     #[test]
     fn replacement_sets_mode_and_follows_links() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, link) = (
-            folder.path().join("records.json"),
-            folder.path().join("link"),
-        );
+        let path = folder.path().join("records.json");
+        let link = folder.path().join("link");
         symlink("records.json", &link).unwrap();
         for contents in [b"one".as_slice(), b"two"] {
             let facts = replace(
@@ -445,7 +443,8 @@ mod tests {
     #[test]
     fn planted_links_are_not_followed() {
         let folder = tempfile::tempdir().unwrap();
-        let (precious, link) = (folder.path().join("precious"), folder.path().join("link"));
+        let precious = folder.path().join("precious");
+        let link = folder.path().join("link");
         fs::write(&precious, "root's").unwrap();
         symlink(&precious, &link).unwrap();
         if nix::unistd::geteuid().is_root() {

@@ -29,10 +29,10 @@ pub(super) struct HeldBytes {
 struct HeldTable {
     /// Number of the next entry; none is used again, because a closed connection ends later than its entry.
     next: u64,
-    entries: Vec<Entry>,
+    entries: Vec<HeldBody>,
 }
 
-struct Entry {
+struct HeldBody {
     number: u64,
     peer: Peer,
     bytes: usize,
@@ -66,7 +66,7 @@ impl HeldBytes {
         }
         let number = table.next;
         table.next += 1;
-        table.entries.push(Entry {
+        table.entries.push(HeldBody {
             number,
             peer,
             bytes,
@@ -91,7 +91,13 @@ impl HeldBytes {
 }
 
 /// Closes stalled connections until `bytes` further bytes of a peer have room; returns whether they have.
-fn make_room(entries: &mut Vec<Entry>, max: usize, peer: Peer, bytes: usize, now: Instant) -> bool {
+fn make_room(
+    entries: &mut Vec<HeldBody>,
+    max: usize,
+    peer: Peer,
+    bytes: usize,
+    now: Instant,
+) -> bool {
     let max_of_peer = max / 2;
     let mut total = 0;
     let mut own = 0;
@@ -160,7 +166,7 @@ impl HeldPlace {
         is_admitted
     }
 
-    fn change(&self, change: impl FnOnce(&mut Entry)) {
+    fn change(&self, change: impl FnOnce(&mut HeldBody)) {
         let entries = &mut self.held.table.lock().entries;
         if let Some(entry) = entries.iter_mut().find(|entry| entry.number == self.number) {
             change(entry);
@@ -187,7 +193,8 @@ mod tests {
 
     #[test]
     fn stalled_responses_are_closed() {
-        let (responses, begin) = (HeldBytes::new(MAX), Instant::now());
+        let responses = HeldBytes::new(MAX);
+        let begin = Instant::now();
         let closes: Vec<_> = (0..5).map(|_| Arc::new(Notify::new())).collect();
         let closed = |index: usize| closes[index].notified().now_or_never().is_some();
         let admit = |index: usize, bytes, now| {
@@ -219,7 +226,8 @@ mod tests {
 
     #[test]
     fn peer_leaves_room_for_others() {
-        let (responses, begin) = (HeldBytes::new(MAX), Instant::now());
+        let responses = HeldBytes::new(MAX);
+        let begin = Instant::now();
         let closes: Vec<_> = (0..4).map(|_| Arc::new(Notify::new())).collect();
         let closed = |index: usize| closes[index].notified().now_or_never().is_some();
         let admit = |peer, index: usize, bytes, now| {
@@ -256,11 +264,10 @@ mod tests {
         let second = admit(2, close()).unwrap();
         assert!(!second.grow(MAX_SMALL + 1, MAX_SMALL), "no room");
         drop((first, second));
-        let (slow_close, whole_close) = (close(), close());
-        let (slow, whole) = (
-            admit(1, slow_close.clone()).unwrap(),
-            admit(1, whole_close.clone()).unwrap(),
-        );
+        let slow_close = close();
+        let whole_close = close();
+        let slow = admit(1, slow_close.clone()).unwrap();
+        let whole = admit(1, whole_close.clone()).unwrap();
         assert!(slow.grow(MAX / 4, 0) && whole.grow(MAX / 4, 0));
         whole.complete();
         let third = admit(1, close()).unwrap();

@@ -1,7 +1,7 @@
-//! Limits on the bodies of requests: in time, and in bytes of each, of a peer, and of all connections.
+//! ServerLimits on the bodies of requests: in time, and in bytes of each, of a peer, and of all connections.
 //!
 //! A handler reads the body only after it has decided by the head; until then at most a buffer of it is held
-//! ([`super::Limits::head`]). A body that exceeds a limit ends with an error, and its connection with a response
+//! ([`super::ServerLimits::head`]). A body that exceeds a limit ends with an error, and its connection with a response
 //! that says why.
 
 use std::{
@@ -21,7 +21,7 @@ use axum::{
 use hyper::body::{Body as _, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{Limits, held::HeldPlace};
+use super::{ServerLimits, held::HeldPlace};
 
 /// Size up to which a body always has room, so that small calls succeed beside any others.
 pub(super) const MAX_SMALL: usize = 16 << 10;
@@ -59,12 +59,12 @@ impl CutOff {
 /// A request whose body is held until it is answered.
 pub(super) struct HeldRequest {
     place: HeldPlace,
-    limits: Limits,
+    limits: ServerLimits,
     cut_off: OnceLock<CutOff>,
 }
 
 impl HeldRequest {
-    pub(super) fn new(place: HeldPlace, limits: Limits) -> Arc<Self> {
+    pub(super) fn new(place: HeldPlace, limits: ServerLimits) -> Arc<Self> {
         Arc::new(Self {
             place,
             limits,
@@ -103,7 +103,7 @@ pub(super) struct BoundedBody {
 }
 
 impl BoundedBody {
-    /// Limits a body whose head has just arrived.
+    /// ServerLimits a body whose head has just arrived.
     pub(super) fn new(body: Incoming, request: Arc<HeldRequest>) -> Self {
         let deadline = Box::pin(sleep_until(Instant::now() + request.limits.request));
         if body.is_end_stream() {

@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::*;
 
 /// Starts a server whose `/` returns `body`; it ends with the test's runtime.
-async fn server(limits: Limits, body: Vec<u8>) -> SocketAddr {
+async fn server(limits: ServerLimits, body: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new().route("/", get(|| async { body }));
@@ -26,9 +26,9 @@ async fn request(address: SocketAddr) -> TcpStream {
 
 #[tokio::test]
 async fn new_connection_replaces_oldest() {
-    let limits = Limits {
+    let limits = ServerLimits {
         connections: 8,
-        ..Limits::default()
+        ..ServerLimits::default()
     };
     let address = server(limits, b"up 1\n".to_vec()).await;
     let mut idle = Vec::new();
@@ -51,8 +51,8 @@ async fn new_connection_replaces_oldest() {
 
 #[test]
 fn peer_with_most_connections_gives_way() {
-    let connections = Arc::new(Mutex::new(Connections::default()));
-    let take = |user| Place::take(&connections, Peer::User(user));
+    let connections = Arc::new(Mutex::new(PeerConnections::default()));
+    let take = |user| ConnectionPlace::take(&connections, Peer::User(user));
     let (quiet, _) = take(1);
     let busy: Vec<_> = (0..3).map(|_| take(2)).collect();
     busy[0].0.established();
@@ -84,9 +84,9 @@ fn peer_with_most_connections_gives_way() {
 #[tokio::test]
 async fn unread_reply_closes_connection() {
     const BODY: usize = 64 << 20;
-    let limits = Limits {
+    let limits = ServerLimits {
         unread: Duration::from_millis(200),
-        ..Limits::default()
+        ..ServerLimits::default()
     };
     let address = server(limits, vec![b'x'; BODY]).await;
     let mut client = request(address).await;
@@ -101,7 +101,7 @@ async fn unread_reply_closes_connection() {
 #[tokio::test]
 async fn reader_survives_silent_clients() {
     const BODY: usize = 4 << 20;
-    let address = server(Limits::default(), vec![b'x'; BODY]).await;
+    let address = server(ServerLimits::default(), vec![b'x'; BODY]).await;
     // Twelve at a time, renewed for as long as the reader reads.
     let silent = async {
         let mut silent = VecDeque::new();
@@ -140,7 +140,7 @@ async fn reader_survives_silent_clients() {
 }
 
 /// Starts a server that answers with the length of the body it has read.
-async fn echo_server(limits: Limits) -> SocketAddr {
+async fn echo_server(limits: ServerLimits) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let read = |body: axum::body::Bytes| async move { body.len().to_string() };
@@ -175,10 +175,10 @@ async fn reply(client: &mut TcpStream) -> String {
 
 #[tokio::test]
 async fn endless_bodies_are_cut_off() {
-    let limits = Limits {
+    let limits = ServerLimits {
         request: Duration::from_millis(300),
         body: 100_000,
-        ..Limits::default()
+        ..ServerLimits::default()
     };
     let address = echo_server(limits).await;
     let slow = "Content-Length: 1000";
@@ -218,9 +218,9 @@ async fn endless_bodies_are_cut_off() {
 #[tokio::test]
 async fn bodies_have_a_limit_together() {
     const PART: usize = 1 << 20;
-    let limits = Limits {
+    let limits = ServerLimits {
         bodies: 8 * PART,
-        ..Limits::default()
+        ..ServerLimits::default()
     };
     let address = echo_server(limits).await;
     let head = format!("Content-Length: {}", 2 * PART);

@@ -1,4 +1,4 @@
-//! Limits on responses that clients leave unread: in time, and in bytes of all connections of a server.
+//! ServerLimits on responses that clients leave unread: in time, and in bytes of all connections of a server.
 
 use std::{
     io,
@@ -100,7 +100,8 @@ impl hyper::body::Body for CountedBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (rest, mut hint) = (self.rest.len() as u64, self.body.size_hint());
+        let rest = self.rest.len() as u64;
+        let mut hint = self.body.size_hint();
         if let Some(upper) = hint.upper() {
             hint.set_upper(upper + rest);
         }

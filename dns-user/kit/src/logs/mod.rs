@@ -100,7 +100,8 @@ impl Logs {
             .with(recent.clone().with_filter(LevelFilter::WARN))
             .try_init()
             .map_err(|_| anyhow!("logging is already set up in this process"))?;
-        let (configured, levels) = (Mutex::new(config.level), Mutex::new(levels));
+        let configured = Mutex::new(config.level);
+        let levels = Mutex::new(levels);
         let logs = Self {
             shared: Arc::new(Shared {
                 filter: handle,

@@ -255,7 +255,7 @@ const CPU_SECONDS: Family<SecondsCounter, 0> = Family::new(
 );
 const OPEN_FILES: Family<Gauge, 0> =
     Family::new("process_open_fds", "Number of open file descriptors.", []);
-const MOST_FILES: Family<Gauge, 0> = Family::new(
+const MAX_FILES: Family<Gauge, 0> = Family::new(
     "process_max_fds",
     "Maximum number of open file descriptors.",
     [],
@@ -291,7 +291,7 @@ pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
             families.push(OPEN_FILES.is(files.count().saturating_sub(1) as f64));
         }
         if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
-            families.push(MOST_FILES.is(soft as f64));
+            families.push(MAX_FILES.is(soft as f64));
         }
         if let Some(stat) = Stat::read("self") {
             families.push(CPU_SECONDS.is(stat.cpu / ticks_per_second()));

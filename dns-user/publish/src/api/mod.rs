@@ -157,16 +157,18 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
     let create = move |State(state): Shared, Path(params): Params, uri: Uri, body: Body| async move {
         let body = read_body(body, MAX_BODY).await?;
         let conditions = Preconditions::default();
-        let create = move || {
-            resources::write(
-                &state,
-                &scope(&params),
-                (uri.path(), None),
-                &body,
-                &conditions,
-            )
-        };
-        Answer::Ok(blocking(create).await)
+        Answer::Ok(
+            blocking(move || {
+                resources::write(
+                    &state,
+                    &scope(&params),
+                    (uri.path(), None),
+                    &body,
+                    &conditions,
+                )
+            })
+            .await,
+        )
     };
     get(list).post(create)
 }
@@ -186,16 +188,18 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
         let name = param(&params, "name");
         let conditions = Preconditions::of(&headers);
         let body = read_body(body, MAX_BODY).await?;
-        let replace = move || {
-            resources::write(
-                &state,
-                &scope(&params),
-                ("", Some(&name)),
-                &body,
-                &conditions,
-            )
-        };
-        Answer::Ok(blocking(replace).await)
+        Answer::Ok(
+            blocking(move || {
+                resources::write(
+                    &state,
+                    &scope(&params),
+                    ("", Some(&name)),
+                    &body,
+                    &conditions,
+                )
+            })
+            .await,
+        )
     };
     get(read).put(replace).delete(
         move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {

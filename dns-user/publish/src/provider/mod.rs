@@ -620,13 +620,15 @@ mod tests {
         async fn take_all(&mut self) -> String {
             let items: Vec<u8> = (0..20).collect();
             let results = send_all(self, &items, OnConflict::ListAgain, &|_| {}).await;
-            let letter = |result: &TransactionResult| match result {
-                TransactionResult::Applied | TransactionResult::Unproven(_) => 'A',
-                TransactionResult::Conflict => 'C',
-                TransactionResult::Failed(ProviderError::Unreachable { .. }) => 'U',
-                TransactionResult::Failed(_) => 'F',
-            };
-            results.iter().map(letter).collect()
+            results
+                .iter()
+                .map(|result: &TransactionResult| match result {
+                    TransactionResult::Applied | TransactionResult::Unproven(_) => 'A',
+                    TransactionResult::Conflict => 'C',
+                    TransactionResult::Failed(ProviderError::Unreachable { .. }) => 'U',
+                    TransactionResult::Failed(_) => 'F',
+                })
+                .collect()
         }
 
         fn counts(&self) -> Vec<usize> {

@@ -79,14 +79,13 @@ impl WebhookSettings {
                 redacted_text(text)
             ))
         })?;
-        let domain = |text: &str| Name::parse(text.trim_start_matches('.')).ok();
         Ok(Self {
             url,
             authorization,
             domains: parameters
                 .list("domain-filter")
                 .into_iter()
-                .filter_map(domain)
+                .filter_map(|text: &str| Name::parse(text.trim_start_matches('.')).ok())
                 .collect(),
             files: TlsFiles::from_parameters(parameters)?,
             timeout: parameters.duration("webhook-provider-timeout", Duration::from_secs(30))?,

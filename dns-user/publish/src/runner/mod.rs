@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use axum::Router;
 use dns_kit::{
     files::{atomic, bounded},
-    http_server::{Limits, Listener, Server},
+    http_server::{Listener, Server, ServerLimits},
     tls::RotatingTls,
 };
 use parking_lot::Mutex;
@@ -346,10 +346,10 @@ async fn bind(address: SocketAddr, purpose: &str) -> anyhow::Result<TcpListener>
 
 fn serve(name: &'static str, listener: TcpListener, routes: Router) {
     // One message of the largest size, or several smaller ones at a time.
-    let limits = Limits {
+    let limits = ServerLimits {
         body: MAX_MESSAGE,
         bodies: MAX_MESSAGE,
-        ..Limits::default()
+        ..ServerLimits::default()
     };
     let server = Server::new(name, Listener::Plain(listener)).with_limits(limits);
     tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));

@@ -14,7 +14,7 @@ use crate::daemon::check::{CheckReport, Serves, check};
 const SHOWN_WARNINGS: usize = 20;
 
 #[derive(Debug, Args)]
-pub(super) struct Check {
+pub(super) struct CheckArguments {
     /// config.json of bosh-dns
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct Check {
     json: bool,
 }
 
-impl Check {
+impl CheckArguments {
     /// Checks and prints the result; exits with 0 if a server would start and serve everything.
     pub(super) fn run(self) -> ExitCode {
         let Self { config, json } = self;

@@ -73,21 +73,21 @@ impl ExitCodes {
 
 /// A command's part of the manual.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct ManualEntry {
     exits: ExitCodes,
     /// Begins with the name of the command.
     example: &'static str,
     purpose: &'static str,
 }
 
-impl Entry {
+impl ManualEntry {
     fn command(&self) -> &'static str {
         self.example.split(' ').next().unwrap_or_default()
     }
 }
 
-const fn entry(exits: ExitCodes, example: &'static str, purpose: &'static str) -> Entry {
-    Entry {
+const fn entry(exits: ExitCodes, example: &'static str, purpose: &'static str) -> ManualEntry {
+    ManualEntry {
         exits,
         example,
         purpose,
@@ -95,7 +95,7 @@ const fn entry(exits: ExitCodes, example: &'static str, purpose: &'static str) -
 }
 
 /// The commands by purpose, in the order of `--help`.
-const GROUPS: &[(&str, &[Entry])] = &[
+const GROUPS: &[(&str, &[ManualEntry])] = &[
     (
         "Serve",
         &[
@@ -323,7 +323,11 @@ pub(super) fn write(mut command: clap::Command, folder: Option<&Path>) -> io::Re
     Ok(Vec::new())
 }
 
-fn write_pages(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> io::Result<()> {
+fn write_pages(
+    command: &clap::Command,
+    entry: Option<&ManualEntry>,
+    folder: &Path,
+) -> io::Result<()> {
     if command.is_hide_set() {
         return Ok(());
     }
@@ -333,7 +337,11 @@ fn write_pages(command: &clap::Command, entry: Option<&Entry>, folder: &Path) ->
         .try_for_each(|subcommand| write_pages(subcommand, entry, folder))
 }
 
-fn write_page(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> io::Result<()> {
+fn write_page(
+    command: &clap::Command,
+    entry: Option<&ManualEntry>,
+    folder: &Path,
+) -> io::Result<()> {
     let name = Man::new(command.clone()).section(SECTION).get_filename();
     io::Write::write_all(
         &mut File::create(folder.join(name))?,
@@ -342,7 +350,7 @@ fn write_page(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> 
 }
 
 /// Returns the page of one command, or of the whole command line.
-fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
+fn page(command: &clap::Command, own: Option<&ManualEntry>) -> io::Result<Vec<u8>> {
     let man = Man::new(without_commit(command.clone()))
         .section(SECTION)
         .manual("System Administration");
@@ -356,7 +364,7 @@ fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
         man.render_subcommands_section(&mut page)?;
     }
     let mut entries = GROUPS.iter().flat_map(|(_, entries)| *entries);
-    let examples: Vec<&Entry> = match own {
+    let examples: Vec<&ManualEntry> = match own {
         Some(entry) => vec![entry],
         None => ["try", "check", "status", "resolve"]
             .into_iter()
@@ -373,7 +381,7 @@ fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
         item(&mut roff, file, purpose);
     }
     roff.control("SH", ["EXAMPLES"]);
-    for Entry {
+    for ManualEntry {
         example, purpose, ..
     } in examples
     {

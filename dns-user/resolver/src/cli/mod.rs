@@ -54,7 +54,7 @@ enum Command {
         log_format: LogFormat,
     },
     /// Check configuration, records, aliases and handlers, and print what would be served
-    Check(check::Check),
+    Check(check::CheckArguments),
     /// Run the health server, which answers the health checks of other machines, until SIGTERM
     Health {
         /// The health server's own configuration file (health_server_config.json of bosh-dns)

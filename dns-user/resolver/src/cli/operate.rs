@@ -205,16 +205,17 @@ fn colours_wanted() -> bool {
 
 /// Colours the lines for which `colour` returns one. `text` is already escaped.
 fn coloured(text: &str, colour: impl Fn(&str) -> Option<u8>) -> String {
-    let line = |line: &str| match colour(line) {
-        Some(colour) => {
-            let (text, end) = line
-                .strip_suffix('\n')
-                .map_or((line, ""), |text| (text, "\n"));
-            format!("\x1b[{colour}m{text}\x1b[0m{end}")
-        }
-        None => line.to_owned(),
-    };
-    text.split_inclusive('\n').map(line).collect()
+    text.split_inclusive('\n')
+        .map(|line: &str| match colour(line) {
+            Some(colour) => {
+                let (text, end) = line
+                    .strip_suffix('\n')
+                    .map_or((line, ""), |text| (text, "\n"));
+                format!("\x1b[{colour}m{text}\x1b[0m{end}")
+            }
+            None => line.to_owned(),
+        })
+        .collect()
 }
 
 //----------- Instances ---------------------------------------------------------
@@ -454,13 +455,12 @@ fn level(text: &str) -> Result<String, &'static str> {
 
 /// Accepts the name of a tag in any letter case.
 fn tag(text: &str) -> Result<String, String> {
-    let known = || {
+    tags::spelt(text).map(str::to_owned).ok_or_else(|| {
         format!(
             "the tags are {}",
             tags::names().collect::<Vec<_>>().join(", ")
         )
-    };
-    tags::spelt(text).map(str::to_owned).ok_or_else(known)
+    })
 }
 
 #[derive(Debug, Args)]
@@ -606,9 +606,10 @@ mod tests {
 
     #[test]
     fn only_chosen_lines_are_coloured() {
-        let red = |line: &str| line.starts_with("FAIL").then_some(RED);
         assert_eq!(
-            coloured("ok\nFAIL x\nend", red),
+            coloured("ok\nFAIL x\nend", |line: &str| line
+                .starts_with("FAIL")
+                .then_some(RED)),
             "ok\n\x1b[31mFAIL x\x1b[0m\nend"
         );
     }

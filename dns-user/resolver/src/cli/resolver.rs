@@ -136,7 +136,8 @@ impl ResolverSetup {
         match self {
             Self::ResolvConf(_) => time::sleep(INTERVAL).await,
             Self::Resolved(_, domains) => {
-                let (before, end) = (domains.all(), Instant::now() + INTERVAL);
+                let before = domains.all();
+                let end = Instant::now() + INTERVAL;
                 // Must not be cancelled halfway, because files that were read already are not read
                 // again.
                 while domains.all() == before && Instant::now() < end {

@@ -163,7 +163,7 @@ impl Shadow {
     }
 
     /// Reads the files, opens the packet socket if there is to be one, and begins to follow files and health.
-    fn begin(&self) -> anyhow::Result<(Session, Source)> {
+    fn begin(&self) -> anyhow::Result<(Observation, Source)> {
         let path = self.config.as_deref().unwrap_or(usual_config());
         let observed = match self.ask {
             Some(address) => address,
@@ -205,7 +205,7 @@ impl Shadow {
         let xdp = &fleet.config.xdp;
         let has_interfaces = xdp.enabled && xdp.mode != HookMode::Off;
         let ours = OurServer::new(states.clone(), health.clone(), has_interfaces);
-        let session = Session {
+        let session = Observation {
             stop,
             addresses,
             health: health.clone(),
@@ -221,8 +221,8 @@ impl Shadow {
         Ok((session, source))
     }
 
-    fn report(&self, session: Session, watched: Watched, time: Duration) -> Report {
-        let Session {
+    fn report(&self, session: Observation, watched: Watched, time: Duration) -> Report {
+        let Observation {
             judge,
             mut remarks,
             warnings,
@@ -279,7 +279,7 @@ impl Shadow {
     }
 
     /// Watches the server's packets.
-    fn watch(&self, capture: Capture, session: &mut Session) -> anyhow::Result<Watched> {
+    fn watch(&self, capture: Capture, session: &mut Observation) -> anyhow::Result<Watched> {
         let limits = Limits {
             time: self.time,
             cpu: f64::from(self.cpu) / 100.0,
@@ -297,7 +297,7 @@ impl Shadow {
 }
 
 /// What is compared, and with what.
-struct Session {
+struct Observation {
     /// Set by SIGINT and SIGTERM.
     stop: Arc<AtomicBool>,
     /// Addresses of the observed server.
@@ -383,10 +383,10 @@ fn planned(fleet: &FollowedFleet, rate: u32, remarks: &mut Vec<String>) -> Vec<P
 }
 
 /// Asks the server and judges its replies.
-fn ask_all(session: &mut Session, planned: Vec<PlannedQuery>, manner: Manner) -> Watched {
+fn ask_all(session: &mut Observation, planned: Vec<PlannedQuery>, manner: Manner) -> Watched {
     let begin = Instant::now();
     let before = thread_cpu();
-    let Session {
+    let Observation {
         runtime,
         judge,
         stop,

@@ -205,11 +205,10 @@ fn port_holder(port: u16) -> Option<String> {
         .ok()?
         .flatten()
         .map(|entry| entry.path());
-    let is_number = |path: &PathBuf| {
+    for process in processes.filter(|path: &PathBuf| {
         path.file_name()
             .is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit())
-    };
-    for process in processes.filter(is_number) {
+    }) {
         let descriptors = fs::read_dir(process.join("fd"))
             .into_iter()
             .flatten()
@@ -230,12 +229,10 @@ fn port_holder(port: u16) -> Option<String> {
 
 fn explanation(server: SocketAddr, config: &Path, name: &str, root: bool) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "bosh-dns-xdp".into());
-    let (program, config, address, port) = (
-        program.display(),
-        config.display(),
-        server.ip(),
-        server.port(),
-    );
+    let program = program.display();
+    let config = config.display();
+    let address = server.ip();
+    let port = server.port();
     let path = match root {
         true => "Hot names are answered at the interface lo; the FAST column of `top` counts them.",
         false => "All answers come from userspace; run as root for the fast path.",

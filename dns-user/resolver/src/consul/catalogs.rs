@@ -329,7 +329,7 @@ impl Published {
 }
 
 /// Maximum number of names kept, the same as the default limit of published names.
-const MOST: usize = 65_536;
+const MAX_NAMES: usize = 65_536;
 
 /// A name answered within this time is in use.
 const IN_USE: Duration = Duration::from_secs(60);
@@ -348,7 +348,7 @@ impl Used {
     pub(super) fn note(&self, name: &Name, qtype: u16, service: (Place, String)) {
         let mut names = self.0.lock();
         let key = (name.clone(), qtype);
-        if names.len() < MOST || names.contains_key(&key) {
+        if names.len() < MAX_NAMES || names.contains_key(&key) {
             names.insert(key, service);
         }
     }
@@ -360,7 +360,7 @@ impl Used {
         age: impl Fn(&Name, u16) -> Option<Duration>,
     ) -> Vec<(Place, String)> {
         let mut names = self.0.lock();
-        let crowded = names.len() >= MOST / 2;
+        let crowded = names.len() >= MAX_NAMES / 2;
         let mut services = Vec::new();
         names.retain(|(name, qtype), service| match age(name, *qtype) {
             Some(age) if age < IN_USE => {
@@ -397,12 +397,14 @@ mod tests {
             };
             used.note(&name, ADDRESSES, key(service));
         }
-        let age = |name: &Name, _qtype: u16| match name.to_string() {
-            text if text.contains("web") => Some(Duration::from_secs(5)),
-            text if text.starts_with("db") => Some(Duration::from_secs(61)),
-            _ => None,
-        };
-        assert_eq!(used.recent(age), [key("web")]);
+        assert_eq!(
+            used.recent(|name: &Name, _qtype: u16| match name.to_string() {
+                text if text.contains("web") => Some(Duration::from_secs(5)),
+                text if text.starts_with("db") => Some(Duration::from_secs(61)),
+                _ => None,
+            }),
+            [key("web")]
+        );
         assert_eq!(used.0.lock().len(), 4);
     }
 }

@@ -11,7 +11,7 @@ use dns_consul_source::LiveConsul;
 use dns_upstream::CurrentUpstreams;
 
 /// Longest pause between two catalogs.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// Queries the Consul configured in the object `"consul"`, installs its catalogs, and switches to
 /// another one when the object changes. Host names of agents are resolved like recursors'.
@@ -76,14 +76,13 @@ async fn install_catalogs(
     while views.changed().await.is_ok() {
         let begun = Instant::now();
         let view = views.borrow_and_update().clone();
-        let (names, catalogs) = (names.clone(), catalogs.clone());
+        let names = names.clone();
+        let catalogs = catalogs.clone();
         let built = tokio::task::spawn_blocking(move || {
             catalogs.set_live(view);
             let zone = catalogs.zone();
-            let (nodes, instances) = (
-                zone.zone.catalog.node_count(),
-                zone.zone.catalog.instance_count(),
-            );
+            let nodes = zone.zone.catalog.node_count();
+            let instances = zone.zone.catalog.instance_count();
             let datacenter = zone.zone.config.datacenter.clone();
             let incomplete = zone
                 .zone
@@ -110,6 +109,6 @@ async fn install_catalogs(
             }
         }
         // A large catalog that changes constantly must not occupy the CPU.
-        sleep((begun.elapsed() * 4).min(LONGEST_PAUSE)).await;
+        sleep((begun.elapsed() * 4).min(MAX_PAUSE)).await;
     }
 }

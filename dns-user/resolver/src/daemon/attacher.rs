@@ -298,7 +298,7 @@ pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest time until a replacement; it doubles each time.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Life of an attacher after which its end counts as the first one.
 const STABLE: Duration = Duration::from_secs(120);
@@ -335,7 +335,8 @@ fn fork_standby(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
         return Ok(Some(worker));
     }
     drop(worker);
-    let (mut begun, mut pause) = (Instant::now(), FIRST_PAUSE);
+    let mut begun = Instant::now();
+    let mut pause = FIRST_PAUSE;
     loop {
         if wait_for_end(&server, &watched, None)? == Ended::Server || is_finished(&watched) {
             return Ok(None);
@@ -346,7 +347,7 @@ fn fork_standby(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
         if wait_for_end(&server, &server, Some(pause))? == Ended::Server {
             return Ok(None);
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
         let (worker, next) = offer(&server)?;
         // SAFETY: as above.
         if let ForkResult::Child = unsafe { fork() }? {

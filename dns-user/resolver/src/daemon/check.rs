@@ -367,8 +367,10 @@ fn handler_line(handler: &HandlerConfig) -> String {
 }
 
 fn consul_line(zone: &dns_consul::Zone) -> String {
-    let (config, catalog) = (&zone.config, &zone.catalog);
-    let (nodes, instances) = (catalog.node_count(), catalog.instance_count());
+    let config = &zone.config;
+    let catalog = &zone.catalog;
+    let nodes = catalog.node_count();
+    let instances = catalog.instance_count();
     let live = match &config.http {
         Some(api) => {
             let addresses: Vec<String> = api.addresses.iter().map(ToString::to_string).collect();
@@ -406,10 +408,12 @@ fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
         ("consul.sources.http.cert_file", certificate),
         ("consul.sources.http.key_file", key),
     ];
-    let problem = |(member, path): (&str, Option<&PathBuf>)| {
-        Some(format!("{member}: {}", unreadable_file(path?)?))
-    };
-    files.into_iter().filter_map(problem).collect()
+    files
+        .into_iter()
+        .filter_map(|(member, path): (&str, Option<&PathBuf>)| {
+            Some(format!("{member}: {}", unreadable_file(path?)?))
+        })
+        .collect()
 }
 
 fn unreadable(tls: &TlsFiles) -> Vec<String> {

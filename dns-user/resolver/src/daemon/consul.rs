@@ -93,7 +93,8 @@ impl ConsulFiles {
             for warning in &warnings {
                 warn!("{warning}");
             }
-            let (nodes, instances) = (registrations.nodes.len(), registrations.instances.len());
+            let nodes = registrations.nodes.len();
+            let instances = registrations.instances.len();
             let detail = format!("{nodes} nodes, {instances} instances");
             service_status.loaded(
                 Kind::Consul,

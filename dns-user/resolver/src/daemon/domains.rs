@@ -46,10 +46,6 @@ impl RoutedDomains {
 
     /// Returns all domains, sorted, without trailing dots.
     pub fn all(&self) -> Vec<String> {
-        let bare = |name: &String| match name.trim_end_matches('.') {
-            "" => ".".to_owned(),
-            name => name.to_owned(),
-        };
         let Self {
             files: _,
             watch: _,
@@ -61,7 +57,10 @@ impl RoutedDomains {
             .iter()
             .chain(of_handlers)
             .chain(of_upchecks)
-            .map(bare)
+            .map(|name: &String| match name.trim_end_matches('.') {
+                "" => ".".to_owned(),
+                name => name.to_owned(),
+            })
             .collect();
         all.into_iter().collect()
     }

@@ -54,7 +54,7 @@ const CONFIG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of consecutive rounds without an answer to any client or self-check after which the
 /// process ends: 30 s.
-const MOST_UPCHECK_FAILURES: u32 = 6;
+const MAX_UPCHECK_FAILURES: u32 = 6;
 
 /// All components of a running server.
 pub(super) struct Daemon<'a> {
@@ -145,7 +145,7 @@ impl Daemon<'_> {
         }
     }
 
-    /// Runs one round of self-checks. Fails after [`MOST_UPCHECK_FAILURES`] rounds in a row in
+    /// Runs one round of self-checks. Fails after [`MAX_UPCHECK_FAILURES`] rounds in a row in
     /// which neither a self-check nor a client got an answer. If only some of several addresses are
     /// silent, that is only reported, because a restart would interrupt the working ones.
     async fn run_upchecks(&self, unanswered: &mut Unanswered) -> anyhow::Result<()> {
@@ -182,14 +182,14 @@ impl Daemon<'_> {
         });
         unanswered.rounds = if hung { unanswered.rounds + 1 } else { 0 };
         match problems.pop().filter(|_| unanswered.rounds > 0) {
-            Some(problem) if unanswered.rounds >= MOST_UPCHECK_FAILURES => {
+            Some(problem) if unanswered.rounds >= MAX_UPCHECK_FAILURES => {
                 bail!("the server no longer answers its own up-checks: {problem}")
             }
             Some(problem) => {
                 let rounds = unanswered.rounds;
                 error!(
                     "every up-check failed, and no client got an answer (round {rounds} of \
-                     {MOST_UPCHECK_FAILURES} before the process exits to be restarted): {problem}"
+                     {MAX_UPCHECK_FAILURES} before the process exits to be restarted): {problem}"
                 );
                 Ok(())
             }

@@ -26,7 +26,7 @@ use dns_kit::{
 };
 
 /// Number of recoverable panics within [`PANIC_WINDOW`] after which the server ends.
-const MOST_PANICS: usize = 10;
+const MAX_PANICS: usize = 10;
 const PANIC_WINDOW: Duration = Duration::from_secs(60);
 
 /// A component of the server failed with a defect.
@@ -136,7 +136,7 @@ impl Recent {
         {
             panics.pop_front();
         }
-        panics.len() > MOST_PANICS
+        panics.len() > MAX_PANICS
     }
 }
 
@@ -150,7 +150,7 @@ fn text(payload: &(dyn Any + Send)) -> &str {
 mod tests {
     use super::*;
     use crate::ops::{
-        conditions::events::{Event, RecentEvents},
+        conditions::events::{CountedEvent, RecentEvents},
         readiness::Readiness,
         service_status::ServiceStatus,
     };
@@ -159,7 +159,7 @@ mod tests {
     fn caught_panic_is_a_condition() {
         let failures = Failures::install().unwrap();
         let panics = failures.panics();
-        let events = RecentEvents::of(vec![(Event::Panic, Box::new(move || panics.get()))]);
+        let events = RecentEvents::of(vec![(CountedEvent::Panic, Box::new(move || panics.get()))]);
         let readiness = Readiness::of(ServiceStatus::default(), events);
         assert_eq!(readiness.line("panicked"), None);
         let panicking = thread::spawn(|| {
@@ -181,7 +181,7 @@ mod tests {
         // One panic every ten seconds is tolerated indefinitely.
         assert!((0..100).all(|number| !recent.add(start + Duration::from_secs(10 * number))));
         let later = start + Duration::from_secs(10_000);
-        let ended = (0..MOST_PANICS as u32 + 1)
+        let ended = (0..MAX_PANICS as u32 + 1)
             .filter(|&number| recent.add(later + Duration::from_secs(1) * number));
         assert_eq!(ended.count(), 1, "the one past the bound");
     }

@@ -104,7 +104,7 @@ enum AttacherSource {
 type Loaded = Result<Arc<FastPath>, FastPathError>;
 
 /// A lifecycle event of the fast path.
-pub(super) enum Event {
+pub(super) enum FastPathEvent {
     Loaded(Result<Loaded, JoinError>),
     /// The connection to the attacher was lost; its programs keep answering.
     AttacherLost,
@@ -172,28 +172,29 @@ impl Lifecycle {
             Some(health) => health.tracker(),
             None => Arc::new(Everything),
         };
-        let (config, listen) = (self.config.clone(), self.service_status.state().listen);
+        let config = self.config.clone();
+        let listen = self.service_status.state().listen;
         let states = Arc::clone(&self.server_state.health);
         let source = self.attacher.clone();
         self.loading = Some(tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            let start = move || {
+            // Never cancelled; a panic has been logged with its location.
+            let started = tokio::task::spawn_blocking(move || {
                 let attacher = connect(&config, &source)?;
                 FastPath::start(&config, attacher, &listen, states, admission).map(Arc::new)
-            };
-            // Never cancelled; a panic has been logged with its location.
-            let started = tokio::task::spawn_blocking(start).await;
+            })
+            .await;
             started.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
         }));
     }
 
     /// Waits for the next event; cancel-safe.
-    pub(super) async fn next(&mut self) -> Event {
+    pub(super) async fn next(&mut self) -> FastPathEvent {
         match (&mut self.loading, &self.current) {
-            (Some(loading), _) => Event::Loaded(loading.await),
+            (Some(loading), _) => FastPathEvent::Loaded(loading.await),
             (None, Some(fast_path)) => {
                 fast_path.lost().await;
-                Event::AttacherLost
+                FastPathEvent::AttacherLost
             }
             (None, None) => std::future::pending().await,
         }
@@ -201,9 +202,9 @@ impl Lifecycle {
 
     /// Handles an event. Called from the loop that installs snapshots, so that the fast path misses
     /// none.
-    pub(super) fn follow(&mut self, event: Event) {
+    pub(super) fn follow(&mut self, event: FastPathEvent) {
         match event {
-            Event::AttacherLost => {
+            FastPathEvent::AttacherLost => {
                 self.lost_at = Some(Instant::now());
                 if !self.is_attached() {
                     const LOST: &str = "the attacher was lost before it had attached the programs";
@@ -211,7 +212,7 @@ impl Lifecycle {
                 }
                 self.load_after(ATTACHER_PAUSE);
             }
-            Event::Loaded(result) => {
+            FastPathEvent::Loaded(result) => {
                 self.loading = None;
                 match result {
                     Ok(Ok(fast_path)) => self.take(fast_path),
@@ -242,8 +243,11 @@ impl Lifecycle {
         if pause.is_none() && self.current.is_some() {
             self.withdraw(&text);
         }
-        let is_late = |at: Instant| at.elapsed() >= UNFOLLOWED;
-        if matches!(self.attacher, AttacherSource::Own(_)) && self.lost_at.is_some_and(is_late) {
+        if matches!(self.attacher, AttacherSource::Own(_))
+            && self
+                .lost_at
+                .is_some_and(|at: Instant| at.elapsed() >= UNFOLLOWED)
+        {
             self.withdraw(&text);
         }
         if pause.is_none() {
@@ -468,7 +472,8 @@ pub(super) async fn end_earlier_programs(config: &XdpConfig, listen: &[SocketAdd
     let Some(socket) = config.attach_socket.clone().filter(|_| !is_on) else {
         return;
     };
-    let (user, listen) = (config.attach_user.clone(), listen.to_vec());
+    let user = config.attach_user.clone();
+    let listen = listen.to_vec();
     let detaching = tokio::task::spawn_blocking(move || {
         AttacherConnection::open(&socket, user.as_deref())
             .and_then(|attacher| attacher.detach_earlier(&listen))
@@ -519,7 +524,8 @@ fn feed(fast_path: &FastPath, tap: &Tap) -> Option<JoinHandle<()>> {
         .tap()?
         .inspect_err(|problem| warn!("`tap` cannot show fast-path queries: {problem}"))
         .ok()?;
-    let (wanted, tap) = (tap.wanted(), tap.clone());
+    let wanted = tap.wanted();
+    let tap = tap.clone();
     let rate = wanted.clone();
     Some(tokio::spawn(reader.feed(wanted, move |item| match item {
         TapItem::Event(event, age) => {

@@ -246,7 +246,8 @@ impl Contents {
             .iter()
             .map(|(path, _)| path.display().to_string())
             .collect();
-        let (mut files, mut errors) = (Vec::new(), Vec::new());
+        let mut files = Vec::new();
+        let mut errors = Vec::new();
         for (name, (_, bytes)) in names.iter().zip(&self.files) {
             match bytes {
                 Ok(bytes) => files.push((name.as_str(), bytes.as_slice())),
@@ -268,8 +269,11 @@ impl Contents {
 /// Returns lines for the log: up to [`MAX_LOGGED_ERRORS`] errors and the number of the others. The caller
 /// logs them, because its module decides the tag.
 pub(super) fn error_lines(what: &str, errors: &[ConfigError], consequence: &str) -> Vec<String> {
-    let line = |problem: &ConfigError| format!("{what}: {problem}; {consequence}");
-    let mut lines: Vec<String> = errors.iter().take(MAX_LOGGED_ERRORS).map(line).collect();
+    let mut lines: Vec<String> = errors
+        .iter()
+        .take(MAX_LOGGED_ERRORS)
+        .map(|problem: &ConfigError| format!("{what}: {problem}; {consequence}"))
+        .collect();
     if let Some(more) = errors.len().checked_sub(MAX_LOGGED_ERRORS + 1) {
         lines.push(format!(
             "{what}: and {} more errors, which bosh-dns-xdp check lists",
@@ -567,15 +571,14 @@ impl FileReader {
     fn reading(read: impl Fn(Request) -> ReadResult + Send + 'static) -> Self {
         let (requests, requested) = bounded::<Request>(1);
         let (sender, results) = bounded(1);
-        let work = move || {
+        // Without a thread no result arrives, and the owner reports a timeout.
+        if let Err(error) = threads::spawn("files", OnPanic::EndProcess, move || {
             for request in requested {
                 if sender.send(read(request)).is_err() {
                     return;
                 }
             }
-        };
-        // Without a thread no result arrives, and the owner reports a timeout.
-        if let Err(error) = threads::spawn("files", OnPanic::EndProcess, work) {
+        }) {
             tracing::error!("cannot start a thread to read files: {error}");
         }
         Self {
@@ -772,11 +775,14 @@ mod tests {
                 .unwrap(),
             b"{}"
         );
-        let all = |files: &[(&str, &[u8])]| ParsedFiles {
-            valid: files.len(),
-            errors: Vec::new(),
-        };
-        let ParsedFiles { valid, errors } = followed.changed(Reading::Always).unwrap().parse(all);
+        let ParsedFiles { valid, errors } =
+            followed
+                .changed(Reading::Always)
+                .unwrap()
+                .parse(|files: &[(&str, &[u8])]| ParsedFiles {
+                    valid: files.len(),
+                    errors: Vec::new(),
+                });
         assert_eq!((valid, errors.len()), (0, 1));
         assert!(
             errors[0].problem.contains("did not respond within 1 s"),
@@ -792,16 +798,17 @@ mod tests {
         fs::write(&path, "half").unwrap();
         let mut followed = Followed::new(FileSource::File(path.clone()));
         // The writer continues while the first half is being parsed.
-        let parse = |files: &[(&str, &[u8])]| {
-            let (name, bytes) = files[0];
-            let mut errors = Vec::new();
-            if bytes != b"whole" {
-                fs::write(&path, "whole").unwrap();
-                errors.push(ConfigError::of_file(name, "is half"));
-            }
-            ParsedFiles { valid: (), errors }
-        };
-        let (_, parsed) = followed.parsed(Reading::IfChanged, parse).unwrap();
+        let (_, parsed) = followed
+            .parsed(Reading::IfChanged, |files: &[(&str, &[u8])]| {
+                let (name, bytes) = files[0];
+                let mut errors = Vec::new();
+                if bytes != b"whole" {
+                    fs::write(&path, "whole").unwrap();
+                    errors.push(ConfigError::of_file(name, "is half"));
+                }
+                ParsedFiles { valid: (), errors }
+            })
+            .unwrap();
         parsed.whole().unwrap();
     }
 

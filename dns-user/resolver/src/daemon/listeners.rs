@@ -191,7 +191,8 @@ impl Listeners {
             max_reply: Config::max_reply_at(self.options.max_reply, address),
             ..self.options.clone()
         };
-        let (server_state, identity) = (self.server_state.clone(), self.identity.clone());
+        let server_state = self.server_state.clone();
+        let identity = self.identity.clone();
         let bound = Server::bind(
             &[address],
             server_state,
@@ -266,13 +267,12 @@ pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> V
     }
     let wildcards = all.clone();
     all.retain(|address| {
-        let is_covered = |other: &SocketAddr| {
+        !wildcards.iter().any(|other: &SocketAddr| {
             other.ip().is_unspecified()
                 && !address.ip().is_unspecified()
                 && other.is_ipv4() == address.is_ipv4()
                 && other.port() == address.port()
-        };
-        !wildcards.iter().any(is_covered)
+        })
     });
     all
 }

@@ -208,7 +208,8 @@ impl CatalogFiles {
             Snapshot::build(self.good_records.clone(), &self.good_aliases);
         let snapshot = snapshot.with_rules(self.rules);
 
-        let (instances, aliases) = (snapshot.instances().len(), snapshot.alias_count());
+        let instances = snapshot.instances().len();
+        let aliases = snapshot.alias_count();
         let version = snapshot
             .version()
             .map_or_else(|| "none".to_owned(), |version| version.to_string());
@@ -271,10 +272,12 @@ fn parse_records(good: &IndexedRecords, files: &[(&str, &[u8])]) -> ParsedFiles<
 /// Parses the alias files; also returns a warning for each skipped item.
 fn parse_aliases(files: &[(&str, &[u8])]) -> ParsedFiles<(AliasFiles, Vec<String>)> {
     let (aliases, warnings, errors) = AliasFiles::parse_valid(files.iter().copied());
-    let refused = |AliasError { files, problem }| ConfigError::of_file(files.join(", "), problem);
     ParsedFiles {
         valid: (aliases, warnings),
-        errors: errors.into_iter().map(refused).collect(),
+        errors: errors
+            .into_iter()
+            .map(|AliasError { files, problem }| ConfigError::of_file(files.join(", "), problem))
+            .collect(),
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
     consul::{self, ConsulNames, follow},
     ops::{
         api::Backend,
-        conditions::events::{Event, RecentEvents},
+        conditions::events::{CountedEvent, RecentEvents},
         metrics::{self, Metrics, MetricsServer},
         readiness::{CheckLog, Readiness},
         service_status::{Kind, Part, ServiceStatus},
@@ -64,7 +64,8 @@ pub(super) async fn start<'a>(
     failures: &Failures,
 ) -> anyhow::Result<Daemon<'a>> {
     let begun = Instant::now();
-    let (handle, tap) = (FastPathHandle::default(), Tap::default());
+    let handle = FastPathHandle::default();
+    let tap = Tap::default();
     let metrics = Metrics::new(labels::server_label(config.listen), handle.clone())?;
     failures.register(metrics.registry())?;
     let service_status = ServiceStatus::default();
@@ -249,17 +250,18 @@ fn recent_events(
     fast_path: &FastPathHandle,
 ) -> RecentEvents {
     let panics = failures.panics();
-    let (server_metrics, logs, fast_path) =
-        (server_metrics.clone(), logs.clone(), fast_path.clone());
+    let server_metrics = server_metrics.clone();
+    let logs = logs.clone();
+    let fast_path = fast_path.clone();
     RecentEvents::of(vec![
-        (Event::Panic, Box::new(move || panics.get())),
+        (CountedEvent::Panic, Box::new(move || panics.get())),
         (
-            Event::RefusedConnection,
+            CountedEvent::RefusedConnection,
             Box::new(move || server_metrics.refused_connections()),
         ),
-        (Event::LostLogLine, Box::new(move || logs.dropped())),
+        (CountedEvent::LostLogLine, Box::new(move || logs.dropped())),
         (
-            Event::ShedQuery,
+            CountedEvent::ShedQuery,
             Box::new(move || fast_path.counters().outcome(Outcome::Shed)),
         ),
     ])
@@ -327,8 +329,9 @@ fn follow_consul(
     if let Some((names, catalogs)) = consul.zip(files.consul_catalogs()) {
         consul::register_metrics(metrics.registry(), names.clone())?;
         let server_state = server_state.clone();
-        let installed = move || server_state.consul_changed();
-        let following = follow(names.clone(), catalogs, upstreams.clone(), installed);
+        let following = follow(names.clone(), catalogs, upstreams.clone(), move || {
+            server_state.consul_changed()
+        });
         failures.spawn("the live source of Consul's names", following);
         failures.spawn("the report of Consul's names in use", async move {
             loop {

@@ -104,13 +104,12 @@ impl Upcheck {
         let end = time::Instant::now() + timeout;
         loop {
             let mut findings = self.once().await;
-            let all_fail = |target| {
+            if !self.targets.iter().all(|target| {
                 findings
                     .problems
                     .iter()
                     .any(|UpcheckError { target: at, .. }| at == target)
-            };
-            if !self.targets.iter().all(all_fail) {
+            }) {
                 return Ok(());
             }
             match findings.problems.pop() {

@@ -51,10 +51,10 @@ use dns_kit::{
 /// All metrics of this process. Clones share the registry.
 #[derive(Clone)]
 pub struct Metrics {
-    shared: Arc<Shared>,
+    shared: Arc<MetricsShared>,
 }
 
-struct Shared {
+struct MetricsShared {
     registry: Registry,
     /// The fast path, whose counters are read on each scrape.
     fast_path: FastPathHandle,
@@ -70,7 +70,7 @@ impl Metrics {
         register_own_process(&registry)?;
         register_fast_path(&registry, fast_path.clone())?;
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(MetricsShared {
                 registry,
                 fast_path,
                 server,
@@ -276,7 +276,8 @@ pub fn register_certificates(
 
 fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> {
     let ends = certificates.iter().flat_map(|tls| {
-        let (purpose, material) = (tls.purpose, tls.current());
+        let purpose = tls.purpose;
+        let material = tls.current();
         let own = (
             [purpose, "certificate"],
             seconds(material.certificate.not_after),
@@ -287,7 +288,8 @@ fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> 
         [Some(own), authority].into_iter().flatten()
     });
     let warnings = certificates.iter().flat_map(|tls| {
-        let (purpose, material) = (tls.purpose, tls.current());
+        let purpose = tls.purpose;
+        let material = tls.current();
         let own = (
             [purpose, "certificate"],
             seconds(material.certificate.warns_from()),

@@ -16,18 +16,18 @@ use super::tap::seconds_since_1970;
 use dns_core::config::{ConfigError, one_line};
 
 /// Maximum number of warnings kept per kind of file.
-const MOST_WARNINGS: usize = 100;
+const MAX_WARNINGS: usize = 100;
 
 /// Maximum number of errors kept per kind of file.
-const MOST_ERRORS: usize = 1000;
+const MAX_ERRORS: usize = 1000;
 
 /// The state of files and sockets, and the history of their changes. Clones share it.
 #[derive(Clone)]
 pub struct ServiceStatus {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceShared>,
 }
 
-struct Shared {
+struct ServiceShared {
     started: Instant,
     /// The same time in seconds since 1970.
     started_at: f64,
@@ -141,9 +141,10 @@ impl Default for ServiceStatus {
             reloads,
             ..Changing::default()
         });
-        let (started, started_at) = (Instant::now(), seconds_since_1970());
+        let started = Instant::now();
+        let started_at = seconds_since_1970();
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ServiceShared {
                 started,
                 started_at,
                 changing,
@@ -229,8 +230,8 @@ impl ServiceStatus {
         took: Duration,
         detail: &str,
     ) {
-        let more = warnings.len().saturating_sub(MOST_WARNINGS);
-        warnings.truncate(MOST_WARNINGS);
+        let more = warnings.len().saturating_sub(MAX_WARNINGS);
+        warnings.truncate(MAX_WARNINGS);
         if more > 0 {
             warnings.push(format!("and {more} more"));
         }
@@ -262,13 +263,13 @@ impl ServiceStatus {
         file_state.files = files;
         file_state.errors = errors
             .iter()
-            .take(MOST_ERRORS)
+            .take(MAX_ERRORS)
             .map(ToString::to_string)
             .collect();
-        if errors.len() > MOST_ERRORS {
+        if errors.len() > MAX_ERRORS {
             file_state
                 .errors
-                .push(format!("and {} more", errors.len() - MOST_ERRORS));
+                .push(format!("and {} more", errors.len() - MAX_ERRORS));
         }
         let problem = file_state.problem().unwrap_or_default();
         reloads.entry(kind.label()).or_default().failed(problem);
@@ -415,7 +416,8 @@ mod tests {
         );
         let detail = |event: &Option<Event>| event.as_ref().unwrap().detail.clone();
         let reloads = status.reloads();
-        let (records, handlers) = (&reloads["records"], &reloads["handlers"]);
+        let records = &reloads["records"];
+        let handlers = &reloads["handlers"];
         assert_eq!(detail(&records.last), "version 3");
         assert_eq!(detail(&handlers.last_failure), "h.json: no domain");
         assert_eq!(

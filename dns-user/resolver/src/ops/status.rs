@@ -145,7 +145,8 @@ pub struct FastPathView {
 impl FastPathView {
     /// Returns the view of a fast path.
     pub fn of(fast_path: &FastPath) -> Self {
-        let (status, counters) = (fast_path.status(), fast_path.counters());
+        let status = fast_path.status();
+        let counters = fast_path.counters();
         let internals = serde_json::to_value(&status).unwrap_or_default();
         let FastPathStatus {
             interfaces,

@@ -208,10 +208,10 @@ pub fn seconds_since_1970() -> f64 {
 /// Distributes lines from both paths to viewers. Clones share it.
 #[derive(Clone)]
 pub struct Tap {
-    shared: Arc<Shared>,
+    shared: Arc<TapShared>,
 }
 
-struct Shared {
+struct TapShared {
     /// One request in this many becomes a line; 0 without viewers.
     every: AtomicU32,
     /// The same value for the fast path's feeder, which waits for changes.
@@ -236,7 +236,7 @@ impl Default for Tap {
     /// Creates a tap without viewers.
     fn default() -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(TapShared {
                 every: AtomicU32::new(0),
                 wanted: watch::Sender::new(0),
                 lines: broadcast::Sender::new(BACKLOG),
@@ -536,7 +536,8 @@ mod tests {
     async fn line_weight_matches_sampling_rate() {
         let tap = Tap::default();
         let name = Name::from_text("a.bosh").unwrap();
-        let (mut close, mut far) = (tap.subscribe(2), tap.subscribe(10));
+        let mut close = tap.subscribe(2);
+        let mut far = tap.subscribe(10);
         assert_eq!(*tap.wanted().borrow(), 2);
         for _ in 0..2000 {
             tap.observe(&request(&name));

@@ -396,7 +396,8 @@ mod tests {
     fn lookup_is_case_insensitive() {
         let mut cache = AnswerCache::new(1);
         let web = Name::from_text("q-s0.web.bosh").unwrap();
-        let (v4, v6) = (addresses(3), [Ipv6Addr::LOCALHOST]);
+        let v4 = addresses(3);
+        let v6 = [Ipv6Addr::LOCALHOST];
         cache.enter(generation(1, 0), || 0);
         cache.insert(
             &name("q-s0.db.bosh"),

@@ -30,11 +30,11 @@ use dns_kit::metrics::{families, histogram, labels};
 #[derive(Clone)]
 pub struct ServerMetrics {
     /// State shared by all clones.
-    shared: Arc<Shared>,
+    shared: Arc<StripedMetrics>,
 }
 
 /// State shared by all clones of [`ServerMetrics`].
-struct Shared {
+struct StripedMetrics {
     /// Value of the label `server`.
     server: String,
     /// One stripe per worker.
@@ -153,7 +153,7 @@ impl ServerMetrics {
     /// Creates counters at zero; `server` is the value of that label.
     pub fn new(server: String) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(StripedMetrics {
                 server,
                 stripes: Mutex::default(),
                 tasks: Arc::new(Stripe::new(false)),
@@ -243,12 +243,12 @@ impl ServerMetrics {
 /// Keeps a gauge incremented while it lives.
 struct Counted {
     /// The owner of the gauge.
-    shared: Arc<Shared>,
-    gauge: fn(&Shared) -> &AtomicI64,
+    shared: Arc<StripedMetrics>,
+    gauge: fn(&StripedMetrics) -> &AtomicI64,
 }
 
 impl Counted {
-    fn new(shared: Arc<Shared>, gauge: fn(&Shared) -> &AtomicI64) -> Self {
+    fn new(shared: Arc<StripedMetrics>, gauge: fn(&StripedMetrics) -> &AtomicI64) -> Self {
         gauge(&shared).fetch_add(1, Ordering::Relaxed);
         Self { shared, gauge }
     }
@@ -625,7 +625,8 @@ mod tests {
         .unwrap();
         let metrics = ServerMetrics::new(all.server().to_owned());
         metrics.register(all.registry()).unwrap();
-        let (first, second) = (metrics.stripe(), metrics.stripe());
+        let first = metrics.stripe();
+        let second = metrics.stripe();
         first.observe(&observed(Responder::Local));
         second.observe(&observed(Responder::Local));
         metrics.tasks().observe(&Observed {

@@ -13,7 +13,7 @@ use dns_fastpath::InterfaceKinds;
 const BELIEVED: Duration = Duration::from_secs(10);
 
 /// Maximum number of interfaces whose kind is cached.
-const MOST_INTERFACES: usize = 4096;
+const MAX_INTERFACES: usize = 4096;
 
 /// Distinguishes near clients from far ones. Each worker has one.
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl NearClients {
         let is = kinds
             .as_mut()
             .is_some_and(|kinds| kinds.is_of_this_machine(ifindex));
-        if known.len() >= MOST_INTERFACES {
+        if known.len() >= MAX_INTERFACES {
             known.clear();
         }
         known.insert(ifindex, (is, Instant::now()));

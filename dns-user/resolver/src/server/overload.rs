@@ -50,7 +50,7 @@ const GROWTH: f64 = 1.1;
 const DRAIN: f64 = 2.0;
 
 /// Smallest share of a group's queries that is passed, from which its rate is estimated.
-const LEAST_SHARE: f64 = 1.0 / 1024.0;
+const MIN_SHARE: f64 = 1.0 / 1024.0;
 
 /// Minimum interval between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -59,10 +59,10 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Overload state of all UDP threads; off by default.
 #[derive(Clone, Default)]
-pub struct Overload(pub(super) Option<Arc<Shared>>);
+pub struct Overload(pub(super) Option<Arc<SheddingState>>);
 
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct SheddingState {
     pub(super) is_shedding: AtomicBool,
     limiter: Mutex<Limiter>,
 }
@@ -91,11 +91,14 @@ pub(super) struct Report<'a> {
     pub(super) fill: f64,
 }
 
-impl Shared {
+impl SheddingState {
     pub(super) fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
         // Without a program shedding is impossible.
-        let went_up = || server_state.fast_path.passed_to_userspace();
-        let Some(decision) = self.limiter.lock().report(report, went_up, now) else {
+        let Some(decision) = self.limiter.lock().report(
+            report,
+            || server_state.fast_path.passed_to_userspace(),
+            now,
+        ) else {
             return;
         };
         match decision {
@@ -248,8 +251,10 @@ impl Limiter {
         }
         self.capacity = Some(capacity);
         self.shares = fair_shares(&self.offered, limit);
-        let of_all = |share| (share * f64::from(u32::MAX)) as u32;
-        Decision::Shed(Box::new(self.shares.map(of_all)))
+        Decision::Shed(Box::new(
+            self.shares
+                .map(|share| (share * f64::from(u32::MAX)) as u32),
+        ))
     }
 
     fn log(&mut self, now: Instant) {
@@ -271,7 +276,8 @@ impl Limiter {
 fn fair_shares(offered: &[f64; CLIENT_BUCKETS], limit: f64) -> [f64; CLIENT_BUCKETS] {
     let mut ascending = *offered;
     ascending.sort_by(f64::total_cmp);
-    let (mut left, mut part) = (limit, f64::INFINITY);
+    let mut left = limit;
+    let mut part = f64::INFINITY;
     for (at, &rate) in ascending.iter().enumerate() {
         let equal = left / (CLIENT_BUCKETS - at) as f64;
         if rate > equal {
@@ -284,7 +290,7 @@ fn fair_shares(offered: &[f64; CLIENT_BUCKETS], limit: f64) -> [f64; CLIENT_BUCK
         if rate <= part {
             1.0
         } else {
-            (part / rate).clamp(LEAST_SHARE, 1.0)
+            (part / rate).clamp(MIN_SHARE, 1.0)
         }
     })
 }
@@ -479,7 +485,8 @@ mod tests {
 
     #[test]
     fn counters_are_read_once_per_window() {
-        let (mut limiter, mut reads) = (Limiter::default(), 0);
+        let mut limiter = Limiter::default();
+        let mut reads = 0;
         let start = Instant::now();
         let report = Report {
             taken: &[100; CLIENT_BUCKETS],
@@ -490,11 +497,14 @@ mod tests {
             // Each of 32 workers reports in each window.
             for worker in 0..32 {
                 let now = start + window * WINDOW + Duration::from_micros(worker);
-                let went_up = || {
-                    reads += 1;
-                    Some(u64::from(window) * 10_000)
-                };
-                limiter.report(report, went_up, now);
+                limiter.report(
+                    report,
+                    || {
+                        reads += 1;
+                        Some(u64::from(window) * 10_000)
+                    },
+                    now,
+                );
             }
         }
         assert_eq!(reads, 20);

@@ -113,15 +113,16 @@ fn bind_udp(
     // Sockets with SO_REUSEPORT would silently share the port with another server of the same user;
     // a first bind without it detects that server.
     drop(udp_socket(address, only_v6, false)?);
-    let bind = |_| -> io::Result<Socket> {
-        let socket = udp_socket(address, only_v6, true)?;
-        if with_pktinfo {
-            ask_for_destination(&socket, address.ip())?;
-        }
-        grow_buffers(&socket);
-        Ok(socket)
-    };
-    let sockets = (0..workers).map(bind).collect::<io::Result<Vec<_>>>()?;
+    let sockets = (0..workers)
+        .map(|_| -> io::Result<Socket> {
+            let socket = udp_socket(address, only_v6, true)?;
+            if with_pktinfo {
+                ask_for_destination(&socket, address.ip())?;
+            }
+            grow_buffers(&socket);
+            Ok(socket)
+        })
+        .collect::<io::Result<Vec<_>>>()?;
     if let [first, _, ..] = &sockets[..] {
         // Otherwise the kernel distributes clients by a hash of their addresses.
         let _by_hash = steer_by_cpu(first, workers);
@@ -417,7 +418,7 @@ mod tests {
 
     /// Sends as many datagrams, from different ports, from a thread on one CPU.
     fn send_on(cpu: usize, to: SocketAddr, count: usize) {
-        let send = move || {
+        thread::spawn(move || {
             let mut only = CpuSet::new();
             only.set(cpu).unwrap();
             sched_setaffinity(Pid::from_raw(0), &only).unwrap();
@@ -425,8 +426,9 @@ mod tests {
                 let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
                 client.send_to(&[cpu as u8], to).unwrap();
             }
-        };
-        thread::spawn(send).join().unwrap();
+        })
+        .join()
+        .unwrap();
     }
 
     #[tokio::test]

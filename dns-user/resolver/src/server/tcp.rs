@@ -238,7 +238,8 @@ impl Session {
     fn answer(&mut self, message: &[u8]) {
         let received = std::time::Instant::now();
         let stripe = self.handler.metrics.tasks();
-        let (client, transport) = (self.client, Transport::Tcp);
+        let client = self.client;
+        let transport = Transport::Tcp;
         let handled = |reply| Handled {
             client,
             transport,
@@ -279,7 +280,8 @@ impl Session {
                         let _place = place;
                         let reply = handler.answer_deferred(&deferred).await;
                         let query = deferred.query.as_query();
-                        let (message, took) = (query.message, received.elapsed());
+                        let message = query.message;
+                        let took = received.elapsed();
                         let handled = Handled {
                             client,
                             transport,

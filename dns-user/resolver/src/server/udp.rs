@@ -15,7 +15,7 @@ use std::{
 };
 
 use dns_common::control::{CLIENT_BUCKETS, client_bucket};
-use dns_fastpath::{Arrival, EVIDENCE, MOST_CLIENTS};
+use dns_fastpath::{Arrival, EVIDENCE, MAX_CLIENTS};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Notify};
 
@@ -297,15 +297,18 @@ impl Worker {
         received: Instant,
         place: WaitingPlace,
     ) {
-        let (path, client) = (datagram.return_path(), datagram.client);
-        let (socket, handler) = (self.socket.clone(), self.handler.clone());
+        let path = datagram.return_path();
+        let client = datagram.client;
+        let socket = self.socket.clone();
+        let handler = self.handler.clone();
         poll_then_spawn(&self.runtime, async move {
             // Held until the reply is sent, so that shutdown waits for it.
             let _place = place;
             let reply = handler.answer_deferred(&deferred).await;
             let stripe = handler.metrics.tasks();
             let query = deferred.query.as_query();
-            let (message, took) = (query.message, received.elapsed());
+            let message = query.message;
+            let took = received.elapsed();
             let handled = Handled {
                 client,
                 transport: Transport::Udp,
@@ -534,7 +537,7 @@ fn bucket(client: IpAddr) -> usize {
 
 /// Maximum number of pairs of interface and endpoint per report. Further pairs appear in the next
 /// report.
-const MOST_PAIRS: usize = 2048;
+const MAX_PAIRS: usize = 2048;
 
 /// Arrivals since the last report, by interface and endpoint. Each UDP worker has separate counts,
 /// so that no two CPUs write the same lock. Off by default: without a fast path nothing is counted.
@@ -557,11 +560,11 @@ type WorkerPairs = Arc<OwnLines<Mutex<Pairs>>>;
 #[repr(align(128))]
 struct OwnLines<T>(T);
 
-type Pairs = BTreeMap<(u32, SocketAddr), Seen>;
+type Pairs = BTreeMap<(u32, SocketAddr), EndpointArrivals>;
 
 /// Arrivals at one endpoint through one interface.
 #[derive(Debug, Default)]
-struct Seen {
+struct EndpointArrivals {
     /// Queries answered immediately by the worker.
     queries: u32,
     /// Senders of datagrams of any kind.
@@ -570,7 +573,7 @@ struct Seen {
     more: bool,
 }
 
-impl Seen {
+impl EndpointArrivals {
     fn add(&mut self, other: Self) {
         let Self {
             queries,
@@ -588,7 +591,7 @@ impl Seen {
         if self.clients.contains(&client) {
             return;
         }
-        if self.clients.len() < MOST_CLIENTS {
+        if self.clients.len() < MAX_CLIENTS {
             self.clients.push(client);
         } else {
             self.more = true;
@@ -621,7 +624,7 @@ impl Arrivals {
         });
         let arrival = |(
             (ifindex, endpoint),
-            Seen {
+            EndpointArrivals {
                 queries,
                 clients,
                 more,
@@ -686,7 +689,8 @@ impl ArrivalCounter {
         if self.pairs.is_none() {
             return;
         }
-        let (pair, answered) = ((ifindex, endpoint), u32::from(answered));
+        let pair = (ifindex, endpoint);
+        let answered = u32::from(answered);
         match self.batch.last_mut() {
             Some(run) if run.pair == pair && run.client == client => run.answered += answered,
             _ => self.batch.push(Run {
@@ -711,7 +715,7 @@ impl ArrivalCounter {
             let Some(&Run { pair, .. }) = runs.first() else {
                 continue;
             };
-            if pairs.len() >= MOST_PAIRS && !pairs.contains_key(&pair) {
+            if pairs.len() >= MAX_PAIRS && !pairs.contains_key(&pair) {
                 continue;
             }
             let seen = pairs.entry(pair).or_default();
@@ -764,7 +768,7 @@ mod tests {
                 taken[0].clients.len(),
                 taken[0].more
             ),
-            (7, 20, MOST_CLIENTS, true)
+            (7, 20, MAX_CLIENTS, true)
         );
         assert_eq!(
             (taken[1].ifindex, taken[1].queries, taken[1].more),

@@ -564,8 +564,9 @@ impl NameSource for PublishedNames {
                 (!is_denial || !state.is_above_ours(&name)).then_some(reply)
             }
             Route::Reverse(fallback) => {
-                let random = || fastrand::Rng::with_seed(seed);
-                let reply = match reverse_reply(query, &state.snapshot, random) {
+                let reply = match reverse_reply(query, &state.snapshot, || {
+                    fastrand::Rng::with_seed(seed)
+                }) {
                     Some(reply) => reply,
                     // Others may answer for addresses that are not Consul's.
                     None if fallback.holds_reverse(query) => {
@@ -627,10 +628,11 @@ impl NameSource for PublishedNames {
         };
         // An alias that appears below a domain of Consul's takes the names below it.
         let routes = &state.routes.consul;
-        let takes_names = |zone: &Name| {
-            !routes.is_empty() && zone.suffixes().any(|suffix| routes.contains_key(suffix))
-        };
-        if !is_same_zone || changes.zones.iter().any(takes_names) {
+        if !is_same_zone
+            || changes.zones.iter().any(|zone: &Name| {
+                !routes.is_empty() && zone.suffixes().any(|suffix| routes.contains_key(suffix))
+            })
+        {
             changes.facets.extend([Facet::ANY, consuls()]);
         }
         Some(changes)
@@ -672,13 +674,13 @@ mod tests {
     /// Returns a snapshot of random instances; each makes an alias below a domain of Consul's.
     fn snapshot(random: &mut fastrand::Rng) -> Arc<Snapshot> {
         let count = random.u8(..4);
-        let row = |_| {
-            let (id, last) = (random.u8(..3), random.u8(..4));
-            format!(r#"["i{id}", "web", "net", "dep", ["1"], "10.0.0.{last}", "bosh", "{id}"]"#)
-        };
         let mut rows =
             vec![r#"["keep", "web", "net", "dep", [], "10.0.1.1", "bosh", "9"]"#.to_owned()];
-        rows.extend((0..count).map(row));
+        rows.extend((0..count).map(|_| {
+            let id = random.u8(..3);
+            let last = random.u8(..4);
+            format!(r#"["i{id}", "web", "net", "dep", ["1"], "10.0.0.{last}", "bosh", "{id}"]"#)
+        }));
         let records = format!(
             r#"{{"record_keys": ["id", "instance_group", "network", "deployment", "group_ids", "ip", "domain", "num_id"],
                 "record_infos": [{}],
@@ -740,7 +742,8 @@ mod tests {
                 }),
                 consul: Some(consul),
             };
-            let (before, after) = (source(&old, zone), source(&new, newer));
+            let before = source(&old, zone);
+            let after = source(&new, newer);
             let Some(changes) = after.changes_since(&before) else {
                 continue;
             };
@@ -756,7 +759,8 @@ mod tests {
                     resolution.v4.sort_unstable();
                     Some((resolution, policy))
                 };
-                let (was, is) = (meaning(&before), meaning(&after));
+                let was = meaning(&before);
+                let is = meaning(&after);
                 compared += usize::from(was.is_some() && !is_concerned);
                 assert!(
                     was.is_none() || is_concerned || was == is,

@@ -58,15 +58,6 @@ pub(super) async fn spawn(
         .route("/v1/status", get(status))
         .route("/v1/changes", post(change))
         .with_state(desk);
-    let routes = move |client: &Client| {
-        let name = client.common_name().unwrap_or_default();
-        if clients.contains(&name) {
-            return router.clone();
-        }
-        let name = printable(&name);
-        tracing::warn!("API: client {name:?} refused: not listed in --api-clients");
-        Router::new().fallback(refused)
-    };
     let server = Server::new(
         "the API",
         Listener::Tls(
@@ -77,7 +68,18 @@ pub(super) async fn spawn(
             }),
         ),
     );
-    tokio::spawn(server.run(routes, std::future::pending()));
+    tokio::spawn(server.run(
+        move |client: &Client| {
+            let name = client.common_name().unwrap_or_default();
+            if clients.contains(&name) {
+                return router.clone();
+            }
+            let name = printable(&name);
+            tracing::warn!("API: client {name:?} refused: not listed in --api-clients");
+            Router::new().fallback(refused)
+        },
+        std::future::pending(),
+    ));
     Ok(())
 }
 

@@ -290,8 +290,10 @@ mod tests {
     /// Returns the id, index and first address of each instance of the only group.
     fn rows(raw: &RawInventory) -> Vec<(String, Option<u64>, String)> {
         let instances = &raw.deployments[0].instance_groups[0].instances;
-        let row = |one: &RawInstance| (one.id.clone(), one.index, one.networks["n"].to_string());
-        instances.iter().map(row).collect()
+        instances
+            .iter()
+            .map(|one: &RawInstance| (one.id.clone(), one.index, one.networks["n"].to_string()))
+            .collect()
     }
 
     #[test]

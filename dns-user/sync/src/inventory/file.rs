@@ -421,8 +421,10 @@ mod tests {
                 .instance_groups
                 .remove(0)
                 .instances;
-            let show = |one: &RawInstance| format!("{}={}", one.id, one.networks["default"]);
-            instances.iter().map(show).collect::<Vec<_>>()
+            instances
+                .iter()
+                .map(|one: &RawInstance| format!("{}={}", one.id, one.networks["default"]))
+                .collect::<Vec<_>>()
         };
         // Both families.
         let text = "127.0.0.1 localhost\n10.0.0.5 db.example.internal db\nfd00::5 db.example.internal db\n";

@@ -323,15 +323,15 @@ impl Store {
         match &self.kind {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
-                let read = move |path: &Path| {
+                self.in_folder(folder.join(id), move |path: &Path| {
                     Ok(bounded::read_at_most(path, longest as u64)
                         .map_err(|cause| StoreError::File {
                             path: path.to_owned(),
                             cause,
                         })?
                         .into())
-                };
-                self.in_folder(folder.join(id), read).await
+                })
+                .await
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", http::blob_path(id));

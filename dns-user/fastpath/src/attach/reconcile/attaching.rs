@@ -87,8 +87,10 @@ impl InterfaceReconciler {
 
     /// Waits until a tcx link may hold the RTNL lock; returns false if that is not before `limit`.
     fn may_hold_lock(&mut self, ifindex: u32, limit: Instant) -> bool {
-        let is_late = |entry: &Waiting| entry.since.elapsed() >= DEADLINE;
-        self.waiting.get(&ifindex).is_some_and(is_late) || self.events.wait_for_silence(limit)
+        self.waiting
+            .get(&ifindex)
+            .is_some_and(|entry: &Waiting| entry.since.elapsed() >= DEADLINE)
+            || self.events.wait_for_silence(limit)
     }
 
     /// Chooses the tc hook: a clsact filter where it disturbs neither a CNI plugin nor other filters and

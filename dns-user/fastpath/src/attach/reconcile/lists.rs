@@ -224,7 +224,8 @@ pub(super) fn lost_to_queues() -> u64 {
 /// Parses the counter in `snmp`: a line of names, then a line of numbers.
 fn lost_v4(text: &str) -> Option<u64> {
     let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
-    let (names, numbers) = (lines.next()?, lines.next()?);
+    let names = lines.next()?;
+    let numbers = lines.next()?;
     let place = names
         .split_whitespace()
         .position(|name| name == "RcvbufErrors")?;

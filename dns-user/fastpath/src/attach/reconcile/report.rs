@@ -9,7 +9,7 @@ use std::{
 use super::InterfaceReconciler;
 use crate::attach::{
     attachment::{Hook, NotServed},
-    gate::ENOUGH,
+    gate::MIN_QUERIES,
     heard::HEARD_FOR,
     netlink::Link,
     topology,
@@ -182,7 +182,7 @@ impl InterfaceReconciler {
             ),
             (None, None, None, Some(queries)) => (
                 InterfaceState::Waiting,
-                format!("{queries} of {ENOUGH} queries within 10 s"),
+                format!("{queries} of {MIN_QUERIES} queries within 10 s"),
             ),
             (None, None, None, None) if self.loading.contains(&ifindex) => {
                 (InterfaceState::Waiting, NotServed::Loading.to_string())

@@ -181,11 +181,10 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
     /// Returns `length` bytes from register byte `at`, if all are known.
     fn get(&self, at: usize, length: usize) -> Option<Vec<u8>> {
-        let is_known = |&(value, known): &(u8, u8)| (known == u8::MAX).then_some(value);
         self.registers
             .get(at..at + length)?
             .iter()
-            .map(is_known)
+            .map(|&(value, known): &(u8, u8)| (known == u8::MAX).then_some(value))
             .collect()
     }
 
@@ -233,8 +232,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let Some(register) = fields.register(1) else {
             // The expression sets a value: a mark, or a priority.
             if key == Some(3) {
-                let (mark, is_certain) =
-                    (self.mark_in(fields.register(3)), self.meets == Meets::Yes);
+                let mark = self.mark_in(fields.register(3));
+                let is_certain = self.meets == Meets::Yes;
                 if let Some(packet) = &mut self.packet {
                     packet.mark = if is_certain {
                         mark
@@ -306,7 +305,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let length = fields.number(4).unwrap_or(0) as usize;
         self.forget(register, length.next_multiple_of(4));
         let Some(packet) = &self.packet else { return };
-        let (base, offset) = (fields.number(2), fields.number(3).unwrap_or(0) as usize);
+        let base = fields.number(2);
+        let offset = fields.number(3).unwrap_or(0) as usize;
         let header = match base {
             Some(1) => network_header(packet),
             Some(2) => {
@@ -332,7 +332,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let key = fields.number(2);
         let Some(register) = fields.register(1) else {
             // The expression sets a value, such as the mark of the flow.
-            let (mark, is_certain) = (self.mark_in(fields.register(4)), self.meets == Meets::Yes);
+            let mark = self.mark_in(fields.register(4));
+            let is_certain = self.meets == Meets::Yes;
             if let Some(packet) = self
                 .packet
                 .as_mut()
@@ -398,7 +399,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         };
         self.forget(register, 16);
         let Some(packet) = &self.packet else { return };
-        let (result, flags) = (fields.number(2), fields.number(3).unwrap_or(0));
+        let result = fields.number(2);
+        let flags = fields.number(3).unwrap_or(0);
         let word: u32 = match (result, &packet.input) {
             // `NFT_FIB_RESULT_ADDRTYPE`: `RTN_LOCAL`, `RTN_UNICAST`.
             (Some(3), _) if flags & (INPUT | OUTPUT) == 0 => {
@@ -465,7 +467,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
     fn compare(&mut self, fields: &Fields<'_>) {
         let wanted = fields.get(3).map(value).unwrap_or_default();
-        let (at, operation) = (fields.register(1), fields.number(2));
+        let at = fields.register(1);
+        let operation = fields.number(2);
         let found = at.and_then(|at| self.get(at, wanted.len()));
         let bits = at.and_then(|at| self.registers.get(at..at + wanted.len()));
         // One known bit that differs decides.
@@ -490,10 +493,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     }
 
     fn range(&mut self, fields: &Fields<'_>) {
-        let (from, to) = (
-            fields.get(3).map(value).unwrap_or_default(),
-            fields.get(4).map(value).unwrap_or_default(),
-        );
+        let from = fields.get(3).map(value).unwrap_or_default();
+        let to = fields.get(4).map(value).unwrap_or_default();
         let meets = match fields.register(1).and_then(|at| self.get(at, from.len())) {
             Some(found) => {
                 Meets::known((from..=to).contains(&found) != (fields.number(2) == Some(1)))
@@ -505,7 +506,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
     /// Evaluates `NFTA_BITWISE_*`, only for a mask and an exclusive or.
     fn bitwise(&mut self, fields: &Fields<'_>) {
-        let (source, target) = (fields.register(1), fields.register(2));
+        let source = fields.register(1);
+        let target = fields.register(2);
         let length = fields.number(3).unwrap_or(0) as usize;
         let found = source
             .and_then(|at| self.registers.get(at..at + length))
@@ -513,16 +515,21 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         if let Some(at) = target {
             self.forget(at, length.next_multiple_of(4));
         }
-        let (mask, xor) = (fields.get(4).map(value), fields.get(5).map(value));
+        let mask = fields.get(4).map(value);
+        let xor = fields.get(5).map(value);
         if let (Some(found), Some(mask), Some(xor), None | Some(0)) =
             (found, mask, xor, fields.number(6))
         {
             // A mask makes the bits that it clears known.
-            let masked = |((&(value, known), mask), xor): ((&(u8, u8), u8), u8)| {
-                let known = known | !mask;
-                ((value & mask ^ xor) & known, known)
-            };
-            let bytes: Vec<(u8, u8)> = found.iter().zip(mask).zip(xor).map(masked).collect();
+            let bytes: Vec<(u8, u8)> = found
+                .iter()
+                .zip(mask)
+                .zip(xor)
+                .map(|((&(value, known), mask), xor): ((&(u8, u8), u8), u8)| {
+                    let known = known | !mask;
+                    ((value & mask ^ xor) & known, known)
+                })
+                .collect();
             self.set_bits(target, &bytes);
         }
     }
@@ -679,10 +686,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
 /// Reads `NFTA_TARGET_*`.
 fn target<'a>(fields: &Fields<'a>, name: &'a str, v6: bool) -> Target<'a> {
-    let (revision, info) = (
-        fields.number(2).unwrap_or(0) as u8,
-        fields.get(3).unwrap_or_default(),
-    );
+    let revision = fields.number(2).unwrap_or(0) as u8;
+    let info = fields.get(3).unwrap_or_default();
     Target {
         name,
         revision,

@@ -31,7 +31,7 @@ const IPSET_NO_MEMBER: i32 = 4103;
 const NFT_GET_ELEMENT: u16 = 10 << 8 | 13;
 
 /// Maximum number of kept answers.
-const MOST_ANSWERS: usize = 16_384;
+const MAX_ANSWERS: usize = 16_384;
 
 /// The kernel's answers so far. Clones share them.
 #[derive(Clone, Default)]
@@ -44,7 +44,7 @@ struct Answers {
     /// The ipsets by their index in rules; `None`: unknown.
     ipsets: HashMap<u16, Option<IpSet>>,
     /// The answers; `None`: the kernel gives none.
-    known: BTreeMap<Question, Option<bool>>,
+    known: BTreeMap<SetQuestion, Option<bool>>,
     /// Users that own the server's sockets, by endpoint. A server keeps its sockets.
     owners: BTreeMap<SocketAddr, u32>,
 }
@@ -60,7 +60,7 @@ struct IpSet {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Question {
+enum SetQuestion {
     /// Whether an ipset matches.
     IpSet { index: u16, parts: Vec<Part> },
     NftElement {
@@ -100,7 +100,7 @@ impl Facts {
         let parts = (1..=dimensions.min(6))
             .map(|dimension| part(dimension).clone())
             .collect();
-        self.lock().answer(Question::IpSet { index, parts })
+        self.lock().answer(SetQuestion::IpSet { index, parts })
     }
 
     /// Returns whether a set of nftables has an element with this key; `None`: unknown.
@@ -109,8 +109,9 @@ impl Facts {
         (family, table, set): &(u8, String, String),
         key: &[u8],
     ) -> Option<bool> {
-        let (table, set) = (table.clone(), set.clone());
-        self.lock().answer(Question::NftElement {
+        let table = table.clone();
+        let set = set.clone();
+        self.lock().answer(SetQuestion::NftElement {
             family: *family,
             table,
             set,
@@ -138,12 +139,12 @@ impl Facts {
     pub(crate) fn ask_again(&self) -> bool {
         let mut answers = self.lock();
         answers.ipsets.clear();
-        let questions: Vec<(Question, Option<bool>)> = answers
+        let questions: Vec<(SetQuestion, Option<bool>)> = answers
             .known
             .iter()
             .map(|(question, answer)| (question.clone(), *answer))
             .collect();
-        let changed: Vec<Question> = questions
+        let changed: Vec<SetQuestion> = questions
             .into_iter()
             .filter_map(|(question, before)| (answers.ask(&question) != before).then_some(question))
             .collect();
@@ -173,11 +174,11 @@ impl fmt::Debug for Facts {
 
 impl Answers {
     /// Returns the known answer, or asks the kernel.
-    fn answer(&mut self, question: Question) -> Option<bool> {
+    fn answer(&mut self, question: SetQuestion) -> Option<bool> {
         if let Some(answer) = self.known.get(&question) {
             return *answer;
         }
-        if self.known.len() >= MOST_ANSWERS {
+        if self.known.len() >= MAX_ANSWERS {
             self.known.clear();
         }
         let answer = self.ask(&question);
@@ -185,10 +186,10 @@ impl Answers {
         answer
     }
 
-    fn ask(&mut self, question: &Question) -> Option<bool> {
+    fn ask(&mut self, question: &SetQuestion) -> Option<bool> {
         match question {
-            Question::IpSet { index, parts } => self.ask_ipset(*index, parts),
-            Question::NftElement {
+            SetQuestion::IpSet { index, parts } => self.ask_ipset(*index, parts),
+            SetQuestion::NftElement {
                 family,
                 table,
                 set,
@@ -254,7 +255,9 @@ impl Answers {
         let mut body = vec![0; 4];
         push_attribute(&mut body, 1, &[IPSET_PROTOCOL]);
         push_attribute(&mut body, 11 | NETWORK_ORDER, &index.to_be_bytes());
-        let (mut name, mut kind, mut family) = (None, None, 0);
+        let mut name = None;
+        let mut kind = None;
+        let mut family = 0;
         let socket = self.socket()?;
         let asked = socket.request(IPSET_GET_BY_INDEX, REQUEST, &body, |message, body| {
             if message == IPSET_GET_BY_INDEX {
@@ -313,8 +316,11 @@ fn ask_owner(endpoint: SocketAddr) -> io::Result<Option<u32>> {
         request[1] = libc::IPPROTO_UDP as u8;
         request[4..8].fill(0xff);
         request[8..10].copy_from_slice(&endpoint.port().to_be_bytes());
-        let read = |message: &[u8]| owner_in(message, endpoint.ip());
-        owners.extend(socket.dump((BY_FAMILY, BY_FAMILY), &request, read)?);
+        owners.extend(
+            socket.dump((BY_FAMILY, BY_FAMILY), &request, |message: &[u8]| {
+                owner_in(message, endpoint.ip())
+            })?,
+        );
     }
     let owner = owners.pop_first();
     Ok(owner.filter(|_| owners.is_empty()))

@@ -142,10 +142,8 @@ fn ports(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
         let range = u16_at(info, at)?..=u16_at(info, at + 2)?;
         Some(range.contains(&port) != (info.get(8)? & invert != 0))
     };
-    let (source, destination) = (
-        within(0, packet.from.port(), 1)?,
-        within(4, packet.to.port(), 2)?,
-    );
+    let source = within(0, packet.from.port(), 1)?;
+    let destination = within(4, packet.to.port(), 2)?;
     let is_any = |at: usize| Some(u16_at(info, at)? == 0 && u16_at(info, at + 2)? == u16::MAX);
     Some(match packet.open {
         Open::Sender if !is_any(0)? => Meets::Client.and(Meets::known(destination)),
@@ -156,7 +154,8 @@ fn ports(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
 
 /// Returns the only destination port that `struct xt_udp` matches.
 pub(super) fn only_udp_port(info: &[u8]) -> Option<u16> {
-    let (first, last) = (u16_at(info, 4)?, u16_at(info, 6)?);
+    let first = u16_at(info, 4)?;
+    let last = u16_at(info, 6)?;
     (first == last && info.get(8)? & 2 == 0).then_some(first)
 }
 
@@ -170,7 +169,8 @@ fn multiport(
     if revision != 1 {
         return None;
     }
-    let (flags, count) = (*info.first()?, usize::from(*info.get(1)?).min(15));
+    let flags = *info.first()?;
+    let count = usize::from(*info.get(1)?).min(15);
     let port = |index: usize| u16_at(info, 2 + index * 2);
     let is_range = |index: usize| info.get(32 + index).map(|flag| *flag != 0);
     let listed = |wanted: u16| {
@@ -189,7 +189,8 @@ fn multiport(
         }
         Some(false)
     };
-    let (source, destination) = (listed(packet.from.port())?, listed(packet.to.port())?);
+    let source = listed(packet.from.port())?;
+    let destination = listed(packet.to.port())?;
     let found = match (flags, packet.open) {
         (0, Open::Sender) | (1, Open::Receiver) => return Some(Meets::Client),
         (2.., Open::Sender) if !destination => return Some(Meets::Client),
@@ -233,7 +234,8 @@ fn conntrack(
     const STATUS: u16 = 1 << 6;
     const DIRECTION: u16 = 1 << 12;
     const STATE_ALIAS: u16 = 1 << 13;
-    let (flags, inverted) = (u16_at(info, 146)?, u16_at(info, 148)?);
+    let flags = u16_at(info, 146)?;
+    let inverted = u16_at(info, 148)?;
     let (states, status) = match revision {
         1 => (u16::from(*info.get(150)?), u16::from(*info.get(151)?)),
         _ => (u16_at(info, 150)?, u16_at(info, 152)?),
@@ -276,7 +278,9 @@ fn addrtype(
     const UNICAST: u16 = 1 << 1;
     const LOCAL: u16 = 1 << 2;
     let of = |is_ours: bool| if is_ours { LOCAL } else { UNICAST };
-    let (source, destination, flags) = (u16_at(info, 0)?, u16_at(info, 2)?, u32_at(info, 4)?);
+    let source = u16_at(info, 0)?;
+    let destination = u16_at(info, 2)?;
+    let flags = u32_at(info, 4)?;
     let (invert_source, invert_destination) = match revision {
         0 => (flags != 0, u32_at(info, 8)? != 0),
         _ => (flags & 1 != 0, flags & 2 != 0),
@@ -348,7 +352,9 @@ fn helper(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
 
 /// Evaluates `struct xt_length_info` if it treats all queries, or all replies, alike.
 fn length(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
-    let (from, to, invert) = (u16_at(info, 0)?, u16_at(info, 2)?, *info.get(4)? != 0);
+    let from = u16_at(info, 0)?;
+    let to = u16_at(info, 2)?;
+    let invert = *info.get(4)? != 0;
     let lengths = if packet.established {
         REPLY_LENGTHS
     } else {
@@ -385,7 +391,8 @@ fn physdev(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
     if is_of_bridge(&packet.input) || is_of_bridge(&packet.output) {
         return None;
     }
-    let (inverted, wanted) = (*info.get(64)?, *info.get(65)?);
+    let inverted = *info.get(64)?;
+    let wanted = *info.get(65)?;
     Some(Meets::known(wanted & !inverted & 0x1f == 0))
 }
 
@@ -427,7 +434,8 @@ fn set(
         4 => *info.get(16)? != 0 || *info.get(32)? != 0 || u32_at(info, 40)? & RETURN_NOMATCH != 0,
         _ => return None,
     };
-    let (dimensions, flags) = (*info.get(2)?, *info.get(3)?);
+    let dimensions = *info.get(2)?;
+    let flags = *info.get(3)?;
     if compares_counters || u32::from(flags) & RETURN_NOMATCH != 0 {
         return None;
     }
@@ -448,10 +456,8 @@ fn set(
             .map(|device| device.name().to_owned())
             .unwrap_or_default(),
     };
-    let (source, destination) = (
-        part(packet.from, &packet.input),
-        part(packet.to, &packet.output),
-    );
+    let source = part(packet.from, &packet.input);
+    let destination = part(packet.to, &packet.output);
     let is_member =
         packet
             .facts
@@ -464,7 +470,8 @@ fn set(
 fn owner(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
     const USER: u8 = 1;
     const SOCKET: u8 = 4;
-    let (compared, inverted) = (*info.get(16)?, *info.get(17)?);
+    let compared = *info.get(16)?;
+    let inverted = *info.get(17)?;
     if !packet.is_of_server() {
         return None;
     }
@@ -497,11 +504,10 @@ impl Target<'_> {
         match self.name {
             "REJECT" => Action::Drop,
             "DNAT" | "REDIRECT" => {
-                let is_same = |to| {
+                if to.is_some_and(|to| {
                     self.new_target()
                         .is_some_and(|target| target.is_exactly(to))
-                };
-                if to.is_some_and(is_same) {
+                }) {
                     Action::Accept
                 } else {
                     Action::Divert
@@ -536,7 +542,8 @@ impl Target<'_> {
         let Packet {
             mark, flow_mark, ..
         } = *packet;
-        let (mut new_mark, mut new_flow_mark) = (mark, flow_mark);
+        let mut new_mark = mark;
+        let mut new_flow_mark = flow_mark;
         match self.name {
             "MARK" => new_mark = self.marked(mark).unwrap_or(Mark::UNKNOWN),
             // A packet without connection tracking has no flow.
@@ -564,7 +571,8 @@ impl Target<'_> {
     /// Evaluates `struct xt_mark_tginfo2`: mark, mask.
     fn marked(&self, mark: Mark) -> Option<Mark> {
         (self.revision == 2).then_some(())?;
-        let (new, mask) = (u32_at(self.info, 0)?, u32_at(self.info, 4)?);
+        let new = u32_at(self.info, 0)?;
+        let mask = u32_at(self.info, 4)?;
         Some(mark.and(!mask).xor(Mark::known(new)))
     }
 
@@ -573,7 +581,9 @@ impl Target<'_> {
         const SET: u8 = 0;
         const SAVE: u8 = 1;
         let word = |at| u32_at(self.info, at);
-        let (new, flow_mask, mask) = (word(0)?, word(4)?, word(8)?);
+        let new = word(0)?;
+        let flow_mask = word(4)?;
+        let mask = word(8)?;
         let mode = match self.revision {
             1 => *self.info.get(12)?,
             // Shifted marks are not evaluated.

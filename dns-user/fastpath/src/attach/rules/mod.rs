@@ -50,7 +50,7 @@ fn too_large(table: &str) -> io::Error {
 /// A snapshot of the packet filter's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PacketFilter {
-    legacy: Vec<xtables::Table>,
+    legacy: Vec<xtables::RuleTable>,
     nft: nft::Ruleset,
     generation: Option<u32>,
 }

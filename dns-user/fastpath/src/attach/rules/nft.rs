@@ -163,12 +163,11 @@ impl Ruleset {
     /// Returns the possible fates of a packet at an IP hook.
     pub(super) fn pass(&self, hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
         let family = if packet.is_v6() { IPV6 } else { IPV4 };
-        let is_met = |chain: &Chain, base: &Base| {
+        self.through(packet, |chain: &Chain, base: &Base| {
             (chain.family == INET || chain.family == family)
                 && usize::try_from(base.hook) == Ok(hook)
                 && (nat == Nat::Applies || !base.is_nat)
-        };
-        self.through(packet, is_met)
+        })
     }
 
     /// Returns the possible fates of a packet at ingress or egress of an interface.
@@ -179,14 +178,13 @@ impl Ruleset {
         packet: &mut Packet,
     ) -> Ends {
         const INET_INGRESS: u32 = 5;
-        let is_met = |chain: &Chain, base: &Base| {
+        self.through(packet, |chain: &Chain, base: &Base| {
             base.devices.iter().any(|name| name == device.name())
                 && (chain.family == NETDEV && base.hook == hook as u32
                     || chain.family == INET
                         && hook == DeviceHook::Ingress
                         && base.hook == INET_INGRESS)
-        };
-        self.through(packet, is_met)
+        })
     }
 
     /// Returns the possible fates of a packet in the base chains for which `is_met` holds.
@@ -206,7 +204,7 @@ impl Ruleset {
             }
             let policy = if drops { Action::Drop } else { Action::Accept };
             ends = ends.then(walk(
-                &mut Way {
+                &mut NftPath {
                     ruleset: self,
                     packet,
                 },
@@ -274,12 +272,12 @@ impl Ruleset {
 }
 
 /// The path of one packet through the chains.
-struct Way<'a, 'p> {
+struct NftPath<'a, 'p> {
     ruleset: &'a Ruleset,
     packet: &'p mut Packet,
 }
 
-impl Chains for Way<'_, '_> {
+impl Chains for NftPath<'_, '_> {
     fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)> {
         let Self { ruleset, packet } = self;
         let chain = &ruleset.chains[chain];

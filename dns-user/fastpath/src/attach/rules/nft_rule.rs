@@ -69,7 +69,9 @@ pub(super) fn verdict(data: &[u8]) -> Option<Verdict> {
 /// Returns the only IPv4 or IPv6 destination and UDP port that a rule matches, if it compares with both.
 pub(super) fn only_destination(rule: &[Expression]) -> Option<SocketAddr> {
     // The header field in the register, as base, offset and length.
-    let (mut field, mut ip, mut port) = (None, None, None);
+    let mut field = None;
+    let mut ip = None;
+    let mut port = None;
     for expression in rule {
         let fields = Fields(&expression.data);
         match expression.name.as_str() {
@@ -262,10 +264,8 @@ pub(super) fn elements(message: &[u8]) -> Vec<Element> {
 
 fn element(attributes: &[u8]) -> Element {
     let fields = Fields(attributes);
-    let (data, flags) = (
-        fields.get(2).unwrap_or_default(),
-        fields.number(3).unwrap_or(0),
-    );
+    let data = fields.get(2).unwrap_or_default();
+    let flags = fields.number(3).unwrap_or(0);
     Element {
         key: fields.get(1).map(value).unwrap_or_default(),
         last: fields.get(10).map(value),

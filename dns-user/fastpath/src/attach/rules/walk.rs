@@ -150,11 +150,11 @@ pub(super) trait Chains {
 const DEEPEST: usize = 64;
 
 /// Maximum number of rules evaluated for one packet: uncertain jumps multiply the paths.
-const MOST_RULES: usize = 200_000;
+const MAX_RULES: usize = 200_000;
 
 /// Returns the possible fates of a packet that enters this chain; `policy` applies at its end.
 pub(super) fn walk(chains: &mut impl Chains, chain: usize, policy: Action) -> Ends {
-    let mut left = MOST_RULES;
+    let mut left = MAX_RULES;
     let (ends, falls) = pass(chains, chain, DEEPEST, &mut left);
     if falls { ends.or(end(policy)) } else { ends }
 }
@@ -350,7 +350,8 @@ impl Mark {
 
     /// Splits the number into bytes in native order, each with its known bits.
     pub(super) fn to_bytes(self) -> [(u8, u8); 4] {
-        let (values, known) = (self.value.to_ne_bytes(), self.known.to_ne_bytes());
+        let values = self.value.to_ne_bytes();
+        let known = self.known.to_ne_bytes();
         std::array::from_fn(|index| (values[index], known[index]))
     }
 

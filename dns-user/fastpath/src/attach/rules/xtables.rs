@@ -43,7 +43,7 @@ const MAX_TABLE: u32 = 32 << 20;
 const ENTRIES_AT: usize = 40;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Table {
+pub(super) struct RuleTable {
     name: &'static str,
     v6: bool,
     /// Start of each hook's chain, in bytes; `None` if the table has no chain there.
@@ -85,7 +85,7 @@ pub fn use_lists(handed: [Option<File>; 2]) {
 /// Reads a list of tables; a kernel without legacy tables has none.
 fn read_list(list: usize) -> io::Result<String> {
     /// Longer than the names of all tables.
-    const LONGEST: usize = 4096;
+    const MAX_LIST_BYTES: usize = 4096;
     let opened = OPENED.get().and_then(|opened| opened[list].as_ref());
     let Some(file) = opened else {
         return match fs::read_to_string(path(list)) {
@@ -96,7 +96,7 @@ fn read_list(list: usize) -> io::Result<String> {
             other => other,
         };
     };
-    let mut buffer = vec![0; LONGEST];
+    let mut buffer = vec![0; MAX_LIST_BYTES];
     let length = file.read_at(&mut buffer, 0)?;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
@@ -108,8 +108,10 @@ fn read_list(list: usize) -> io::Result<String> {
 /// table's cannot be if the family's is loadable: only that has a state.
 fn excluded_by_modules(modules: &Path, list: usize) -> io::Result<String> {
     let (family, prefix) = MODULES[list];
-    let is_loaded = |table: &&&str| modules.join(format!("{prefix}{table}")).exists();
-    let reason = match ORDER.iter().find(is_loaded) {
+    let reason = match ORDER
+        .iter()
+        .find(|table: &&&str| modules.join(format!("{prefix}{table}")).exists())
+    {
         None if modules.join(family).join("initstate").exists() => return Ok(String::new()),
         None => format!("{family} is part of this kernel"),
         Some(table) => format!("{prefix}{table} is loaded"),
@@ -123,7 +125,7 @@ fn excluded_by_modules(modules: &Path, list: usize) -> io::Result<String> {
     ))
 }
 
-pub(super) fn read() -> io::Result<Vec<Table>> {
+pub(super) fn read() -> io::Result<Vec<RuleTable>> {
     let mut tables = Vec::new();
     for (number, v6) in [false, true].into_iter().enumerate() {
         let names = read_list(number)?;
@@ -131,15 +133,15 @@ pub(super) fn read() -> io::Result<Vec<Table>> {
             .into_iter()
             .filter(|name| names.lines().any(|line| line == *name))
         {
-            tables.extend(Table::read(name, v6)?);
+            tables.extend(RuleTable::read(name, v6)?);
         }
     }
     Ok(tables)
 }
 
-pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
+pub(super) fn pass(tables: &[RuleTable], hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
     let v6 = packet.is_v6();
-    let is_passed = |table: &&Table| nat == Nat::Applies || table.name != "nat";
+    let is_passed = |table: &&RuleTable| nat == Nat::Applies || table.name != "nat";
     let of_family = tables
         .iter()
         .filter(|table| table.v6 == v6)
@@ -149,7 +151,7 @@ pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, nat: Nat)
         // Packets exempted from connection tracking pass no NAT.
         let is_passed_by = table.name == "nat" && packet.untracked;
         if let Some(start) = table.hooks[hook].filter(|_| !is_passed_by) {
-            let mut way = Way {
+            let mut way = TablePath {
                 table,
                 packet,
                 rules: HashMap::new(),
@@ -163,7 +165,7 @@ pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, nat: Nat)
 /// Returns whether a nat rule at `hook` may redirect queries for other addresses to `endpoint`; NAT does
 /// not apply to queries for those that are `is_exempt`.
 pub(super) fn leads_to(
-    tables: &[Table],
+    tables: &[RuleTable],
     hook: usize,
     endpoint: SocketAddr,
     is_exempt: impl Fn(SocketAddr) -> bool,
@@ -173,7 +175,8 @@ pub(super) fn leads_to(
         .filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
     nat.filter_map(|table| Some((table, table.hooks[hook]?)))
         .any(|(table, start)| {
-            let (mut chains, mut next) = (vec![start], 0);
+            let mut chains = vec![start];
+            let mut next = 0;
             while let Some(&chain) = chains.get(next) {
                 next += 1;
                 for at in table.chain(chain) {
@@ -193,7 +196,7 @@ pub(super) fn leads_to(
         })
 }
 
-impl Table {
+impl RuleTable {
     /// Reads a table; `None` if it disappeared or changed during the read. The next round then
     /// reads it again.
     fn read(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
@@ -213,7 +216,8 @@ impl Table {
             return Ok(None);
         };
         let word = |at: usize| u32_at(&info, at).unwrap_or(0);
-        let (valid, size) = (word(32), word(80));
+        let valid = word(32);
+        let size = word(80);
         if size > MAX_TABLE {
             return Err(too_large(name));
         }
@@ -270,7 +274,8 @@ impl Table {
 
     /// Returns the offsets of the entries from `start` to the end of its chain.
     fn chain(&self, start: usize) -> Vec<usize> {
-        let (mut offsets, mut at) = (Vec::new(), start);
+        let mut offsets = Vec::new();
+        let mut at = start;
         while let Some(entry) = self.entry(at) {
             let is_next_chain =
                 at != start && (entry.target_name() == "ERROR" || self.hooks.contains(&Some(at)));
@@ -451,7 +456,8 @@ impl<'a> Entry<'a> {
         };
         let through = |device: Option<&Device>, number: usize, invert: u8| {
             let at = devices + number * 16;
-            let (wanted, mask) = (&self.bytes[at..at + 16], &self.bytes[at + 32..][..16]);
+            let wanted = &self.bytes[at..at + 16];
+            let mask = &self.bytes[at + 32..][..16];
             if mask.iter().all(|byte| *byte == 0) {
                 return inverted & invert == 0;
             }
@@ -552,14 +558,14 @@ fn name(bytes: &[u8]) -> &str {
 }
 
 /// The path of one packet through a table.
-struct Way<'a, 'p> {
-    table: &'a Table,
+struct TablePath<'a, 'p> {
+    table: &'a RuleTable,
     packet: &'p mut Packet,
     /// Offsets of the entries of the chains visited.
     rules: HashMap<usize, Vec<usize>>,
 }
 
-impl Chains for Way<'_, '_> {
+impl Chains for TablePath<'_, '_> {
     fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)> {
         let at = self
             .rules

@@ -22,7 +22,7 @@ use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 use dns_common::{entry::AnswerPolicy, name::hash_name};
 
 pub(crate) use self::entry_store::{EntryStore, Placed};
-use self::records::{Kind, Listing, NameRecord, Pass, Records, Step, Unfitting};
+use self::records::{Kind, Listing, NameRecord, Pass, Records, Step, UnpublishedReason};
 pub use self::records::{TableStatus, UnfittingStatus};
 use crate::{
     Admission,
@@ -454,7 +454,8 @@ impl Table {
         match self.records.get(key) {
             Some(record) if is_named(&self.store.memory, record.location, name) => return,
             Some(_) => {
-                self.listing.note_unfitting(key, name, Unfitting::Collision);
+                self.listing
+                    .note_unfitting(key, name, UnpublishedReason::Collision);
                 return;
             }
             None => {}
@@ -496,7 +497,7 @@ impl Table {
         if let Err(reason) = self.encoded.encode(key, name, resolution, policy) {
             self.remove(key);
             self.listing
-                .note_unfitting(key, name, Unfitting::Entry(reason));
+                .note_unfitting(key, name, UnpublishedReason::Entry(reason));
             return;
         }
         let instances = &resolution.checks.instances;
@@ -516,7 +517,8 @@ impl Table {
         // The encoder's words survive evictions, which encode nothing.
         let Some(location) = self.room(key, kind) else {
             self.remove(key);
-            self.listing.note_unfitting(key, name, Unfitting::NoRoom);
+            self.listing
+                .note_unfitting(key, name, UnpublishedReason::NoRoom);
             return;
         };
         if !self.write(
@@ -527,7 +529,8 @@ impl Table {
             },
             kind,
         ) {
-            self.listing.note_unfitting(key, name, Unfitting::NoRoom);
+            self.listing
+                .note_unfitting(key, name, UnpublishedReason::NoRoom);
             return;
         }
         self.listing.fits(key);

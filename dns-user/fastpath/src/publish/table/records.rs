@@ -12,7 +12,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::entry_store::{EntryStore, Placed};
 use crate::{
-    map::{layout::Unfitting as EntryUnfitting, store::StoreFill},
+    map::{layout::EntryRefusal, store::StoreFill},
     publish::{dependents::SetNumber, second_chance::SecondChance},
 };
 
@@ -239,9 +239,9 @@ fn queue_of<'a>(
 
 /// The reason why a listed name is not in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unfitting {
+pub(super) enum UnpublishedReason {
     /// The name or its answer cannot be an entry.
-    Entry(EntryUnfitting),
+    Entry(EntryRefusal),
     /// Another name has the same hash.
     Collision,
     /// The index or the store is full, and none of its names may be evicted.
@@ -255,7 +255,7 @@ pub(super) struct Listing {
     /// Number of names past the limit.
     beyond: usize,
     /// Listed names within the limit that are missing from the map.
-    unfitting: HashMap<u64, Unfitting>,
+    unfitting: HashMap<u64, UnpublishedReason>,
     /// Those of them whose next answer may fit, by key.
     too_large: HashMap<u64, Name>,
 }
@@ -299,10 +299,10 @@ impl Listing {
 
     /// Records that a listed name did not fit. Other names are answered in userspace and not
     /// recorded, because clients could otherwise fill the memory.
-    pub(super) fn note_unfitting(&mut self, key: u64, name: &Name, reason: Unfitting) {
+    pub(super) fn note_unfitting(&mut self, key: u64, name: &Name, reason: UnpublishedReason) {
         if self.contains(key) {
             self.unfitting.insert(key, reason);
-            if reason == Unfitting::Entry(EntryUnfitting::TooManyAddresses) {
+            if reason == UnpublishedReason::Entry(EntryRefusal::TooManyAddresses) {
                 self.too_large.insert(key, name.clone());
             }
         }
@@ -321,12 +321,12 @@ impl Listing {
         };
         for reason in self.unfitting.values() {
             *match reason {
-                Unfitting::Entry(EntryUnfitting::NulByte) => &mut status.nul_byte,
-                Unfitting::Entry(EntryUnfitting::TooManyAddresses) => {
+                UnpublishedReason::Entry(EntryRefusal::NulByte) => &mut status.nul_byte,
+                UnpublishedReason::Entry(EntryRefusal::TooManyAddresses) => {
                     &mut status.too_many_addresses
                 }
-                Unfitting::Collision => &mut status.collision,
-                Unfitting::NoRoom => &mut status.no_room,
+                UnpublishedReason::Collision => &mut status.collision,
+                UnpublishedReason::NoRoom => &mut status.no_room,
             } += 1;
         }
         status

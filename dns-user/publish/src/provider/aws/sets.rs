@@ -149,22 +149,21 @@ pub(super) fn write(record: &Record) -> Element {
             ],
         ));
     } else {
-        let value = |target: &Target| {
-            Element::of(
-                "ResourceRecord",
-                [Element::text(
-                    "Value",
-                    &value_text(record.record_type, target),
-                )],
-            )
-        };
         children.push(Element::text(
             "TTL",
             &record.ttl.unwrap_or(DEFAULT_TTL).to_string(),
         ));
         children.push(Element::of(
             "ResourceRecords",
-            record.targets.iter().map(value),
+            record.targets.iter().map(|target: &Target| {
+                Element::of(
+                    "ResourceRecord",
+                    [Element::text(
+                        "Value",
+                        &value_text(record.record_type, target),
+                    )],
+                )
+            }),
         ));
     }
     children.extend(property(health_check).map(|value| Element::text(health_check_element, value)));

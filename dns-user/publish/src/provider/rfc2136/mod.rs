@@ -315,9 +315,12 @@ impl Rfc2136 {
         let id = fastrand::u16(..);
         let query = messages::question(id, 0, apex, TYPE_AXFR);
         let mut transfer = Transfer::new(apex, id);
-        let take = |_, message: &[u8]| Ok(transfer.take(message)?);
         let asked = connection
-            .ask(std::iter::once(query), self.settings.key.as_ref(), take)
+            .ask(
+                std::iter::once(query),
+                self.settings.key.as_ref(),
+                |_, message: &[u8]| Ok(transfer.take(message)?),
+            )
             .await;
         let finished = asked.and_then(|()| Ok(transfer.finish()?));
         finished.map_err(|failure| failure.of(self.settings.server(), apex))
@@ -437,16 +440,17 @@ impl UpdateSender<'_> {
         let messages = groups.iter().zip(0_u16..);
         let messages = messages
             .map(|(group, number)| messages::message(first.wrapping_add(number), zone, group));
-        let take = |number: usize, message: &[u8]| {
-            let header = MessageReader::new(message).header()?;
-            if !header.is_response() {
-                return Err(WireError("no response").into());
-            }
-            codes[number] = Some(header.rcode());
-            Ok(true)
-        };
         let Rfc2136Settings { key, .. } = &self.provider.settings;
-        let asked = connection.ask(messages, key.as_ref(), take).await;
+        let asked = connection
+            .ask(messages, key.as_ref(), |number: usize, message: &[u8]| {
+                let header = MessageReader::new(message).header()?;
+                if !header.is_response() {
+                    return Err(WireError("no response").into());
+                }
+                codes[number] = Some(header.rcode());
+                Ok(true)
+            })
+            .await;
         asked.map_err(|failure| failure.of(self.provider.settings.server(), &self.zone))
     }
 

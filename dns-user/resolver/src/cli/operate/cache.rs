@@ -29,7 +29,7 @@ enum Action {
     /// Show the cached answers for a name, with their records
     Lookup(Lookup),
     /// Remove cached answers; returns once they are no longer served
-    Flush(Flush),
+    Flush(FlushArguments),
 }
 
 #[derive(Debug, Args)]
@@ -66,7 +66,7 @@ struct Lookup {
 
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("selected").required(true).multiple(true))]
-struct Flush {
+struct FlushArguments {
     #[command(flatten)]
     connection: Connection,
     /// The name to remove, or the word `all` for every answer
@@ -130,7 +130,8 @@ impl List {
         }
         for reply in local_replies {
             let flags = flags(reply.dnssec_ok, reply.checking_disabled);
-            let (name, bytes) = (reply.name.as_str(), reply.bytes.to_string());
+            let name = reply.name.as_str();
+            let bytes = reply.bytes.to_string();
             let cells = [
                 name,
                 &reply.query_type,
@@ -239,7 +240,7 @@ fn entry_text(entry: &CachedAnswer) -> String {
     text
 }
 
-impl Flush {
+impl FlushArguments {
     fn run(self) -> Result<(), Problem> {
         let Self {
             connection,

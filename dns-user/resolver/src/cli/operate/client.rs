@@ -101,7 +101,9 @@ impl Client {
         if same {
             return Ok(());
         }
-        let (place, served, config) = (self.place(), served.display(), config.display());
+        let place = self.place();
+        let served = served.display();
+        let config = config.display();
         let option = if matches!(self, Self::Socket(_)) {
             "--socket"
         } else {

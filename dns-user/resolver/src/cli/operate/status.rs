@@ -323,7 +323,7 @@ struct InterfaceGroup<'a> {
 
 impl<'a> InterfaceGroup<'a> {
     /// Maximum number of names listed.
-    const MOST_NAMES: usize = 4;
+    const MAX_NAMES: usize = 4;
 
     /// Groups the interfaces in this state, largest group first.
     fn all(interfaces: &'a [InterfaceView], state: &str) -> Vec<Self> {
@@ -361,8 +361,8 @@ impl<'a> InterfaceGroup<'a> {
 
     /// Returns the first names and the number of the others.
     fn names(&self) -> String {
-        let listed = self.names[..self.names.len().min(Self::MOST_NAMES)].join(" ");
-        match self.names.len().saturating_sub(Self::MOST_NAMES) {
+        let listed = self.names[..self.names.len().min(Self::MAX_NAMES)].join(" ");
+        match self.names.len().saturating_sub(Self::MAX_NAMES) {
             0 => listed,
             more => format!("{listed} and {more} more"),
         }

@@ -189,7 +189,9 @@ impl TapArgs {
 /// Formats a line: time of day, path, interface, client, question, answer.
 fn text(line: &TapLine) -> String {
     let day = line.time.rem_euclid(86_400.0);
-    let (hours, minutes, seconds) = ((day / 3600.0) as u32, (day / 60.0) as u32 % 60, day % 60.0);
+    let hours = (day / 3600.0) as u32;
+    let minutes = (day / 60.0) as u32 % 60;
+    let seconds = day % 60.0;
     let path = match line.path {
         TapPath::Fast => "fast",
         TapPath::Userspace => "user",

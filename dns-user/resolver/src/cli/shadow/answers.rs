@@ -167,8 +167,10 @@ fn cost_of_transfer() -> std::io::Result<Duration> {
 impl Reference for OurServer {
     fn states(&self, since: Instant) -> usize {
         let states = self.states.0.lock();
-        let is_old = |state: &State| state.until.is_some_and(|until| until < since);
-        states.iter().position(is_old).unwrap_or(states.len())
+        states
+            .iter()
+            .position(|state: &State| state.until.is_some_and(|until| until < since))
+            .unwrap_or(states.len())
     }
 
     fn answer(&mut self, asked: &Asked<'_>, settings: Settings, state: usize) -> Ours {

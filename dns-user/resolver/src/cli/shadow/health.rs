@@ -202,12 +202,11 @@ impl Asked {
         if is_of_group || told.problem.is_some() {
             return HealthKnowledge::Ignored;
         }
-        let is_settled = |address: &IpAddr| {
+        if instances.iter().all(|address: &IpAddr| {
             told.states
                 .get(address)
                 .is_some_and(|(_, since)| since.elapsed() > TRANSITION)
-        };
-        if instances.iter().all(is_settled) {
+        }) {
             HealthKnowledge::Settled
         } else {
             HealthKnowledge::Changing

@@ -80,10 +80,8 @@ impl Backend {
     }
 
     pub(super) fn status(&self) -> ServerStatus {
-        let (snapshot, reloads) = (
-            self.server_state.snapshot(),
-            self.readiness.service_status.reloads(),
-        );
+        let snapshot = self.server_state.snapshot();
+        let reloads = self.readiness.service_status.reloads();
         let ServiceReport {
             listen,
             fast_path_off,
@@ -97,7 +95,8 @@ impl Backend {
                 .get(kind.label())
                 .and_then(|state| state.files.first())
         };
-        let (file, config) = (first(Kind::Records), first(Kind::Config));
+        let file = first(Kind::Records);
+        let config = first(Kind::Config);
         ServerStatus {
             server_version: version::VERSION.to_owned(),
             commit: version::COMMIT.to_owned(),
@@ -223,15 +222,14 @@ impl Backend {
             None => explanation.to_string(),
         };
         if let (Some(query_type), Some(result)) = (query_type, &explanation.result) {
-            let is_asked = |address: &&IpAddr| match query_type {
-                TYPE_A => address.is_ipv4(),
-                TYPE_AAAA => address.is_ipv6(),
-                _ => false,
-            };
             let addresses: Vec<String> = result
                 .addresses
                 .iter()
-                .filter(is_asked)
+                .filter(|address: &&IpAddr| match query_type {
+                    TYPE_A => address.is_ipv4(),
+                    TYPE_AAAA => address.is_ipv6(),
+                    _ => false,
+                })
                 .map(ToString::to_string)
                 .collect();
             let data = if addresses.is_empty() {

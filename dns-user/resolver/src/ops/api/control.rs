@@ -195,17 +195,20 @@ pub struct CacheFlush {
 impl Criteria {
     fn selection(&self) -> Result<Selection, NameRefused> {
         let name = |text: &Option<String>| text.as_deref().map(parse).transpose();
-        let query_type = |text: &String| {
-            parse_type(text).ok_or_else(|| {
-                NameRefused(format!(
-                    "{text:?} is no query type; use a name such as AAAA or TYPE65"
-                ))
-            })
-        };
         Ok(Selection {
             name: name(&self.name)?,
             zone: name(&self.zone)?,
-            query_type: self.query_type.as_ref().map(query_type).transpose()?,
+            query_type: self
+                .query_type
+                .as_ref()
+                .map(|text: &String| {
+                    parse_type(text).ok_or_else(|| {
+                        NameRefused(format!(
+                            "{text:?} is no query type; use a name such as AAAA or TYPE65"
+                        ))
+                    })
+                })
+                .transpose()?,
         })
     }
 }

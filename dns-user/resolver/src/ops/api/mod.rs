@@ -41,7 +41,7 @@ pub use self::{
 use crate::system;
 use dns_core::config::ControlConfig;
 use dns_kit::{
-    http_server::{Limits, Listener, Server},
+    http_server::{Listener, Server, ServerLimits},
     metrics::families,
     tls::RotatingTls,
     unix_socket::{Access, ControlSocket},
@@ -69,7 +69,8 @@ impl ApiServer {
         admins: Option<Vec<String>>,
     ) -> io::Result<Self> {
         let socket = TcpListener::bind(address).await?;
-        let (registry, limits) = (backend.metrics.registry(), Limits::default());
+        let registry = backend.metrics.registry();
+        let limits = ServerLimits::default();
         let register = || -> prometheus::Result<_> {
             let limit = families::LIMIT.gauges()?;
             limit
@@ -101,7 +102,8 @@ impl ApiServer {
             backend,
             admins,
         } = self;
-        let (all, refused) = (routes(backend), operations(any(not_an_admin)));
+        let all = routes(backend);
+        let refused = operations(any(not_an_admin));
         let is_admin = move |name: Option<String>| match &admins {
             Some(admins) => name.is_some_and(|name| admins.contains(&name)),
             None => true,

@@ -34,7 +34,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const REORDER: Duration = Duration::from_millis(200);
 
 /// Maximum number of lines held back; beyond it the oldest lines are sent early.
-const MOST_HELD: usize = 20_000;
+const MAX_HELD: usize = 20_000;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -88,7 +88,7 @@ pub(super) async fn tap(
 ) -> Response {
     let rate = parameters.rate.unwrap_or(DEFAULT_RATE).clamp(1, MAX_RATE);
     let view = backend.tap.subscribe(parameters.every.unwrap_or(1));
-    let state = Stream {
+    let state = TapStream {
         view,
         parameters,
         rate,
@@ -110,7 +110,7 @@ pub(super) async fn tap(
 }
 
 /// The stream of one client.
-struct Stream {
+struct TapStream {
     view: TapView,
     parameters: TapParameters,
     rate: u32,
@@ -126,7 +126,7 @@ struct Stream {
     number: u64,
 }
 
-impl Stream {
+impl TapStream {
     /// Returns the next line in time order; `None` once the server ends. An error means that
     /// nothing arrived for [`KEEP_ALIVE`].
     async fn next_line(&mut self) -> Result<Option<TapLine>, tokio::time::error::Elapsed> {
@@ -135,7 +135,7 @@ impl Stream {
                 .held
                 .first_key_value()
                 .map(|(_, (arrived, _))| *arrived + REORDER);
-            if self.held.len() > MOST_HELD || due.is_some_and(|due| due <= Instant::now()) {
+            if self.held.len() > MAX_HELD || due.is_some_and(|due| due <= Instant::now()) {
                 return Ok(self.held.pop_first().map(|(_, (_, line))| line));
             }
             let patience = due.map_or(KEEP_ALIVE, |due| {
@@ -214,7 +214,7 @@ mod tests {
     #[tokio::test]
     async fn paths_are_ordered_by_time() {
         let tap = Tap::default();
-        let mut stream = Stream {
+        let mut stream = TapStream {
             view: tap.subscribe(1),
             parameters: TapParameters::default(),
             rate: 100,

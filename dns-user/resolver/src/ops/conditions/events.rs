@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 /// A kind of event, counted since the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum CountedEvent {
     /// A panic was caught.
     Panic,
     /// The kernel refused to accept a TCP connection.
@@ -17,7 +17,7 @@ pub(crate) enum Event {
     ShedQuery,
 }
 
-impl Event {
+impl CountedEvent {
     /// Returns how long the condition holds after the latest event.
     fn holds(self) -> Duration {
         match self {
@@ -35,13 +35,13 @@ type ReadCounter = Box<dyn Fn() -> u64 + Send + Sync>;
 /// Follows the counters of events.
 #[derive(Default)]
 pub(crate) struct RecentEvents {
-    counters: Vec<(Event, ReadCounter)>,
+    counters: Vec<(CountedEvent, ReadCounter)>,
     /// What was seen of each counter.
-    seen: Mutex<Vec<Seen>>,
+    seen: Mutex<Vec<EventCount>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct EventCount {
     count: u64,
     /// Time at which the counter had grown.
     grown: Option<Instant>,
@@ -49,13 +49,13 @@ struct Seen {
 
 impl RecentEvents {
     /// Follows these counters, which are zero now.
-    pub(crate) fn of(counters: Vec<(Event, ReadCounter)>) -> Self {
-        let seen = Mutex::new(vec![Seen::default(); counters.len()]);
+    pub(crate) fn of(counters: Vec<(CountedEvent, ReadCounter)>) -> Self {
+        let seen = Mutex::new(vec![EventCount::default(); counters.len()]);
         Self { counters, seen }
     }
 
     /// Returns the number of events since the start if one happened lately.
-    pub(crate) fn recent(&self, event: Event) -> Option<u64> {
+    pub(crate) fn recent(&self, event: CountedEvent) -> Option<u64> {
         let position = self
             .counters
             .iter()
@@ -65,7 +65,7 @@ impl RecentEvents {
         let mut seen = self.seen.lock();
         let seen = seen.get_mut(position)?;
         if seen.count != count {
-            *seen = Seen {
+            *seen = EventCount {
                 count,
                 grown: Some(now),
             };
@@ -88,13 +88,15 @@ mod tests {
     fn counter_that_grew_is_recent() {
         let count = Arc::new(AtomicU64::new(0));
         let read = count.clone();
-        let counters: Vec<(Event, ReadCounter)> =
-            vec![(Event::Panic, Box::new(move || read.load(Ordering::Relaxed)))];
+        let counters: Vec<(CountedEvent, ReadCounter)> = vec![(
+            CountedEvent::Panic,
+            Box::new(move || read.load(Ordering::Relaxed)),
+        )];
         let events = RecentEvents::of(counters);
-        assert_eq!(events.recent(Event::Panic), None);
+        assert_eq!(events.recent(CountedEvent::Panic), None);
         count.store(2, Ordering::Relaxed);
-        assert_eq!(events.recent(Event::Panic), Some(2));
-        assert_eq!(events.recent(Event::Panic), Some(2), "still");
-        assert_eq!(events.recent(Event::ShedQuery), None, "not followed");
+        assert_eq!(events.recent(CountedEvent::Panic), Some(2));
+        assert_eq!(events.recent(CountedEvent::Panic), Some(2), "still");
+        assert_eq!(events.recent(CountedEvent::ShedQuery), None, "not followed");
     }
 }

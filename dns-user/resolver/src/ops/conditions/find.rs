@@ -7,7 +7,7 @@ use dns_health::HealthOutage;
 use dns_kit::tls::RotatingTls;
 use dns_upstream::{RecursorOutage, RecursorStatus};
 
-use super::{Facts, events::Event};
+use super::{Facts, events::CountedEvent};
 use crate::ops::service_status::{FastPathOff, Kind, Part};
 
 /// Silence of the health checks from which on they stand still. Interfaces stop answering after half a
@@ -121,7 +121,7 @@ pub(super) fn map_nearly_full(facts: &Facts<'_>) -> Option<String> {
 }
 
 pub(super) fn sheds(facts: &Facts<'_>) -> Option<String> {
-    let dropped = facts.events.recent(Event::ShedQuery)?;
+    let dropped = facts.events.recent(CountedEvent::ShedQuery)?;
     Some(format!(
         "interfaces drop queries ({dropped} since the start)"
     ))
@@ -331,18 +331,18 @@ pub(super) fn dnstap_closed(_: &Facts<'_>) -> Option<String> {
 }
 
 pub(super) fn panicked(facts: &Facts<'_>) -> Option<String> {
-    let panics = facts.events.recent(Event::Panic)?;
+    let panics = facts.events.recent(CountedEvent::Panic)?;
     Some(format!("a panic was caught ({panics} since the start)"))
 }
 
 pub(super) fn connections_refused(facts: &Facts<'_>) -> Option<String> {
-    let refused = facts.events.recent(Event::RefusedConnection)?;
+    let refused = facts.events.recent(CountedEvent::RefusedConnection)?;
     Some(format!(
         "the kernel refused TCP connections ({refused} since the start)"
     ))
 }
 
 pub(super) fn log_lines_lost(facts: &Facts<'_>) -> Option<String> {
-    let lost = facts.events.recent(Event::LostLogLine)?;
+    let lost = facts.events.recent(CountedEvent::LostLogLine)?;
     Some(format!("log lines were lost ({lost} since the start)"))
 }

@@ -130,7 +130,8 @@ impl Cookies {
         let Some(option) = options.find(|option| option.code == OPTION_COOKIE) else {
             return;
         };
-        let (address, now) = (address.to_canonical(), seconds_since_1970());
+        let address = address.to_canonical();
+        let now = seconds_since_1970();
         let (client, rcode, known) = match Presented::read(option.data) {
             Presented::Malformed => return,
             Presented::Client(client) => (client, ResponseCode::NoError, None),
@@ -220,8 +221,12 @@ impl Cookies {
         if !(-MAX_AHEAD..=VALID_FOR).contains(&age) {
             return None;
         }
-        let matches = |secret: &[u8; 16]| is_equal(&hash(secret, client, *fixed, address), theirs);
-        Some((age, self.secrets.iter().position(matches)?))
+        Some((
+            age,
+            self.secrets.iter().position(|secret: &[u8; 16]| {
+                is_equal(&hash(secret, client, *fixed, address), theirs)
+            })?,
+        ))
     }
 }
 
@@ -262,8 +267,7 @@ mod tests {
     use dns_core::wire::{Parsed, ReplySettings, RequestInfo, Transport, parse, parse_from};
 
     fn bytes<const N: usize>(hex: &str) -> [u8; N] {
-        let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
-        std::array::from_fn(byte)
+        std::array::from_fn(|at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap())
     }
 
     fn cookies(secrets: &[&str]) -> Cookies {
@@ -283,7 +287,8 @@ mod tests {
         let cookie = ours.create(&client, address, 1_559_731_985).unwrap();
         assert_eq!(cookie, bytes("010000005cf79f111f8130c3eee29480"));
         // The other server of the example set the reserved bytes; the cookie is valid, but old.
-        let (client, address) = (bytes("fc93fc62807ddb86"), "203.0.113.203".parse().unwrap());
+        let client = bytes("fc93fc62807ddb86");
+        let address = "203.0.113.203".parse().unwrap();
         let theirs: [u8; 16] = bytes("01abcdef5cf78f71a314227b6679ebf5");
         assert_eq!(
             ours.age(&client, &theirs, address, 1_559_728_385),
@@ -296,10 +301,8 @@ mod tests {
             "445536bcd2513298075a5d379663c962",
             "dd3bdf9344b678b185a6f5cb60fca715",
         ]);
-        let (client, address) = (
-            bytes("22681ab97d52c298"),
-            "2001:db8:220:1:59de:d0f4:8769:82b8".parse().unwrap(),
-        );
+        let client = bytes("22681ab97d52c298");
+        let address = "2001:db8:220:1:59de:d0f4:8769:82b8".parse().unwrap();
         let old: [u8; 16] = bytes("010000005cf7c57926556bd0934c72f8");
         let now = 1_559_741_961;
         assert_eq!(
@@ -321,7 +324,8 @@ mod tests {
     #[test]
     fn foreign_cookies_are_invalid() {
         let ours = cookies(&["000102030405060708090a0b0c0d0e0f"]);
-        let (client, address) = ([7; 8], "10.0.0.1".parse().unwrap());
+        let client = [7; 8];
+        let address = "10.0.0.1".parse().unwrap();
         let now = 4_294_967_290;
         let good = ours.create(&client, address, now).unwrap();
         let age = |server: &[u8], address, now| ours.age(&client, server, address, now);
@@ -413,10 +417,8 @@ mod tests {
             );
             reply
         };
-        let (header, rcode) = (
-            b"\0\x01\x81\0\0\0\0\0\0\0\0\x01".as_slice(),
-            |reply: &[u8]| reply[3] & 15,
-        );
+        let header = b"\0\x01\x81\0\0\0\0\0\0\0\0\x01".as_slice();
+        let rcode = |reply: &[u8]| reply[3] & 15;
         let first = ask(&cookies, b"clientck");
         assert!(
             first.starts_with(header) && first[27..35] == *b"clientck",

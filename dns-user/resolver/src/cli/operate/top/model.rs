@@ -98,7 +98,8 @@ impl Model {
         let seconds = self.read_at.elapsed().as_secs_f64().max(0.001);
         // A restarted server counts from zero.
         let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
-        let (new, old) = (&status.replies, &self.status.replies);
+        let new = &status.replies;
+        let old = &self.status.replies;
         let mut rates = Rates {
             fast: rate(new.fast, old.fast),
             userspace: rate(new.userspace, old.userspace),

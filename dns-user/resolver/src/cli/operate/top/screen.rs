@@ -314,7 +314,8 @@ fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model, has_second: bool) {
             Row::new(cells)
         },
     );
-    let (mut widths, mut header) = (vec![Constraint::Length(7)], vec!["/S"]);
+    let mut widths = vec![Constraint::Length(7)];
+    let mut header = vec!["/S"];
     if has_second {
         widths.push(Constraint::Length(7));
         header.push(if refuses { "REFUSED" } else { "" });
