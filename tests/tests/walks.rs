@@ -47,7 +47,7 @@ const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127,
 const ROUNDS: usize = 12;
 
 /// Files that a step uses like the standard library: the names of their functions say what they do.
-const VOCABULARY: [(&str, &str); 18] = [
+const VOCABULARY: [(&str, &str); 22] = [
     ("core/catalog/columns.rs", "dictionaries and lists of rows"),
     ("core/config/values.rs", "reads a duration"),
     ("core/name.rs", "a domain name and its labels"),
@@ -62,13 +62,20 @@ const VOCABULARY: [(&str, &str); 18] = [
     ("kit/files/bounded.rs", "like fs::read"),
     ("kit/files/denied.rs", "the words of a failed fs::read"),
     ("kit/foreign.rs", "cuts a log line"),
+    ("kit/hex.rs", "writes bytes as hexadecimal digits"),
     ("kit/logs/requests.rs", "whether requests are logged"),
     ("kit/logs/tags.rs", "the tag of a log line"),
     ("kit/logs/writer.rs", "writes a log line"),
     ("kit/mmsg.rs", "recvmmsg and sendmmsg"),
     ("kit/threads.rs", "catches panics"),
     ("fastpath/map/words.rs", "loads and stores of one word"),
+    ("fastpath/publish/events.rs", "a channel"),
+    (
+        "publish/provider/parameters.rs",
+        "reads a parameter by its name",
+    ),
     ("resolver/server/metrics.rs", "adds to counters"),
+    ("upstream/own.rs", "whether an address is the server's own"),
 ];
 
 /// Threads of other flows: the publisher follows later, health checks and log lines have their own time.

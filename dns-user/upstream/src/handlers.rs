@@ -109,6 +109,14 @@ impl Handlers {
         }
     }
 
+    /// Returns the handlers as they were configured.
+    pub fn configs(&self) -> Vec<HandlerConfig> {
+        self.by_domain
+            .values()
+            .map(|handler| handler.config.clone())
+            .collect()
+    }
+
     /// Returns the domains with the sources of their answers.
     pub fn sources(&self) -> impl Iterator<Item = (&Name, &CachedSource)> {
         self.by_domain

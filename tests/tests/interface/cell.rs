@@ -624,9 +624,18 @@ fn hurry(cell: &Cell<'_>, gated: &Gated, first: usize, interval: Duration) -> Re
             let mut sockets = Vec::new();
             while removed.load(Ordering::Relaxed) < HURRIED {
                 for number in sockets.len()..created.load(Ordering::Relaxed) {
-                    sockets.push(cell.socket(first + number, TIMEOUT)?);
+                    match cell.socket(first + number, TIMEOUT) {
+                        Ok(socket) => sockets.push(Some(socket)),
+                        // A busy machine came too late.
+                        Err(_) if removed.load(Ordering::Relaxed) > number => sockets.push(None),
+                        Err(error) => return Err(error),
+                    }
                 }
-                for socket in sockets.iter().skip(removed.load(Ordering::Relaxed)) {
+                for socket in sockets
+                    .iter()
+                    .skip(removed.load(Ordering::Relaxed))
+                    .flatten()
+                {
                     // Its interface may just be removed. Nobody reads the replies.
                     let _ = socket.send(&query);
                 }

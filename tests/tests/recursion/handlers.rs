@@ -304,6 +304,40 @@ fn handlers_choose_trusted_servers() -> Result<()> {
 }
 
 #[test]
+fn handlers_follow_a_reloaded_configuration() -> Result<()> {
+    let Some(namespace) = namespace("reloaded")? else {
+        return Ok(());
+    };
+    const NAME: &str = "many-letters-in-one-name.test.";
+    let sockets = TempDir::new()?;
+    let address = super::lab::loopback(10);
+    let recursor = Scripted::answering(&namespace, address, [192, 0, 2, 10].into())?;
+    let settings = json!({
+        "disable_recursors": true,
+        "control": {"socket": sockets.path().join("control.sock")},
+        "recursor_0x20": false,
+        "handlers": [{"domain": "test", "source": {"type": "dns", "recursors": [address]}}],
+    });
+    let lab = Lab::start(&namespace, &[], &settings)?;
+    lab.ask_for(NAME, RecordType::A)?;
+    let asked = recursor.asked();
+    ensure!(asked.iter().all(|asked| asked.name() == NAME), "{asked:?}");
+
+    let file = lab.server.folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file)?)?;
+    config["recursor_0x20"] = json!(true);
+    fs::write(&file, config.to_string())?;
+    let (code, _, errors) = lab.cli(&["reload"])?;
+    ensure!(code == 0, "{errors}");
+    lab.ask_for(NAME, RecordType::A)?;
+    let asked = recursor.asked();
+    // All letters are small by chance once in a million times.
+    let last = asked.last().context("a query")?;
+    ensure!(last.name() != NAME, "{asked:?}\n{}", lab.server.log());
+    Ok(())
+}
+
+#[test]
 fn longest_handler_domain_wins() -> Result<()> {
     let Some(namespace) = namespace("longest")? else {
         return Ok(());

@@ -152,13 +152,21 @@ impl Upstreams {
         changed || self.retired.len() != before
     }
 
-    /// Applies a changed configuration; recursors and their cache are kept if their settings are
-    /// unchanged.
+    /// Applies a changed configuration; recursors, handlers and their caches are kept if their
+    /// settings are unchanged.
     pub(super) fn reconfigure(&mut self, old: &Config, new: &Config) {
         if old.recursion != new.recursion || old.cache != new.cache {
-            self.in_force
-                .upstream
-                .store(Arc::new(Upstream::new(new, &self.own, &self.interfaces)));
+            let upstream = Upstream::new(new, &self.own, &self.interfaces);
+            // Handlers take their time limits from the configuration, and ask its recursors for host names.
+            let handlers = Handlers::new(
+                self.in_force.handlers.load().configs(),
+                new,
+                &Handlers::default(),
+                upstream.host_names(),
+                &self.interfaces,
+            );
+            self.in_force.upstream.store(Arc::new(upstream));
+            self.in_force.handlers.store(Arc::new(handlers));
         }
         self.install(new);
     }

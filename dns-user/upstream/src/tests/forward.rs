@@ -543,12 +543,13 @@ async fn random_case_is_checked_and_undone() {
     assert!(names.len() > 5, "nine letters, twenty queries");
 
     // A reply in other letters counts at no try: a forger may cause the first one to fail.
+    let long = b"\x1eabcdefghijklmnopqrstuvwxyzabcd\0";
     let tries: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
     let log = Arc::clone(&tries);
     let lowering = Scripted::start(move |query| {
-        log.lock().push(query[12..12 + NAME.len()].to_vec());
+        log.lock().push(query[12..12 + long.len()].to_vec());
         let mut reply = answer(query, &[[192, 0, 2, 1]]);
-        reply[12..12 + NAME.len()].make_ascii_lowercase();
+        reply[12..12 + long.len()].make_ascii_lowercase();
         vec![reply]
     })
     .await;
@@ -563,7 +564,6 @@ async fn random_case_is_checked_and_undone() {
         Compat::default(),
         &Arc::default(),
     );
-    let long = b"\x1eabcdefghijklmnopqrstuvwxyzabcd\0";
     let reply = ask(&forwarder, &query(long, 1), Transport::Udp).await;
     assert_eq!(rcode(&reply), message::SERVFAIL);
     let mut tries = tries.lock().clone();
