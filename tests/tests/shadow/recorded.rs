@@ -44,10 +44,9 @@ const ROWS: &[&str] = &[
     "Answers an instance that n targets of an alias match",
 ];
 
-/// Scenarios that are not played. The first showed a difference that was none (`addresses_of_aliases_have_no_health` in
-/// `judge.rs`), and has not been played since. In the second the files change so soon that a busy machine may skip a
-/// version, in which a name was forwarded.
-const NOT_PLAYED: [&str; 2] = ["10i_health_aliases", "12a_hot_update"];
+/// Scenarios that are not played: the files change so soon that a busy machine may skip a version, in which a name was
+/// forwarded.
+const NOT_PLAYED: [&str; 1] = ["12a_hot_update"];
 
 /// Recorded exchanges in the repository; the others have no reply, or are kept elsewhere.
 const MIN_EXCHANGES: usize = 1_500;
