@@ -136,12 +136,6 @@ pub(crate) fn machine() -> Machine {
     machine
 }
 
-fn stop(machine: &Machine) {
-    machine
-        .run("/var/vcap/jobs/bosh-dns/bin/bosh_dns_ctl stop")
-        .unwrap();
-}
-
 /// Returns a command as an agent runs an errand: as root, with these variables only.
 pub(crate) fn command(machine: &Machine) -> Command {
     let mut command = machine.command("env");
@@ -218,7 +212,6 @@ fn errand_asks_and_prints_report() {
         .unwrap();
     assert_eq!(after, server, "the server was restarted");
     assert_eq!(packet_sockets(&machine), 0);
-    stop(&machine);
 }
 
 #[test]
@@ -271,5 +264,4 @@ fn errand_watches_as_vcap_with_one_capability() {
     let page = machine.vcap().join("sys/log/shadow/shadow.html");
     assert!(Path::new(&page).exists());
     assert_eq!(packet_sockets(&machine), 0);
-    stop(&machine);
 }

@@ -8,6 +8,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
@@ -122,6 +126,27 @@ impl Machine {
         fs::remove_dir_all(&job).ok();
         crate::job::write(&files.map_err(anyhow::Error::msg)?, &job)?;
         run(Command::new("chown").args(["-R", "root:2001"]).arg(job))
+    }
+}
+
+impl Drop for Machine {
+    /// Ends what the scripts of jobs started, also after a failure: servers leave the shell that starts them.
+    fn drop(&mut self) {
+        let holder = PathBuf::from(format!("/proc/{}", self.holder.pid()));
+        let Ok(ours) = fs::read_link(holder.join("ns/mnt")) else {
+            return;
+        };
+        for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let is_ours = fs::read_link(process.path().join("ns/mnt")).is_ok_and(|its| its == ours);
+            let number = process
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            if let (true, Some(number)) = (is_ours, number) {
+                // It may have ended meanwhile.
+                let _ = kill(Pid::from_raw(number), Signal::SIGKILL);
+            }
+        }
     }
 }
 
