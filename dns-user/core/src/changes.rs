@@ -98,11 +98,7 @@ impl Changes {
     /// Sorts names by the snapshots that list them.
     fn sort_listed(&mut self, old: &Snapshot, new: &Snapshot, names: HashSet<Name>) {
         for name in names {
-            let is_listed = |snapshot: &Snapshot| {
-                snapshot.aliases().exact.contains_key(&name)
-                    || snapshot.local_zone(&name).is_some() && has_matches(snapshot, &name)
-            };
-            match (is_listed(old), is_listed(new)) {
+            match (is_listed(old, &name), is_listed(new, &name)) {
                 (false, true) => self.listed.push(name),
                 (true, false) => self.unlisted.push(name),
                 (true, true) => self.still_listed.push(name),
@@ -122,6 +118,11 @@ impl Changes {
     }
 }
 
+fn is_listed(snapshot: &Snapshot, name: &Name) -> bool {
+    snapshot.aliases().exact.contains_key(name)
+        || snapshot.local_zone(name).is_some() && has_matches(snapshot, name)
+}
+
 /// Returns the facets of a name.
 pub fn facets(snapshot: &Snapshot, name: &Name) -> Facets {
     let mut facets = Facets::new();
@@ -131,30 +132,39 @@ pub fn facets(snapshot: &Snapshot, name: &Name) -> Facets {
     {
         facets.push(Value::Zone(zone.as_wire()).into());
     }
-    let mut add = |target: &Target| match target {
+    if let Some(targets) = snapshot.aliases().exact(name) {
+        for target in targets {
+            add_target(snapshot, target, &mut facets);
+        }
+    } else if let Some(targets) = snapshot.aliases().below(name) {
+        for target in &targets {
+            add_target(snapshot, target, &mut facets);
+        }
+    } else {
+        facets.extend(facet_of(instances, name));
+    }
+    if !snapshot.rules().nxdomain_for_empty_non_terminals && !has_matches(snapshot, name) {
+        facets.push(Value::Parents.into());
+    }
+    facets
+}
+
+fn add_target(snapshot: &Snapshot, target: &Target, facets: &mut Facets) {
+    let instances = snapshot.instance_index();
+    match target {
         Target::Address(_) => {}
         Target::Name(name) => facets.extend(facet_of(instances, name)),
         Target::Placeholder {
             filter: PlaceholderFilter::Number(number),
             ..
         } => {
-            facets.push(Value::Number(instances.num_id.dictionary.text(*number).as_bytes()).into());
+            let number = instances.num_id.dictionary.text(*number);
+            facets.push(Value::Number(number.as_bytes()).into());
         }
         Target::Placeholder { base, .. } => {
-            facets.extend(facet_of(instances, snapshot.aliases().base(*base)))
+            facets.extend(facet_of(instances, snapshot.aliases().base(*base)));
         }
-    };
-    if let Some(targets) = snapshot.aliases().exact(name) {
-        targets.iter().for_each(add);
-    } else if let Some(targets) = snapshot.aliases().below(name) {
-        targets.iter().for_each(add);
-    } else {
-        add(&Target::Name(name.clone()));
     }
-    if !snapshot.rules().nxdomain_for_empty_non_terminals && !has_matches(snapshot, name) {
-        facets.push(Value::Parents.into());
-    }
-    facets
 }
 
 /// Returns a facet that every row has that this name selects, as rare as possible; `None` if no row
@@ -288,25 +298,29 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
 fn have_other_parents(old: &Snapshot, new: &Snapshot, removed: &[Row], added: &[Row]) -> bool {
     let before = old.instance_index();
     let after = new.instance_index();
-    let is_known = |row: Row, here: &InstanceIndex, there: &InstanceIndex| {
-        let [names @ .., domain] = here.whole_place_texts(row).map(str::as_bytes);
-        let place = there
-            .domains
-            .find(domain)
-            .and_then(|domain| there.places.named(names, domain));
-        place.is_some()
-            && here.groups_of(row).iter().all(|&group: &Symbol| {
-                there
-                    .groups
-                    .find(here.groups.text(group).as_bytes())
-                    .is_some()
-            })
-    };
     (before.agent_id.dictionary.len() == 0) != (after.agent_id.dictionary.len() == 0)
         // A group may be in several domains.
         || before.domains.len() > 1
         || !removed.iter().all(|&row| is_known(row, before, after))
         || !added.iter().all(|&row| is_known(row, after, before))
+}
+
+/// Returns whether the place and the groups of a row also occur in another index.
+fn is_known(row: Row, here: &InstanceIndex, there: &InstanceIndex) -> bool {
+    let [names @ .., domain] = here.whole_place_texts(row).map(str::as_bytes);
+    let Some(domain) = there.domains.find(domain) else {
+        return false;
+    };
+    if there.places.named(names, domain).is_none() {
+        return false;
+    }
+    for &group in here.groups_of(row) {
+        let group = here.groups.text(group).as_bytes();
+        if there.groups.find(group).is_none() {
+            return false;
+        }
+    }
+    true
 }
 
 //----------- Rows -----------------------------------------------------------
@@ -375,17 +389,19 @@ struct Translation(Vec<Symbol>);
 impl Translation {
     fn new(old: &Dictionary, new: &Dictionary) -> Self {
         let mut next = 0;
-        let translate = |(_, text): (Symbol, &str)| {
+        let mut symbols = Vec::with_capacity(old.len());
+        for (_, text) in old.iter() {
             // Symbols are numbered by first appearance, so most are in the same order.
             if (next as usize) < new.len() && new.text(next) == text {
+                symbols.push(next);
                 next += 1;
-                return next - 1;
+                continue;
             }
             let found = new.find(text.as_bytes());
             next = found.map_or(next, |symbol| symbol + 1);
-            found.unwrap_or(Symbol::MAX)
-        };
-        Self(old.iter().map(translate).collect())
+            symbols.push(found.unwrap_or(Symbol::MAX));
+        }
+        Self(symbols)
     }
 
     /// Returns whether an old symbol and a new one stand for the same text.
@@ -427,23 +443,21 @@ impl<'i> Comparison<'i> {
             (&*old.domains, &*new.domains),
         ]
         .map(|(old, new)| Translation::new(old, new));
-        let translated = |number| {
+        let mut places = Vec::with_capacity(old.places.len());
+        for number in 0..old.places.len() as PlaceNumber {
             let Place {
                 instance_group,
                 network,
                 deployment,
                 domain,
             } = old.places.get(number);
-            new.places.number_of(&Place {
+            places.push(new.places.number_of(&Place {
                 instance_group: instance_groups.0[instance_group as usize],
                 network: networks.0[network as usize],
                 deployment: deployments.0[deployment as usize],
                 domain: domains.0[domain as usize],
-            })
-        };
-        let places = (0..old.places.len() as PlaceNumber)
-            .map(translated)
-            .collect();
+            }));
+        }
         let groups = Translation::new(&old.groups, &new.groups);
         Self {
             old,

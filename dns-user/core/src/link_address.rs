@@ -91,9 +91,10 @@ impl LinkStatus {
 impl LinkAddress {
     /// Returns the name for a certificate, with no criteria or with `*` as the first label.
     pub fn san(self, wildcard: bool) -> Self {
-        let first = match wildcard {
-            true => FirstLabel::Wildcard,
-            false => FirstLabel::Query(Criteria::default()),
+        let first = if wildcard {
+            FirstLabel::Wildcard
+        } else {
+            FirstLabel::Query(Criteria::default())
         };
         Self { first, ..self }
     }
@@ -130,17 +131,18 @@ impl fmt::Display for Criteria {
             status,
             synchronous,
         } = self;
-        let numbered = [('i', indexes), ('m', numbers), ('n', networks)]
-            .into_iter()
-            .flat_map(|(letter, values)| {
-                values.iter().map(move |value| format!("{letter}{value}"))
-            });
         let mut parts: Vec<String> = zones.iter().map(|zone| format!("a{zone}")).collect();
-        parts.extend(numbered);
+        for (letter, values) in [('i', indexes), ('m', numbers), ('n', networks)] {
+            for value in values {
+                parts.push(format!("{letter}{value}"));
+            }
+        }
         parts.push(format!("s{}", status.digit()));
-        parts.extend(synchronous.map(|wait| format!("y{}", u8::from(wait))));
+        if let Some(wait) = synchronous {
+            parts.push(format!("y{}", u8::from(*wait)));
+        }
         parts.sort_unstable();
-        parts.iter().try_for_each(|part| out.write_str(part))
+        out.write_str(&parts.concat())
     }
 }
 

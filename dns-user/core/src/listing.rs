@@ -53,25 +53,30 @@ pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
         }
     }
     for (parent, targets) in &snapshot.aliases().below {
-        let selects = |target: &FileTarget| {
-            let FileTarget::Label(rest) = target else {
-                return false;
-            };
-            let Some(name) = id.and_then(|id| rest.with_labels([id])) else {
-                return false;
-            };
-            match QueryTarget::read(&name, &instances.domain_names) {
-                Ok(question @ QueryTarget::Within(..)) => {
-                    select(instances, &question, None).rows.contains(&row)
-                }
-                _ => false,
-            }
-        };
-        if targets.iter().any(selects) {
+        if targets
+            .iter()
+            .any(|target| selects(instances, target, id, row))
+        {
             names.extend(id.and_then(|id| parent.with_labels([id])));
         }
     }
     names
+}
+
+/// Returns whether an alias with the instance's id as its first label has this row.
+fn selects(instances: &InstanceIndex, target: &FileTarget, id: Option<&[u8]>, row: Row) -> bool {
+    let FileTarget::Label(rest) = target else {
+        return false;
+    };
+    let Some(name) = id.and_then(|id| rest.with_labels([id])) else {
+        return false;
+    };
+    match QueryTarget::read(&name, &instances.domain_names) {
+        Ok(question @ QueryTarget::Within(..)) => {
+            select(instances, &question, None).rows.contains(&row)
+        }
+        _ => false,
+    }
 }
 
 /// Returns the names below aliases `_.x`, with the instance ids found by their targets `_.y`.
@@ -82,22 +87,10 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
         .below
         .iter()
         .flat_map(move |(parent, targets)| {
-            let mut ids: Vec<_> = targets
-                .iter()
-                .filter_map(|target| match target {
-                    FileTarget::Label(rest) => rest.with_labels([&b"q-s4"[..]]),
-                    _ => None,
-                })
-                .flat_map(
-                    |all| match QueryTarget::read(&all, &instances.domain_names) {
-                        Ok(question @ QueryTarget::Within(..)) => {
-                            select(instances, &question, None).rows
-                        }
-                        _ => Vec::new(),
-                    },
-                )
-                .map(|row| instances.id.values[row as usize])
-                .collect();
+            let mut ids = Vec::new();
+            for target in targets {
+                ids.extend(ids_of(instances, target));
+            }
             ids.sort_unstable();
             ids.dedup();
             ids.into_iter().filter_map(move |id| {
@@ -105,6 +98,23 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
                 (!snapshot.aliases().exact.contains_key(&name)).then_some(name)
             })
         })
+}
+
+/// Returns the ids of the instances that a target `_.y` may select.
+fn ids_of(instances: &InstanceIndex, target: &FileTarget) -> Vec<Symbol> {
+    let FileTarget::Label(rest) = target else {
+        return Vec::new();
+    };
+    let Some(all) = rest.with_labels([&b"q-s4"[..]]) else {
+        return Vec::new();
+    };
+    match QueryTarget::read(&all, &instances.domain_names) {
+        Ok(question @ QueryTarget::Within(..)) => {
+            let rows = select(instances, &question, None).rows.into_iter();
+            rows.map(|row| instances.id.values[row as usize]).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// Returns `q-s0.q-g<id>.<domain>` for each group.
@@ -136,8 +146,10 @@ fn places(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 /// Returns `<id>.<instance-group>.<network>.<deployment>.<domain>` for each instance.
 fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let instances = snapshot.instance_index();
-    let place = move |row| slice::from_ref(&instances.row_places[row as usize]);
-    distinct(snapshot, place).filter_map(move |(id, place)| {
+    distinct(snapshot, move |row| {
+        slice::from_ref(&instances.row_places[row as usize])
+    })
+    .filter_map(move |(id, place)| {
         let label =
             plain(instances.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
         long(snapshot, label, place)
@@ -230,8 +242,10 @@ fn long(snapshot: &Snapshot, first: &[u8], place: PlaceNumber) -> Option<Name> {
 /// Returns the text as a label that a query can contain. Strings with capitals, dots or an invalid
 /// length are not reachable by these names.
 fn plain(text: &str) -> Option<&[u8]> {
-    let is_odd = |byte: u8| byte.is_ascii_uppercase() | (byte == b'.') | (byte == b'*');
+    let mut has_odd = false;
     // Without an early exit the loop is vectorised.
-    let has_odd = || text.bytes().fold(false, |odd, byte| odd | is_odd(byte));
-    ((1..=63).contains(&text.len()) && !has_odd()).then_some(text.as_bytes())
+    for byte in text.bytes() {
+        has_odd |= byte.is_ascii_uppercase() | (byte == b'.') | (byte == b'*');
+    }
+    ((1..=63).contains(&text.len()) && !has_odd).then_some(text.as_bytes())
 }

@@ -162,11 +162,11 @@ impl AliasFiles {
         }
     }
 
-    /// Replaces targets that are aliases by the aliases' targets. Aliases `_.x` are neither reduced
-    /// nor followed: a target below one is looked up like any other name (observed for targets of
-    /// aliases `_.x`).
+    /// Replaces targets that are aliases by the aliases' targets.
     fn reduce(&mut self) -> Result<(), AliasError> {
         let mut reduced: HashMap<Name, Vec<FileTarget>> = HashMap::new();
+        // Aliases `_.x` are neither reduced nor followed: a target below one is looked up like any other name
+        // (observed for targets of aliases `_.x`).
         for alias in self.exact.keys() {
             self.reduce_one(alias, &mut Vec::new(), &mut reduced)?;
         }
@@ -334,12 +334,12 @@ impl FileTarget {
         if text.is_empty() {
             return Err(NameError::EmptyLabel);
         }
-        match text.strip_prefix("*.") {
-            Some(rest) => Name::from_text(&format!("q-s0.{rest}")).map(Self::Name),
-            None => match text.strip_prefix("_.") {
-                Some(rest) if below => Name::from_text(rest).map(Self::Label),
-                _ => Name::from_text(text).map(Self::Name),
-            },
+        if let Some(rest) = text.strip_prefix("*.") {
+            return Ok(Self::Name(Name::from_text(&format!("q-s0.{rest}"))?));
+        }
+        match text.strip_prefix("_.") {
+            Some(rest) if below => Ok(Self::Label(Name::from_text(rest)?)),
+            _ => Ok(Self::Name(Name::from_text(text)?)),
         }
     }
 

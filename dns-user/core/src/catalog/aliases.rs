@@ -111,12 +111,7 @@ impl Aliases {
 
     /// Returns the aliases that placeholders make of a row.
     pub(crate) fn names_of_row(&self, instances: &InstanceIndex, row: Row) -> Vec<Name> {
-        let has_group = |id: &str| {
-            instances
-                .groups_of(row)
-                .iter()
-                .any(|&group| instances.groups.text(group) == id)
-        };
+        let groups = instances.groups_of(row);
         let domain = instances.domains.text(instances.place_of(row).domain);
         let mut names = Vec::new();
         for (alias, definitions) in &*self.definitions {
@@ -130,7 +125,9 @@ impl Aliases {
                 if domain.strip_suffix('.') == Some(root_domain)
                     && let Some(text) = Placeholder::read(placeholder_type)
                         .and_then(|kind| kind.text(instances, row))
-                    && has_group(group_id)
+                    && groups
+                        .iter()
+                        .any(|&group| instances.groups.text(group) == group_id)
                     && let Ok(name) = Name::from_text(&alias.replacen('_', &text, 1))
                 {
                     names.push(name);
@@ -392,10 +389,11 @@ impl Builder<'_> {
     fn members(&self, definition: &AliasDefinition) -> Vec<Row> {
         let instances = self.instances;
         let group = instances.groups.find(definition.group_id.as_bytes());
-        let domain = instances
-            .domains
-            .find(format!("{}.", definition.root_domain).as_bytes());
-        let (Some(group), Some(domain)) = (group, domain) else {
+        let domain = format!("{}.", definition.root_domain);
+        let Some(domain) = instances.domains.find(domain.as_bytes()) else {
+            return Vec::new();
+        };
+        let Some(group) = group else {
             return Vec::new();
         };
         let rows = instances.by_group.rows(group).iter().copied();

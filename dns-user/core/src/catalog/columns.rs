@@ -110,10 +110,13 @@ impl Dictionary {
     }
 
     fn sorted(&self, order: impl Fn(&[u8], &[u8]) -> Ordering) -> Box<[Symbol]> {
-        let text = |symbol: Symbol| self.text(symbol).as_bytes();
         let mut symbols: Box<[Symbol]> = (0..self.ends.len() as Symbol).collect();
-        symbols.sort_unstable_by(|&one, &other| order(text(one), text(other)));
+        symbols.sort_unstable_by(|&one, &other| order(self.bytes(one), self.bytes(other)));
         symbols
+    }
+
+    fn bytes(&self, symbol: Symbol) -> &[u8] {
+        self.text(symbol).as_bytes()
     }
 
     /// Returns the contiguous run of sorted symbols whose strings match.
@@ -123,9 +126,9 @@ impl Dictionary {
         is_before: impl Fn(&[u8]) -> bool,
         fits: impl Fn(&[u8]) -> bool,
     ) -> &'s [Symbol] {
-        let text = |symbol: Symbol| self.text(symbol).as_bytes();
-        let rest = &sorted[sorted.partition_point(|&symbol| is_before(text(symbol)))..];
-        &rest[..rest.partition_point(|&symbol| fits(text(symbol)))]
+        let start = sorted.partition_point(|&symbol| is_before(self.bytes(symbol)));
+        let rest = &sorted[start..];
+        &rest[..rest.partition_point(|&symbol| fits(self.bytes(symbol)))]
     }
 
     pub(crate) fn len(&self) -> usize {

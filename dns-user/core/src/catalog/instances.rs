@@ -132,9 +132,10 @@ impl InstanceIndexBuilder {
         {
             return *place;
         }
-        let domain = match row.domain.ends_with('.') {
-            true => self.domains.intern(row.domain),
-            false => self.domains.intern(&format!("{}.", row.domain)),
+        let domain = if row.domain.ends_with('.') {
+            self.domains.intern(row.domain)
+        } else {
+            self.domains.intern(&format!("{}.", row.domain))
         };
         let number = self
             .places
@@ -421,15 +422,6 @@ impl InstanceIndex {
     /// Returns the index after edits that add the rows of `added`, equal to one of which all rows were read;
     /// `None` if the places of the rows are not the same, which takes a new index.
     pub(super) fn edited(self: &Arc<Self>, edits: &Edits, added: &Self) -> Option<Self> {
-        let column = |old: &Arc<Column>, new: &Column| {
-            let is_same =
-                |(row, new_row): (usize, usize)| old.text(row as Row) == new.text(new_row as Row);
-            if edits.replace_all(is_same) {
-                old.clone()
-            } else {
-                Arc::new(old.edited(edits, new))
-            }
-        };
         let row_places = self.edited_places(edits, added)?;
         let (by_place, by_domain) = if Arc::ptr_eq(&row_places, &self.row_places) {
             (self.by_place.clone(), self.by_domain.clone())
@@ -460,12 +452,12 @@ impl InstanceIndex {
             index_numbers,
             groups,
             group_rows,
-            id: column(&self.id, &added.id),
-            num_id: column(&self.num_id, &added.num_id),
-            az: column(&self.az, &added.az),
-            az_id: column(&self.az_id, &added.az_id),
-            network_id: column(&self.network_id, &added.network_id),
-            agent_id: column(&self.agent_id, &added.agent_id),
+            id: edited_column(edits, &self.id, &added.id),
+            num_id: edited_column(edits, &self.num_id, &added.num_id),
+            az: edited_column(edits, &self.az, &added.az),
+            az_id: edited_column(edits, &self.az_id, &added.az_id),
+            network_id: edited_column(edits, &self.network_id, &added.network_id),
+            agent_id: edited_column(edits, &self.agent_id, &added.agent_id),
             by_index,
             by_group,
             predecessor: Some(Predecessor::of(self, edits)),
@@ -475,12 +467,12 @@ impl InstanceIndex {
     /// Returns the places of the rows after edits; `None` unless exactly the same places occur, first in the
     /// same order.
     fn edited_places(&self, edits: &Edits, added: &Self) -> Option<Arc<[PlaceNumber]>> {
-        let new: Vec<PlaceNumber> = (0..added.len() as Row)
-            .map(|row: Row| {
-                let [names @ .., domain] = added.whole_place_texts(row).map(str::as_bytes);
-                self.places.named(names, self.domains.find(domain)?)
-            })
-            .collect::<Option<_>>()?;
+        let mut new = Vec::with_capacity(added.len());
+        for row in 0..added.len() as Row {
+            let [names @ .., domain] = added.whole_place_texts(row).map(str::as_bytes);
+            let domain = self.domains.find(domain)?;
+            new.push(self.places.named(names, domain)?);
+        }
         let place = edits.apply(&self.row_places, &new);
         if Arc::ptr_eq(&place, &self.row_places) {
             return Some(place);
@@ -500,14 +492,7 @@ impl InstanceIndex {
         edits: &Edits,
         added: &Self,
     ) -> (Arc<Dictionary>, Arc<GroupRows>, Arc<Postings>) {
-        let texts = |index: &Self, row: usize| -> SmallVec<[String; 4]> {
-            index
-                .groups_of(row as Row)
-                .iter()
-                .map(|&group| index.groups.text(group).to_owned())
-                .collect()
-        };
-        if edits.replace_all(|(row, new)| texts(self, row) == texts(added, new)) {
+        if edits.replace_all(|(row, new)| self.has_groups_of(row as Row, added, new as Row)) {
             return (
                 self.groups.clone(),
                 self.group_rows.clone(),
@@ -543,6 +528,25 @@ impl InstanceIndex {
         };
         let postings = group_rows.postings(groups.len());
         (Arc::new(groups), Arc::new(group_rows), Arc::new(postings))
+    }
+
+    fn has_groups_of(&self, row: Row, other: &Self, other_row: Row) -> bool {
+        let groups = self.groups_of(row);
+        let others = other.groups_of(other_row);
+        let mut pairs = groups.iter().zip(others);
+        groups.len() == others.len()
+            && pairs.all(|(&one, &another)| self.groups.text(one) == other.groups.text(another))
+    }
+}
+
+/// Returns a column after edits: the old one if no value of it changed.
+fn edited_column(edits: &Edits, old: &Arc<Column>, new: &Column) -> Arc<Column> {
+    let is_same =
+        edits.replace_all(|(row, new_row)| old.text(row as Row) == new.text(new_row as Row));
+    if is_same {
+        old.clone()
+    } else {
+        Arc::new(old.edited(edits, new))
     }
 }
 
@@ -608,16 +612,11 @@ impl PlacesBuilder {
             list,
             numbers,
         } = self;
-        let by = |symbols: usize, symbol: fn(&Place) -> Symbol| {
-            let pairs = list.iter().enumerate();
-            Postings::new(
-                symbols,
-                pairs.map(move |(number, place)| (symbol(place), number as PlaceNumber)),
-            )
-        };
         Places {
-            by_instance_group: by(instance_groups.len(), |place| place.instance_group),
-            by_deployment: by(deployments.len(), |place| place.deployment),
+            by_instance_group: postings_by(&list, instance_groups.len(), |place| {
+                place.instance_group
+            }),
+            by_deployment: postings_by(&list, deployments.len(), |place| place.deployment),
             instance_groups,
             networks,
             deployments,
@@ -625,6 +624,14 @@ impl PlacesBuilder {
             numbers,
         }
     }
+}
+
+fn postings_by(list: &[Place], symbols: usize, symbol: fn(&Place) -> Symbol) -> Postings {
+    let pairs = list.iter().enumerate();
+    Postings::new(
+        symbols,
+        pairs.map(move |(number, place)| (symbol(place), number as PlaceNumber)),
+    )
 }
 
 /// All places of the fleet, searchable by names and patterns.
@@ -680,7 +687,7 @@ impl Places {
         domain: Symbol,
         patterns: &[Pattern<'_>; 3],
     ) -> SmallVec<[PlaceNumber; 4]> {
-        let [instance_group, network, deployment] = patterns;
+        let [instance_group, _, deployment] = patterns;
         if let [
             Pattern::Exact(instance_group),
             Pattern::Exact(network),
@@ -702,24 +709,34 @@ impl Places {
             (Some(one), Some(other)) => Some(if other.len() < one.len() { other } else { one }),
             (one, other) => one.or(other),
         };
-        let fits = |number: &PlaceNumber| {
-            let place = self.get(*number);
-            place.domain == domain
-                && instance_group.fits(self.instance_groups.text(place.instance_group).as_bytes())
-                && network.fits(self.networks.text(place.network).as_bytes())
-                && deployment.fits(self.deployments.text(place.deployment).as_bytes())
-        };
-        let mut found: SmallVec<[PlaceNumber; 4]> = match candidates {
-            Some(Candidates { symbols, postings }) => symbols
-                .iter()
-                .flat_map(|&symbol| postings.rows(symbol))
-                .copied()
-                .filter(fits)
-                .collect(),
-            None => (0..self.list.len() as PlaceNumber).filter(fits).collect(),
-        };
+        let mut found = SmallVec::new();
+        match candidates {
+            Some(Candidates { symbols, postings }) => {
+                for &number in symbols.iter().flat_map(|&symbol| postings.rows(symbol)) {
+                    if self.fits(number, domain, patterns) {
+                        found.push(number);
+                    }
+                }
+            }
+            None => {
+                for number in 0..self.list.len() as PlaceNumber {
+                    if self.fits(number, domain, patterns) {
+                        found.push(number);
+                    }
+                }
+            }
+        }
         found.sort_unstable();
         found
+    }
+
+    fn fits(&self, number: PlaceNumber, domain: Symbol, patterns: &[Pattern<'_>; 3]) -> bool {
+        let [instance_group, network, deployment] = patterns;
+        let place = self.get(number);
+        place.domain == domain
+            && instance_group.fits(self.instance_groups.text(place.instance_group).as_bytes())
+            && network.fits(self.networks.text(place.network).as_bytes())
+            && deployment.fits(self.deployments.text(place.deployment).as_bytes())
     }
 }
 

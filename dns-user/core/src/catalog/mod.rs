@@ -327,15 +327,15 @@ impl Pairs {
         for piece in edits.pieces() {
             match piece {
                 Piece::Kept(run) => {
-                    list.extend(self.list[run.clone()].iter().map(|&(address, name)| {
+                    for &(address, name) in &self.list[run.clone()] {
                         let name = match name {
                             PairName::LongForm(row) => renamed.name(row, &mut others),
                             PairName::Other(symbol) => {
                                 PairName::Other(others.intern(self.others.text(symbol)))
                             }
                         };
-                        (address, name)
-                    }))
+                        list.push((address, name));
+                    }
                 }
                 Piece::Added(number) => {
                     let (address, text) = &added[*number];
@@ -352,16 +352,16 @@ impl Pairs {
         } else if !edits.is_empty() {
             order.retain(|&position| edits.removed().binary_search(&(position as usize)).is_err());
         }
-        let key = |position: u32| (list[position as usize].0, position);
         let added = edits.added().map(|(position, _)| position as u32);
         if edits.count() <= Self::MAX_INSERTED {
             for position in added {
-                let place = order.partition_point(|&other| key(other) < key(position));
+                let key = (list[position as usize].0, position);
+                let place = order.partition_point(|&other| (list[other as usize].0, other) < key);
                 order.insert(place, position);
             }
         } else {
             order.extend(added);
-            order.sort_by_key(|&position| key(position));
+            order.sort_by_key(|&position| (list[position as usize].0, position));
         }
         Self {
             list: list.into(),
@@ -376,13 +376,12 @@ impl Pairs {
         instances: &'a InstanceIndex,
         address: IpAddr,
     ) -> impl Iterator<Item = Cow<'a, str>> {
-        let pairs = |&position: &u32| self.list[position as usize];
         let start = self
             .order
-            .partition_point(|position| pairs(position).0 < address);
+            .partition_point(|&position| self.list[position as usize].0 < address);
         let pairs = self.order[start..]
             .iter()
-            .map(pairs)
+            .map(|&position| self.list[position as usize])
             .take_while(move |&(other, _)| other == address);
         pairs.map(|(_, name)| match name {
             PairName::LongForm(row) => Cow::Owned(instances.long_form(row)),
@@ -457,8 +456,7 @@ struct Reverse {
 }
 
 impl Reverse {
-    /// Indexes the pairs of the records and the aliases of the files, except aliases `_.x`
-    /// (observed).
+    /// Indexes the pairs of the records and the aliases of the files.
     fn new(pairs: Arc<Pairs>, files: &AliasFiles) -> Self {
         let mut reverse = Self {
             pairs,
@@ -481,6 +479,7 @@ impl Reverse {
                             .or_default()
                             .push(name.clone());
                     }
+                    // bosh-dns answers no reverse query with an alias `_.x` (observed).
                     FileTarget::Label(_) => {}
                 }
             }

@@ -161,22 +161,21 @@ impl<'de> Visitor<'de> for File {
                 }
                 "records" => {
                     let pairs: Option<Vec<Pair>> = map.next_value()?;
-                    self.pairs = pairs
-                        .into_iter()
-                        .flatten()
-                        .filter_map(|pair| pair.0)
-                        .collect();
+                    self.pairs.clear();
+                    for Pair(pair) in pairs.into_iter().flatten() {
+                        self.pairs.extend(pair);
+                    }
                 }
                 "aliases" => {
                     let Entries(aliases): Entries<Option<Vec<AliasDefinition>>> =
                         map.next_value()?;
                     match aliases {
                         None => self.aliases.clear(),
-                        Some(aliases) => self.aliases.extend(
-                            aliases
-                                .into_iter()
-                                .map(|(name, list)| (name, list.unwrap_or_default())),
-                        ),
+                        Some(aliases) => {
+                            for (name, list) in aliases {
+                                self.aliases.push((name, list.unwrap_or_default()));
+                            }
+                        }
                     }
                 }
                 "version" => self.version = map.next_value()?,

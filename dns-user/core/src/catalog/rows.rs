@@ -72,21 +72,26 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Assigns each column its kind. If a name occurs twice, its last column counts (observed).
+    /// Assigns each column its kind.
     pub(super) fn new(keys: &[String]) -> Self {
-        let kinds: Vec<ColumnKind> = keys
-            .iter()
-            .enumerate()
-            .map(|(position, key)| match keys[position + 1..].contains(key) {
-                true => ColumnKind::Ignored,
-                false => ColumnKind::of(key),
-            })
-            .collect();
-        let has = |kind| kinds.contains(&kind);
-        let missing = (0..REQUIRED.len()).find(|&place| !has(ColumnKind::Required(place)));
+        let mut kinds = Vec::with_capacity(keys.len());
+        for (position, key) in keys.iter().enumerate() {
+            // If a name occurs twice, its last column counts (observed).
+            kinds.push(if keys[position + 1..].contains(key) {
+                ColumnKind::Ignored
+            } else {
+                ColumnKind::of(key)
+            });
+        }
+        let mut missing = None;
+        for (place, name) in REQUIRED.iter().enumerate().rev() {
+            if !kinds.contains(&ColumnKind::Required(place)) {
+                missing = Some(*name);
+            }
+        }
         Self {
-            missing: missing.map(|place| REQUIRED[place]),
-            has_index: has(ColumnKind::Index),
+            missing,
+            has_index: kinds.contains(&ColumnKind::Index),
             kinds,
         }
     }
@@ -94,14 +99,18 @@ impl Columns {
 
 impl ColumnKind {
     fn of(key: &str) -> Self {
-        let place = |names: &[&str]| names.iter().position(|name| *name == key);
-        match key {
-            GROUPS => Self::Groups,
-            INDEX => Self::Index,
-            _ => place(&REQUIRED)
-                .map(Self::Required)
-                .or_else(|| place(&OPTIONAL).map(Self::Optional))
-                .unwrap_or(Self::Ignored),
+        if key == GROUPS {
+            return Self::Groups;
+        }
+        if key == INDEX {
+            return Self::Index;
+        }
+        if let Some(place) = REQUIRED.iter().position(|name| *name == key) {
+            return Self::Required(place);
+        }
+        match OPTIONAL.iter().position(|name| *name == key) {
+            Some(place) => Self::Optional(place),
+            None => Self::Ignored,
         }
     }
 }

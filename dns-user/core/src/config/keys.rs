@@ -277,25 +277,18 @@ fn collect_unknown(
         Json::Object(members) => {
             for (name, value) in members.iter().filter(|(name, _)| !name.starts_with('#')) {
                 let lower = name.to_ascii_lowercase();
-                let join = |path: &str, name: &str| {
-                    if path.is_empty() {
-                        name.to_owned()
-                    } else {
-                        format!("{path}.{name}")
-                    }
-                };
-                let shape = join(shape, &lower);
-                let place = join(place, name);
+                let shape = joined(shape, &lower);
+                let place = joined(place, name);
                 if FOREIGN_OBJECTS.contains(&shape.as_str())
                     || KEYS.iter().any(|key| key.path == shape)
                 {
                     continue;
                 }
-                if KEYS.iter().any(|key: &ConfigKey| {
-                    key.path
-                        .strip_prefix(&shape)
-                        .is_some_and(|rest| rest.starts_with(['.', '[']))
-                }) {
+                let is_above = KEYS.iter().any(|key: &ConfigKey| {
+                    let rest = key.path.strip_prefix(&shape);
+                    rest.is_some_and(|rest| rest.starts_with(['.', '[']))
+                });
+                if is_above {
                     collect_unknown(value, &shape, &place, found);
                 } else {
                     found.push((place, nearest(&shape)));
@@ -316,11 +309,21 @@ fn collect_unknown(
     }
 }
 
+fn joined(path: &str, name: &str) -> String {
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
+}
+
 /// Returns the key most similar to `path` if at most a third of its letters differ.
 fn nearest(path: &str) -> Option<&'static str> {
-    let distance = |key: &&ConfigKey| edit_distance(path, key.path);
-    let best = KEYS.iter().min_by_key(distance)?;
-    (distance(&best) <= best.path.len().div_ceil(4).min(4)).then_some(best.path)
+    let distances = KEYS
+        .iter()
+        .map(|key| (edit_distance(path, key.path), key.path));
+    let (distance, best) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance <= best.len().div_ceil(4).min(4)).then_some(best)
 }
 
 /// Returns the number of insertions, deletions and replacements of bytes that turn `a` into `b`
@@ -456,12 +459,11 @@ pub struct DnstapMessages {
 /// Reads `dnstap`; `None` if it is absent.
 pub(super) fn dnstap(root: &ObjectReader<'_>) -> Result<Option<DnstapConfig>, ConfigError> {
     let object = root.object("dnstap")?;
-    let text = |name| Ok::<_, ConfigError>(object.text(name)?.filter(|text| !text.is_empty()));
-    let socket = text("socket")?;
-    let file = text("file")?;
-    let tcp = text("tcp")?;
-    let identity = text("identity")?.map(str::to_owned);
-    let version = text("version")?.map(str::to_owned);
+    let socket = object.filled("socket")?;
+    let file = object.filled("file")?;
+    let tcp = object.filled("tcp")?;
+    let identity = object.filled("identity")?.map(str::to_owned);
+    let version = object.filled("version")?.map(str::to_owned);
     let messages = messages(&object)?;
     let sample = object.number("sample", 1, 1_000_000)?.unwrap_or(1) as u32;
     let interface_sample = object

@@ -384,7 +384,28 @@ impl Config {
 
 /// Maximum size of a UDP reply by default, as in other DNS servers (RFC 9715, appendix A): forged senders gain little, and
 /// no network with IPv6 fragments it.
-pub const USUAL_MAX_REPLY: u16 = 1232;
+pub const USUAL_MAX_REPLY: u16 = dns_common::UDP_PAYLOAD_SIZE;
+
+/// Returns the configured address followed by the additional ones, without duplicates and without those that a
+/// wildcard of the same family covers: the kernel refuses to bind both.
+pub fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut all = vec![configured];
+    for &address in further {
+        if !all.contains(&address) {
+            all.push(address);
+        }
+    }
+    let wildcards = all.clone();
+    all.retain(|address| {
+        !wildcards.iter().any(|other: &SocketAddr| {
+            other.ip().is_unspecified()
+                && !address.ip().is_unspecified()
+                && other.is_ipv4() == address.is_ipv4()
+                && other.port() == address.port()
+        })
+    });
+    all
+}
 
 /// Returns whether packets to an address come from other networks.
 fn is_routed(address: &SocketAddr) -> bool {

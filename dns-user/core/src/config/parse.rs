@@ -82,13 +82,13 @@ impl Config {
             timeout: root.positive("timeout")?.unwrap_or(Duration::from_secs(5)),
             request_timeout: or_default(root.duration("request_timeout")?, Duration::from_secs(5)),
             recursion: recursion(root)?,
-            records_file: path(root, "records_file")?,
+            records_file: root.path("records_file")?,
             alias_files_glob: pattern(root, "alias_files_glob")?,
             handlers_files_glob: pattern(root, "handlers_files_glob")?,
             addresses_files_glob: pattern(root, "addresses_files_glob")?,
             upcheck_domains: upcheck_domains(root)?,
             internal_upcheck: internal_upcheck(root)?,
-            jobs_dir: path(root, "jobs_dir")?,
+            jobs_dir: root.path("jobs_dir")?,
             logging: logging(root)?,
             control: control(&root.object("control")?)?,
             api: api(
@@ -226,17 +226,10 @@ fn listen(root: &ObjectReader<'_>) -> Result<SocketAddr, ConfigError> {
 }
 
 fn recursion(root: &ObjectReader<'_>) -> Result<RecursionConfig, ConfigError> {
-    let recursors = |name| {
-        let texts = root.texts(name)?.unwrap_or_default();
-        let with_ports = texts
-            .into_iter()
-            .map(|text| with_port(text).map_err(|problem| root.error(name, &problem.to_string())));
-        with_ports.collect::<Result<Vec<String>, _>>()
-    };
     Ok(RecursionConfig {
         disabled: root.boolean("disable_recursors")?.unwrap_or(false),
-        recursors: recursors("recursors")?,
-        excluded: recursors("excluded_recursors")?,
+        recursors: recursors(root, "recursors")?,
+        excluded: recursors(root, "excluded_recursors")?,
         selection: root
             .choice(
                 "recursor_selection",
@@ -262,6 +255,17 @@ fn recursion(root: &ObjectReader<'_>) -> Result<RecursionConfig, ConfigError> {
     })
 }
 
+fn recursors(root: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
+    let mut recursors = Vec::new();
+    for text in root.texts(name)?.unwrap_or_default() {
+        match with_port(text) {
+            Ok(recursor) => recursors.push(recursor),
+            Err(problem) => return Err(root.error(name, &problem.to_string())),
+        }
+    }
+    Ok(recursors)
+}
+
 /// Reads `upcheck_domains`, with or without the final dot.
 fn upcheck_domains(root: &ObjectReader<'_>) -> Result<Vec<Name>, ConfigError> {
     let mut names = Vec::new();
@@ -279,15 +283,16 @@ fn upcheck_domains(root: &ObjectReader<'_>) -> Result<Vec<Name>, ConfigError> {
     Ok(names)
 }
 
-/// Reads `internal_upcheck_domain`. It is only queried if there are other up-checks (observed). A
-/// name without the final dot never resolves in bosh-dns, so it is an error here.
+/// Reads `internal_upcheck_domain`.
 fn internal_upcheck(root: &ObjectReader<'_>) -> Result<Option<Name>, ConfigError> {
     let object = root.object("internal_upcheck_domain")?;
     let text = object.text("dns_query")?.unwrap_or_default();
     let upchecks = root.texts("upcheck_domains")?.unwrap_or_default();
+    // It is only queried if there are other up-checks (observed).
     if !object.boolean("enabled")?.unwrap_or(false) || upchecks.is_empty() {
         return Ok(None);
     }
+    // Without it, the name never resolves in bosh-dns.
     if !text.ends_with('.') {
         return Err(object.error(
             "dns_query",
@@ -340,33 +345,26 @@ fn log_level(reader: &ObjectReader<'_>) -> Result<Option<LogLevel>, ConfigError>
 pub const CONTROL_SOCKET: &str = "/run/bosh-dns-xdp/control.sock";
 
 fn control(object: &ObjectReader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
-    let name = |key| {
-        Ok::<_, ConfigError>(
-            object
-                .text(key)?
-                .filter(|text| !text.is_empty())
-                .map(str::to_owned),
-        )
-    };
-    let user = name("user")?;
-    let group = name("group")?;
+    let user = object.filled("user")?.map(str::to_owned);
+    let group = object.filled("group")?.map(str::to_owned);
     let is_default = !object.has("socket");
     let socket = if is_default {
         Some(PathBuf::from(CONTROL_SOCKET))
     } else {
-        path(object, "socket")?
+        object.path("socket")?
     };
-    match socket {
-        Some(socket) if !socket.is_absolute() => {
-            Err(object.error("socket", "is not an absolute path"))
-        }
-        socket => Ok(socket.map(|socket| ControlConfig {
-            socket,
-            user,
-            group,
-            is_default,
-        })),
+    let Some(socket) = socket else {
+        return Ok(None);
+    };
+    if !socket.is_absolute() {
+        return Err(object.error("socket", "is not an absolute path"));
     }
+    Ok(Some(ControlConfig {
+        socket,
+        user,
+        group,
+        is_default,
+    }))
 }
 
 /// Reads `api`. If a part is missing, the API stays off and DNS works; the warning is omitted if
@@ -432,9 +430,9 @@ pub struct NoFile(pub &'static str);
 
 /// Reads the paths of a certificate's three files, or returns the missing one.
 pub fn tls_files(object: &ObjectReader<'_>) -> Result<Result<TlsFiles, NoFile>, ConfigError> {
-    let certificate = path(object, "certificate_file")?;
-    let private_key = path(object, "private_key_file")?;
-    let ca = path(object, "ca_file")?;
+    let certificate = object.path("certificate_file")?;
+    let private_key = object.path("private_key_file")?;
+    let ca = object.path("ca_file")?;
     Ok(match (certificate, private_key, ca) {
         (Some(certificate), Some(private_key), Some(ca)) => Ok(TlsFiles {
             certificate,
@@ -486,54 +484,37 @@ fn cache(object: &ObjectReader<'_>) -> Result<CacheConfig, ConfigError> {
 }
 
 fn cookies(object: &ObjectReader<'_>) -> Result<CookiesConfig, ConfigError> {
-    let secret = |text: &str| {
-        let digits = |at: usize| {
-            text.get(at..at + 2)
-                .and_then(|digits| u8::from_str_radix(digits, 16).ok())
-        };
-        let bytes: Vec<u8> = (0..text.len()).step_by(2).map_while(digits).collect();
+    let mut secrets = Vec::new();
+    for text in object.texts("secrets")?.unwrap_or_default() {
         // A secret is not repeated in a message.
-        let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        bytes
-            .try_into()
-            .ok()
-            .filter(|_| is_hex && text.len() == 32)
-            .ok_or_else(|| {
-                object.error(
-                    "secrets",
-                    "contains a text other than 32 hexadecimal digits",
-                )
-            })
-    };
-    let secrets = object.texts("secrets")?.unwrap_or_default();
+        let problem = "contains a text other than 32 hexadecimal digits";
+        secrets.push(secret(text).ok_or_else(|| object.error("secrets", problem))?);
+    }
     Ok(CookiesConfig {
         enabled: object.boolean("enabled")?.unwrap_or(false),
-        secrets: secrets.into_iter().map(secret).collect::<Result<_, _>>()?,
+        secrets,
     })
+}
+
+fn secret(text: &str) -> Option<[u8; 16]> {
+    // `from_str_radix` permits a sign.
+    let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !is_hex || text.len() != 32 {
+        return None;
+    }
+    let secret = u128::from_str_radix(text, 16).ok()?;
+    Some(secret.to_be_bytes())
 }
 
 /// Reads `xdp`, the settings of the fast path.
 fn xdp(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, ConfigError> {
     let interfaces = object.texts("interfaces")?;
-    if interfaces
-        .as_ref()
-        .is_some_and(|names| names.iter().any(|name| name.is_empty()))
-    {
-        return Err(object.error(
-            "interfaces",
-            "contains an empty text; expected names and patterns such as \"veth*\"",
-        ));
-    }
     let respect_filters = object.texts("respect_filters")?.unwrap_or_default();
-    for (key, patterns) in [
-        ("interfaces", interfaces.as_deref().unwrap_or_default()),
-        ("respect_filters", &respect_filters),
-    ] {
-        for pattern in patterns {
-            values::check_pattern(pattern)
-                .map_err(|reason| object.error(key, &format!("{pattern:?} {reason}")))?;
-        }
-    }
+    check_patterns(
+        object,
+        interfaces.as_deref().unwrap_or_default(),
+        &respect_filters,
+    )?;
     let config = XdpConfig {
         vlans: object
             .numbers("vlans", 0, 4095)?
@@ -552,22 +533,18 @@ fn xdp(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfi
             .unwrap_or(4 << 20),
         other_types: object.boolean("other_types")?.unwrap_or(true),
         lease: object.positive("lease")?.unwrap_or(Duration::from_secs(10)),
-        bpffs: path(object, "bpffs")?.unwrap_or_else(|| PathBuf::from("/run/bosh-dns-xdp-pins")),
+        bpffs: object
+            .path("bpffs")?
+            .unwrap_or_else(|| PathBuf::from("/run/bosh-dns-xdp-pins")),
         on_stop: object
             .choice(
                 "on_stop",
                 &[("detach", OnStop::Detach), ("keep", OnStop::Keep)],
             )?
             .unwrap_or(OnStop::Detach),
-        user: object
-            .text("user")?
-            .filter(|user| !user.is_empty())
-            .map(str::to_owned),
-        attach_socket: path(object, "attach_socket")?,
-        attach_user: object
-            .text("attach_user")?
-            .filter(|user| !user.is_empty())
-            .map(str::to_owned),
+        user: object.filled("user")?.map(str::to_owned),
+        attach_socket: object.path("attach_socket")?,
+        attach_user: object.filled("attach_user")?.map(str::to_owned),
     };
     if config
         .attach_socket
@@ -580,6 +557,29 @@ fn xdp(object: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfi
         return Err(object.error("lease", "is shorter than a second; expected \"1s\" or more"));
     }
     Ok(config)
+}
+
+fn check_patterns(
+    object: &ObjectReader<'_>,
+    interfaces: &[&str],
+    respect_filters: &[&str],
+) -> Result<(), ConfigError> {
+    if interfaces.contains(&"") {
+        return Err(object.error(
+            "interfaces",
+            "contains an empty text; expected names and patterns such as \"veth*\"",
+        ));
+    }
+    for (key, patterns) in [
+        ("interfaces", interfaces),
+        ("respect_filters", respect_filters),
+    ] {
+        for pattern in patterns {
+            values::check_pattern(pattern)
+                .map_err(|reason| object.error(key, &format!("{pattern:?} {reason}")))?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads `xdp.mode`. The word of a mode that earlier versions had stands for tc, which serves the
@@ -599,14 +599,6 @@ fn hook_mode(
     Ok(object
         .choice("mode", &HookMode::WORDS)?
         .unwrap_or(HookMode::Auto))
-}
-
-/// Reads a path; an empty string counts as absent.
-fn path(object: &ObjectReader<'_>, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
-    Ok(object
-        .text(name)?
-        .filter(|text| !text.is_empty())
-        .map(PathBuf::from))
 }
 
 /// Reads and validates a file pattern.
@@ -647,28 +639,27 @@ pub fn parse_addresses<'a>(
 
 /// Parses one file and returns every error, not just the first.
 fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, Vec<ConfigError>> {
-    let error = |problem: String| vec![ConfigError::of_file(file, problem)];
-    let json = Json::parse(bytes).map_err(|reason| error(format!("is not JSON: {reason}")))?;
+    let json = Json::parse(bytes)
+        .map_err(|reason| vec![ConfigError::of_file(file, format!("is not JSON: {reason}"))])?;
     let list = match json {
         Json::List(_) | Json::Null => json,
         other => {
             let kind = other.kind();
-            return Err(error(format!(
-                "is {kind}; expected a list of {{\"address\": IP, \"port\": number}}"
-            )));
+            let problem =
+                format!("is {kind}; expected a list of {{\"address\": IP, \"port\": number}}");
+            return Err(vec![ConfigError::of_file(file, problem)]);
         }
     };
     // Read through the parent, so that errors name `addresses[3].port`.
     let document = Json::Object(vec![("addresses".to_owned(), list)]);
     let document = ObjectReader::document(file, &document).map_err(|error| vec![error])?;
     document.parse_objects("addresses", |entry| {
-        let missing = |name| entry.error(name, "is missing");
         let address = entry
             .address("address")
-            .and_then(|found| found.ok_or_else(|| missing("address")));
+            .and_then(|found| found.ok_or_else(|| entry.error("address", "is missing")));
         let port = entry
             .port("port")
-            .and_then(|found| found.ok_or_else(|| missing("port")));
+            .and_then(|found| found.ok_or_else(|| entry.error("port", "is missing")));
         match (address, port) {
             (Ok(address), Ok(port)) => Ok(SocketAddr::new(address, port)),
             (address, port) => Err([address.err(), port.err()].into_iter().flatten().collect()),

@@ -1,7 +1,9 @@
 //! Typed access to the members of a configuration object, with errors that contain file, member,
 //! cause and allowed values.
 
-use std::{cell::RefCell, collections::BTreeSet, fmt, net::IpAddr, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell, collections::BTreeSet, fmt, net::IpAddr, path::PathBuf, rc::Rc, time::Duration,
+};
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
@@ -119,6 +121,16 @@ impl<'a> ObjectReader<'a> {
             Some(Json::Bool(value)) => Ok(Some(*value)),
             Some(other) => Err(self.wrong(name, other, "true or false")),
         }
+    }
+
+    /// Returns a text; an empty one counts as absent.
+    pub fn filled(&self, name: &'static str) -> Result<Option<&'a str>, ConfigError> {
+        Ok(self.text(name)?.filter(|text| !text.is_empty()))
+    }
+
+    /// Returns a path; an empty one counts as absent.
+    pub fn path(&self, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+        Ok(self.filled(name)?.map(PathBuf::from))
     }
 
     /// Returns the integer `name` after checking its range.
@@ -258,34 +270,35 @@ impl<'a> ObjectReader<'a> {
     /// Returns the paths of the members of this object that were not requested.
     pub fn unknown(&self) -> Vec<String> {
         let requested = self.requested.borrow();
-        self.members
-            .iter()
+        let mut unknown = Vec::new();
+        for (name, _) in &self.members {
             // Comments, as written by `bosh-dns-xdp config --default`.
-            .filter(|(name, _)| !name.starts_with('#'))
-            .map(|(name, _)| self.path_of(name))
-            .filter(|path| {
-                !requested
-                    .iter()
-                    .any(|known| known.eq_ignore_ascii_case(path))
-            })
-            .collect()
+            if name.starts_with('#') {
+                continue;
+            }
+            let path = self.path_of(name);
+            let mut known = requested.iter();
+            if !known.any(|known| known.eq_ignore_ascii_case(&path)) {
+                unknown.push(path);
+            }
+        }
+        unknown
     }
 
     /// Returns the paths requested in the whole document, except objects and lists of objects.
     pub fn requested_leaves(&self) -> BTreeSet<String> {
         let requested = self.requested.borrow();
-        let inner = |path: &String| {
-            requested.iter().any(|other| {
-                other
-                    .strip_prefix(path.as_str())
-                    .is_some_and(|rest| rest.starts_with(['.', '[']))
-            })
-        };
-        requested
-            .iter()
-            .filter(|path| !inner(path))
-            .cloned()
-            .collect()
+        let mut leaves = BTreeSet::new();
+        for path in requested.iter() {
+            let has_inner = requested.iter().any(|other| {
+                let rest = other.strip_prefix(path.as_str());
+                rest.is_some_and(|rest| rest.starts_with(['.', '[']))
+            });
+            if !has_inner {
+                leaves.insert(path.clone());
+            }
+        }
+        leaves
     }
 
     /// Returns the object at `index` of the list `name`.
@@ -363,13 +376,14 @@ impl Json {
     /// Removes the member at `path`, such as `xdp.mode` or `logging.tags[0].name`, in every
     /// spelling; returns whether there was one.
     pub(super) fn remove(&mut self, path: &str) -> bool {
-        let (first, rest) = path
-            .split_once('.')
-            .map_or((path, None), |(first, rest)| (first, Some(rest)));
-        let (name, index) = match first
+        let (first, rest) = match path.split_once('.') {
+            Some((first, rest)) => (first, Some(rest)),
+            None => (path, None),
+        };
+        let indexed = first
             .strip_suffix(']')
-            .and_then(|text| text.split_once('['))
-        {
+            .and_then(|text| text.split_once('['));
+        let (name, index) = match indexed {
             Some((name, index)) => (name, index.parse::<usize>().ok()),
             None => (first, None),
         };
@@ -377,28 +391,27 @@ impl Json {
             return false;
         };
         let before = members.len();
+        if rest.is_none() && index.is_none() {
+            members.retain(|(member, _)| !member.eq_ignore_ascii_case(name));
+            return members.len() < before;
+        }
         let mut inside = false;
-        match (rest, index) {
-            (None, None) => members.retain(|(member, _)| !member.eq_ignore_ascii_case(name)),
-            _ => {
-                let named = members
-                    .iter_mut()
-                    .filter(|(member, _)| member.eq_ignore_ascii_case(name));
-                for (_, value) in named {
-                    match (value, index) {
-                        // List items have required members, so an invalid one is removed as a
-                        // whole.
-                        (Self::List(items), Some(index)) if index < items.len() => {
-                            items.remove(index);
-                            inside = true;
-                        }
-                        (value, None) => inside |= rest.is_some_and(|rest| value.remove(rest)),
-                        _ => {}
-                    }
+        for (member, value) in members {
+            if !member.eq_ignore_ascii_case(name) {
+                continue;
+            }
+            match (value, index) {
+                // List items have required members, so an invalid one is removed as a
+                // whole.
+                (Self::List(items), Some(index)) if index < items.len() => {
+                    items.remove(index);
+                    inside = true;
                 }
+                (value, None) => inside |= rest.is_some_and(|rest| value.remove(rest)),
+                _ => {}
             }
         }
-        inside || members.len() < before
+        inside
     }
 
     /// Returns the integer if the value is one in this range.

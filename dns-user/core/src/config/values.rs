@@ -279,28 +279,32 @@ pub struct NoRecursor(pub String);
 /// alone is rejected). With `tls://`, the default is port 853, and a name may follow:
 /// `tls://9.9.9.9#dns.quad9.net`.
 pub fn with_port(text: &str) -> Result<String, NoRecursor> {
-    let refused = || NoRecursor(text.to_owned());
+    completed(text).ok_or_else(|| NoRecursor(text.to_owned()))
+}
+
+fn completed(text: &str) -> Option<String> {
     if let Some(tls) = text.strip_prefix("tls://") {
-        let (server, name) = tls
-            .split_once('#')
-            .map_or((tls, None), |(server, name)| (server, Some(name)));
+        let (server, name) = match tls.split_once('#') {
+            Some((server, name)) => (server, Some(name)),
+            None => (tls, None),
+        };
         let server = match server.parse::<IpAddr>() {
             Ok(IpAddr::V4(address)) => format!("{address}:853"),
             _ if is_ipv6(server) => format!("[{server}]:853"),
-            _ => with_port(server).map_err(|_| refused())?,
+            _ => completed(server)?,
         };
         return match name {
-            None => Ok(format!("tls://{server}")),
-            Some(name) if is_host_name(name) => Ok(format!("tls://{server}#{name}")),
-            Some(_) => Err(refused()),
+            None => Some(format!("tls://{server}")),
+            Some(name) if is_host_name(name) => Some(format!("tls://{server}#{name}")),
+            Some(_) => None,
         };
     }
     match text.parse::<IpAddr>() {
-        Ok(IpAddr::V4(address)) => return Ok(format!("{address}:53")),
-        _ if is_ipv6(text) => return Ok(format!("[{text}]:53")),
+        Ok(IpAddr::V4(address)) => return Some(format!("{address}:53")),
+        _ if is_ipv6(text) => return Some(format!("[{text}]:53")),
         _ => {}
     }
-    let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
+    let (host, port) = text.rsplit_once(':')?;
     let bracketed = host
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'));
@@ -308,10 +312,8 @@ pub fn with_port(text: &str) -> Result<String, NoRecursor> {
         Some(host) => is_ipv6(host),
         None => !host.is_empty() && !host.contains([':', '[', ']', '/', ' ']),
     };
-    if !host_is_sound || port.parse::<u16>().map_or(true, |port| port == 0) {
-        return Err(refused());
-    }
-    Ok(text.to_owned())
+    let port_is_sound = port.parse::<u16>().is_ok_and(|port| port != 0);
+    (host_is_sound && port_is_sound).then(|| text.to_owned())
 }
 
 /// Returns whether the text is a host name or an address, as certificates contain them.

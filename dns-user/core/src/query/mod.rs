@@ -179,12 +179,13 @@ impl<'n> Filter<'n> {
 }
 
 impl Strategy {
-    /// Returns the strategy with this number; unknown ones are smart (observed: s2, s01).
+    /// Returns the strategy with this number.
     fn of(number: &[u8]) -> Self {
         match number {
             b"1" => Self::Unhealthy,
             b"3" => Self::Healthy,
             b"4" => Self::All,
+            // Every other text is smart (observed: s2, s01).
             _ => Self::Smart,
         }
     }
@@ -239,9 +240,6 @@ pub(crate) struct Domains {
 
 impl Domains {
     /// Parses the domains.
-    ///
-    /// A domain with capitals makes its names local, but bosh-dns compares lower-cased names with
-    /// the records as written, so nothing matches it (observed): such a domain has no number here.
     pub(crate) fn new<'t>(domains: impl Iterator<Item = (DomainNumber, &'t str)>) -> Self {
         let mut names: HashMap<Name, Option<DomainNumber>, _> = HashMap::default();
         let mut by_number = Vec::new();
@@ -252,6 +250,8 @@ impl Domains {
             };
             let plain = !text.bytes().any(|byte| byte.is_ascii_uppercase());
             let known = names.entry(name.clone()).or_default();
+            // A domain with capitals makes its names local, but bosh-dns compares lower-cased names with
+            // the records as written, so nothing matches it (observed): such a domain has no number here.
             if plain {
                 *known = Some(number);
                 by_number[number as usize] = Some(name);

@@ -119,21 +119,9 @@ pub fn addresses(
         unhealthy: RefCell::default(),
         unchecked: RefCell::default(),
     };
-    let find = |health: &dyn Health| {
-        let found = resolve(snapshot, health, name).ok_or(NoAddresses::Foreign)?;
-        match found.existence {
-            Existence::NoSuchName => return Err(NoAddresses::NoInstance),
-            Existence::Malformed => return Err(NoAddresses::Malformed),
-            Existence::Found => {}
-        }
-        let v4 = found.v4.into_iter().map(IpAddr::V4);
-        Ok(v4
-            .chain(found.v6.into_iter().map(IpAddr::V6))
-            .collect::<BTreeSet<_>>())
-    };
-    let mut addresses = find(&withdrawal)?;
+    let mut addresses = find(snapshot, &withdrawal, name)?;
     if addresses.is_empty() {
-        addresses = find(&AllRunning)?;
+        addresses = find(snapshot, &AllRunning, name)?;
     }
     if addresses.is_empty() {
         return Err(NoAddresses::Filtered);
@@ -143,6 +131,23 @@ pub fn addresses(
         unhealthy: withdrawal.unhealthy.into_inner(),
         unchecked: withdrawal.unchecked.into_inner(),
     })
+}
+
+fn find(
+    snapshot: &Snapshot,
+    health: &dyn Health,
+    name: &Name,
+) -> Result<BTreeSet<IpAddr>, NoAddresses> {
+    let found = resolve(snapshot, health, name).ok_or(NoAddresses::Foreign)?;
+    match found.existence {
+        Existence::NoSuchName => return Err(NoAddresses::NoInstance),
+        Existence::Malformed => return Err(NoAddresses::Malformed),
+        Existence::Found => {}
+    }
+    let mut addresses = BTreeSet::new();
+    addresses.extend(found.v4.into_iter().map(IpAddr::V4));
+    addresses.extend(found.v6.into_iter().map(IpAddr::V6));
+    Ok(addresses)
 }
 
 #[cfg(test)]

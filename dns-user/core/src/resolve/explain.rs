@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Existence, Health, HealthState, resolve, select};
 use crate::{
-    catalog::{InstanceIndex, PlaceholderFilter, Snapshot, Target},
+    catalog::{InstanceIndex, PlaceholderFilter, Row, Snapshot, Target},
     name::Name,
     query::{Filter, Pattern, QueryCriteria, QueryTarget, Strategy},
 };
@@ -78,29 +78,30 @@ pub struct ResultExplanation {
 pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explanation {
     let zone = snapshot.local_zone(name).map(|zone| zone.to_string());
     let (alias, targets) = targets(snapshot, name);
-    let targets = targets
-        .iter()
-        .map(|target| explain_target(snapshot, health, target))
-        .collect();
-    let result = resolve(snapshot, health, name).map(|resolution| ResultExplanation {
-        rcode: match resolution.existence {
-            Existence::Found => "NOERROR",
-            Existence::NoSuchName => "NXDOMAIN",
-            Existence::Malformed => "FORMERR",
-        },
-        tracked: resolution.checks.tracked,
-        synchronous: resolution.checks.synchronous,
-        addresses: {
-            let v4 = resolution.v4.into_iter().map(IpAddr::V4);
-            v4.chain(resolution.v6.into_iter().map(IpAddr::V6))
-                .collect()
-        },
+    let mut explained = Vec::new();
+    for target in targets.iter() {
+        explained.push(explain_target(snapshot, health, target));
+    }
+    let result = resolve(snapshot, health, name).map(|resolution| {
+        let mut addresses = Vec::new();
+        addresses.extend(resolution.v4.into_iter().map(IpAddr::V4));
+        addresses.extend(resolution.v6.into_iter().map(IpAddr::V6));
+        ResultExplanation {
+            rcode: match resolution.existence {
+                Existence::Found => "NOERROR",
+                Existence::NoSuchName => "NXDOMAIN",
+                Existence::Malformed => "FORMERR",
+            },
+            tracked: resolution.checks.tracked,
+            synchronous: resolution.checks.synchronous,
+            addresses,
+        }
     });
     Explanation {
         name: name.to_string(),
         zone,
         alias,
-        targets,
+        targets: explained,
         result,
     }
 }
@@ -158,27 +159,35 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         Strategy::All => "all",
     });
     let kept = matched.healthy(snapshot, health);
-    explained.matches = matched
-        .rows
-        .iter()
-        .map(|&row| {
-            let instance = instances.instance(row);
-            let state = instance
-                .ip
-                .map_or(HealthState::Unknown, |ip| health.state(ip, matched.group));
-            MatchExplanation {
-                id: instance.id.to_owned(),
-                place: format!(
-                    "{}.{}.{}",
-                    instance.instance_group, instance.network, instance.deployment
-                ),
-                ip: instance.ip,
-                health: state.label(),
-                kept: kept.contains(&row),
-            }
-        })
-        .collect();
+    for row in &matched.rows {
+        let mut explanation = explain_match(instances, health, *row, matched.group);
+        explanation.kept = kept.contains(row);
+        explained.matches.push(explanation);
+    }
     explained
+}
+
+fn explain_match(
+    instances: &InstanceIndex,
+    health: &dyn Health,
+    row: Row,
+    group: Option<&str>,
+) -> MatchExplanation {
+    let instance = instances.instance(row);
+    let state = match instance.ip {
+        Some(ip) => health.state(ip, group),
+        None => HealthState::Unknown,
+    };
+    MatchExplanation {
+        id: instance.id.to_owned(),
+        place: format!(
+            "{}.{}.{}",
+            instance.instance_group, instance.network, instance.deployment
+        ),
+        ip: instance.ip,
+        health: state.label(),
+        kept: false,
+    }
 }
 
 fn placeholder_criterion(instances: &InstanceIndex, placeholder: PlaceholderFilter) -> String {

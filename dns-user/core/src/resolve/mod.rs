@@ -287,26 +287,18 @@ impl Matches<'_> {
 
     /// Returns the rows that pass the health filter.
     fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
-        let state = |row: Row| match snapshot.instance_index().addresses[row as usize] {
-            Some(address) => health.state(address, self.group),
-            // An instance without an address cannot be checked.
-            None => HealthState::Unknown,
-        };
-        let keep = |wanted: &dyn Fn(HealthState) -> bool| -> Vec<Row> {
-            self.rows
-                .iter()
-                .copied()
-                .filter(|&row| wanted(state(row)))
-                .collect()
-        };
         match self.strategy {
             Strategy::All => self.rows.clone(),
-            Strategy::Unhealthy => keep(&|state| state == HealthState::Failing),
-            Strategy::Healthy => keep(&|state| state == HealthState::Running),
+            Strategy::Unhealthy => {
+                self.keep(snapshot, health, |state| state == HealthState::Failing)
+            }
+            Strategy::Healthy => self.keep(snapshot, health, |state| state == HealthState::Running),
+            // Returned unconditionally and never checked (observed).
             Strategy::Smart if self.rows.len() <= 1 => self.rows.clone(),
             Strategy::Smart => {
-                let good =
-                    keep(&|state| matches!(state, HealthState::Running | HealthState::Unchecked));
+                let good = self.keep(snapshot, health, |state| {
+                    matches!(state, HealthState::Running | HealthState::Unchecked)
+                });
                 if good.is_empty() {
                     self.rows.clone()
                 } else {
@@ -314,6 +306,27 @@ impl Matches<'_> {
                 }
             }
         }
+    }
+
+    fn keep(
+        &self,
+        snapshot: &Snapshot,
+        health: &dyn Health,
+        is_wanted: impl Fn(HealthState) -> bool,
+    ) -> Vec<Row> {
+        let addresses = &snapshot.instance_index().addresses;
+        let mut kept = Vec::with_capacity(self.rows.len());
+        for &row in &self.rows {
+            let state = match addresses[row as usize] {
+                Some(address) => health.state(address, self.group),
+                // An instance without an address cannot be checked.
+                None => HealthState::Unknown,
+            };
+            if is_wanted(state) {
+                kept.push(row);
+            }
+        }
+        kept
     }
 }
 
@@ -410,19 +423,12 @@ pub(crate) fn select<'f>(
     question: &QueryTarget<'_>,
     placeholder: Option<PlaceholderFilter>,
 ) -> Matches<'f> {
-    let found = |rows: &[Row]| Matches {
-        rows: rows.to_vec(),
-        ..Matches::default()
-    };
-    match question {
-        QueryTarget::Agent(agent) => found(instances.agent_id.rows_with(agent)),
-        QueryTarget::Anywhere(None) => Matches {
-            rows: (0..instances.len() as Row).collect(),
-            ..Matches::default()
-        },
-        QueryTarget::Anywhere(Some(id)) => found(instances.id.rows_with(id)),
+    let rows = match question {
+        QueryTarget::Agent(agent) => instances.agent_id.rows_with(agent).to_vec(),
+        QueryTarget::Anywhere(None) => (0..instances.len() as Row).collect(),
+        QueryTarget::Anywhere(Some(id)) => instances.id.rows_with(id).to_vec(),
         QueryTarget::Within(domain, criteria) => {
-            match Bound::new(instances, *domain, criteria, placeholder) {
+            return match Bound::new(instances, *domain, criteria, placeholder) {
                 None => Matches::default(),
                 Some(bound) => Matches {
                     rows: bound.rows(),
@@ -430,8 +436,12 @@ pub(crate) fn select<'f>(
                     group: bound.group.map(|group| instances.groups.text(group)),
                     synchronous: criteria.filter.synchronous,
                 },
-            }
+            };
         }
+    };
+    Matches {
+        rows,
+        ..Matches::default()
     }
 }
 
@@ -517,24 +527,17 @@ impl<'f> Bound<'f> {
         let mut best: Lists<'f> = [instances.by_domain.rows(self.domain)]
             .into_iter()
             .collect();
-        let mut consider = |lists: Lists<'f>| {
-            let length = |lists: &Lists<'f>| lists.iter().map(|list| list.len()).sum::<usize>();
-            if length(&lists) < length(&best) {
-                best = lists;
-            }
-        };
         if let Some(id) = self.id {
-            consider([instances.id.rows(id)].into_iter().collect());
+            consider(&mut best, [instances.id.rows(id)]);
         }
         if let Some(group) = self.group {
-            consider([instances.by_group.rows(group)].into_iter().collect());
+            consider(&mut best, [instances.by_group.rows(group)]);
         }
         if let Some(places) = &self.places {
+            let places = places.iter();
             consider(
-                places
-                    .iter()
-                    .map(|&place| instances.by_place.rows(place))
-                    .collect(),
+                &mut best,
+                places.map(|&place| instances.by_place.rows(place)),
             );
         }
         for (column, symbols) in [
@@ -543,25 +546,25 @@ impl<'f> Bound<'f> {
             (&instances.network_id, &self.network_ids),
         ] {
             if !symbols.is_empty() {
-                consider(symbols.iter().map(|&symbol| column.rows(symbol)).collect());
+                consider(&mut best, symbols.iter().map(|&symbol| column.rows(symbol)));
             }
         }
         if !self.indexes.is_empty() {
+            let indexes = self.indexes.iter();
             consider(
-                self.indexes
-                    .iter()
-                    .map(|&index| instances.rows_with_index(index))
-                    .collect(),
+                &mut best,
+                indexes.map(|&index| instances.rows_with_index(index)),
             );
         }
-        let of_placeholder = self.placeholder.and_then(|placeholder| match placeholder {
-            PlaceholderFilter::Number(number) => Some(instances.num_id.rows(number)),
-            PlaceholderFilter::Index(index) => Some(instances.rows_with_index(index)),
-            PlaceholderFilter::Zone(zone) => Some(instances.az.rows(zone)),
-            PlaceholderFilter::Network(_) => None,
-        });
-        if let Some(rows) = of_placeholder {
-            consider([rows].into_iter().collect());
+        match self.placeholder {
+            Some(PlaceholderFilter::Number(number)) => {
+                consider(&mut best, [instances.num_id.rows(number)]);
+            }
+            Some(PlaceholderFilter::Index(index)) => {
+                consider(&mut best, [instances.rows_with_index(index)]);
+            }
+            Some(PlaceholderFilter::Zone(zone)) => consider(&mut best, [instances.az.rows(zone)]),
+            Some(PlaceholderFilter::Network(_)) | None => {}
         }
         best
     }
@@ -570,16 +573,15 @@ impl<'f> Bound<'f> {
         let instances = self.instances;
         let index = row as usize;
         let place = instances.place_of(row);
-        let among = |symbols: &[Symbol], symbol| symbols.is_empty() || symbols.contains(&symbol);
         place.domain == self.domain
             && self.id.is_none_or(|id| instances.id.values[index] == id)
             && self
                 .places
                 .as_ref()
                 .is_none_or(|all| all.binary_search(&instances.row_places[index]).is_ok())
-            && among(&self.az_ids, instances.az_id.values[index])
-            && among(&self.num_ids, instances.num_id.values[index])
-            && among(&self.network_ids, instances.network_id.values[index])
+            && is_among(&self.az_ids, instances.az_id.values[index])
+            && is_among(&self.num_ids, instances.num_id.values[index])
+            && is_among(&self.network_ids, instances.network_id.values[index])
             && (self.indexes.is_empty()
                 || instances.indexes[index].is_some_and(|index| self.indexes.contains(&index)))
             && self
@@ -594,6 +596,19 @@ impl<'f> Bound<'f> {
                     PlaceholderFilter::Network(network) => place.network == network,
                 })
     }
+}
+
+/// Replaces the lists by others that are shorter together.
+fn consider<'f>(best: &mut Lists<'f>, lists: impl IntoIterator<Item = &'f [Row]>) {
+    let lists: Lists<'f> = lists.into_iter().collect();
+    let length: usize = lists.iter().map(|list| list.len()).sum();
+    if length < best.iter().map(|list| list.len()).sum() {
+        *best = lists;
+    }
+}
+
+fn is_among(symbols: &[Symbol], symbol: Symbol) -> bool {
+    symbols.is_empty() || symbols.contains(&symbol)
 }
 
 type Lists<'f> = SmallVec<[&'f [Row]; 4]>;

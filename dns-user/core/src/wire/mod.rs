@@ -14,7 +14,7 @@ pub mod reply;
 
 use std::{net::IpAddr, ops::Range};
 
-pub use dns_common::{UDP_PAYLOAD_SIZE, forwarded::remaining_ttl};
+pub use dns_common::{MIN_UDP_SIZE, UDP_PAYLOAD_SIZE, forwarded::remaining_ttl};
 pub use options::{
     EdnsOption, EdnsOptions, ExtendedError, InfoCode, OPTION_CLIENT_SUBNET, OPTION_COOKIE,
     OPTION_EXTENDED_ERROR, OPTION_NSID, OPTION_PADDING, push_option,
@@ -41,10 +41,6 @@ pub const OPT_LEN: usize = 11;
 
 /// Length of the longest reply without records and options: header, question and OPT.
 const MAX_BARE_REPLY: usize = HEADER_LEN + dns_common::name::MAX_NAME_LEN + 4 + OPT_LEN;
-
-/// Maximum size of a UDP reply without EDNS (RFC 1035, section 4.2.1), and the minimum meaning of a
-/// size in an OPT (RFC 6891, section 6.2.3).
-pub const MIN_UDP_SIZE: usize = 512;
 
 /// Maximum payload of a UDP datagram over IPv4: 65,535 less the headers of IP (20) and UDP (8).
 /// IPv6 would allow 20 bytes more.
@@ -353,83 +349,75 @@ pub fn parse_by(transport: Transport, message: &[u8]) -> Parsed<'_> {
     )
 }
 
-/// Parses a message. Rules in this order (observed, except BADVERS, which is RFC 6891, section 6.1.3):
-///
-/// * shorter than a header, or QR set: no reply;
-/// * an opcode other than QUERY: NOTIMP, without the question;
-/// * not exactly one question, more than one answer or authority record, more than two additional
-///   records, or an unparsable or compressed question: FORMERR, without the question;
-/// * an unparsable record, a second OPT (RFC 6891, section 6.1.1) or one whose owner is not the root
-///   (section 6.1.2): FORMERR, with the question;
-/// * an EDNS version above 0: BADVERS.
-///
-/// Trailing bytes are ignored. Settings do not concern the replies to malformed messages.
+/// Parses a message. The rules are bosh-dns's (observed), in this order, except for BADVERS. Trailing bytes are ignored.
+/// Settings do not concern the replies to malformed messages.
 pub fn parse_from<'m>(
     message: &'m [u8],
     from: RequestInfo,
     settings: &ReplySettings,
 ) -> Parsed<'m> {
-    let Some(header) = message.first_chunk::<HEADER_LEN>() else {
+    let Some([id, flags, questions, counts @ ..]) = read_header(message) else {
         return Parsed::Drop;
     };
-    let field = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-    let id = field(0);
-    let flags = field(2);
-    let counts = Counts {
-        answers: field(6),
-        authorities: field(8),
-        additionals: field(10),
-    };
+    // An answer to a response could start a loop of two servers.
     if flags & flag::QR != 0 {
         return Parsed::Drop;
     }
     if flags & flag::OPCODE != 0 {
+        // Without the question (observed).
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::NotImp));
     }
-    if field(4) != 1 || counts.answers > 1 || counts.authorities > 1 || counts.additionals > 2 {
+    let [answers, authorities, additionals] = counts;
+    if questions != 1 || answers > 1 || authorities > 1 || additionals > 2 {
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     }
+    // Nor a compressed question (observed).
     let Some((question, end)) = read_question(message) else {
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     };
-    let RequestInfo { client, transport } = from;
+    let transport = from.transport;
     let mut query = Query {
         message,
         id,
         flags,
         question,
         edns: None,
-        client,
+        client: from.client,
         transport,
         limit: 0,
         reserved: 0,
         echo_client_opt: false,
     };
+    // A second OPT is one too (RFC 6891, section 6.1.1), and one whose owner is not the root (section 6.1.2).
     let Some(opt) = read_records(message, end, counts) else {
-        return Parsed::Reply(empty_reply(
-            &query,
-            ResponseCode::FormErr,
-            ReplyFlags::ERROR,
-        ));
+        let reply = empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR);
+        return Parsed::Reply(reply);
     };
     if let Some(Opt { edns, version }) = opt {
         query.edns = Some(edns);
+        // RFC 6891, section 6.1.3.
         if version != 0 {
-            return Parsed::Reply(empty_reply(
-                &query,
-                ResponseCode::BADVERS,
-                ReplyFlags::ERROR,
-            ));
+            let reply = empty_reply(&query, ResponseCode::BADVERS, ReplyFlags::ERROR);
+            return Parsed::Reply(reply);
         }
     }
-    let most = if transport == Transport::Udp {
-        settings.max_udp_reply
-    } else {
-        MAX_TCP_SIZE
+    let most = match transport {
+        Transport::Udp => settings.max_udp_reply,
+        Transport::Tcp => MAX_TCP_SIZE,
     };
     query.limit = query.client_limit().min(most);
     query.echo_client_opt = settings.echo_client_opt;
     Parsed::Query(query)
+}
+
+/// Reads ID, flags and the numbers of records in the sections.
+fn read_header(message: &[u8]) -> Option<[u16; HEADER_LEN / 2]> {
+    let header = message.first_chunk::<HEADER_LEN>()?;
+    let mut words = [0; HEADER_LEN / 2];
+    for (word, octets) in words.iter_mut().zip(header.as_chunks::<2>().0) {
+        *word = u16::from_be_bytes(*octets);
+    }
+    Some(words)
 }
 
 /// Reads the OPT of a query that has neither a question nor other records, which only asks for a cookie (RFC 7873,
@@ -441,23 +429,10 @@ pub fn opt_without_question(message: &[u8]) -> Option<(Edns, EdnsOptions<'_>)> {
     {
         return None;
     }
-    let counts = Counts {
-        answers: 0,
-        authorities: 0,
-        additionals: 1,
-    };
-    let Opt { edns, version } = read_records(message, HEADER_LEN, counts)??;
+    let Opt { edns, version } = read_records(message, HEADER_LEN, [0, 0, 1])??;
     let (start, end) = edns.options;
     let options = EdnsOptions(message.get(usize::from(start)..usize::from(end))?);
     (version == 0).then_some((edns, options))
-}
-
-/// Record counts of the header by section.
-#[derive(Clone, Copy)]
-struct Counts {
-    answers: u16,
-    authorities: u16,
-    additionals: u16,
 }
 
 /// An OPT whose version is not checked yet.
@@ -496,20 +471,13 @@ fn name_len(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Finds the OPT among the records from `at` on; the outer `None` means that they are unparsable.
-fn read_records(message: &[u8], at: usize, counts: Counts) -> Option<Option<Opt>> {
+/// Finds the OPT among the records from `at` on, so many in each section; the outer `None` means that they are
+/// unparsable.
+fn read_records(message: &[u8], at: usize, counts: [u16; 3]) -> Option<Option<Opt>> {
     match counts {
-        Counts {
-            answers: 0,
-            authorities: 0,
-            additionals: 0,
-        } => Some(None),
+        [0, 0, 0] => Some(None),
         // Nearly every client with EDNS sends an OPT and no other record.
-        Counts {
-            answers: 0,
-            authorities: 0,
-            additionals: 1,
-        } if message.get(at) == Some(&0) => match u16_at(message, at + 1)? {
+        [0, 0, 1] if message.get(at) == Some(&0) => match u16_at(message, at + 1)? {
             TYPE_OPT => Some(Some(read_opt(message, at + 1)?.0)),
             _ => walk_records(message, at, counts),
         },
@@ -555,12 +523,13 @@ fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
 
 /// Like [`read_records`], for everything that a plain query does not contain. The records are
 /// ignored but must be well-formed.
-fn walk_records(message: &[u8], start: usize, counts: Counts) -> Option<Option<Opt>> {
+fn walk_records(message: &[u8], start: usize, counts: [u16; 3]) -> Option<Option<Opt>> {
     let mut decoder = BinDecoder::new(message);
     decoder.read_slice(start).ok()?;
     let mut found = None;
-    let before_additionals = counts.answers + counts.authorities;
-    for number in 0..before_additionals + counts.additionals {
+    let [answers, authorities, additionals] = counts;
+    let before_additionals = answers + authorities;
+    for number in 0..before_additionals + additionals {
         let type_at = skip_name(message, decoder.index())?;
         if u16_at(message, type_at)? == TYPE_OPT {
             let owner = decoder.index();

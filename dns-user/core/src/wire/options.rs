@@ -141,7 +141,10 @@ pub fn push_option(reply: &mut Vec<u8>, limit: usize, code: u16, data: &[&[u8]])
     let length: usize = data.iter().map(|part| part.len()).sum();
     let added = 4 + length;
     let opt_length = end - start - OPT_LEN + added;
-    let (Ok(length), Ok(opt_length)) = (u16::try_from(length), u16::try_from(opt_length)) else {
+    let Ok(opt_length) = u16::try_from(opt_length) else {
+        return false;
+    };
+    let Ok(length) = u16::try_from(length) else {
         return false;
     };
     // Our OPT is the last record, and owned by the root.

@@ -196,18 +196,7 @@ fn write_addresses(
             return;
         }
         out.extend_from_slice(owner);
-        match v4.get(position) {
-            Some(address) => {
-                let mut record = const { record::<{ FIXED_LEN + 4 }>(TYPE_A) };
-                record[FIXED_LEN..].copy_from_slice(&address.octets());
-                out.extend_from_slice(&record);
-            }
-            None => {
-                let mut record = const { record::<{ FIXED_LEN + 16 }>(TYPE_AAAA) };
-                record[FIXED_LEN..].copy_from_slice(&v6[position - v4.len()].octets());
-                out.extend_from_slice(&record);
-            }
-        }
+        push_address(v4, v6, position, out);
         written += 1;
     });
     if written < total {
@@ -216,6 +205,23 @@ fn write_addresses(
     // At most 65,535 bytes with at least 15 bytes per record.
     out[6..8].copy_from_slice(&(written as u16).to_be_bytes());
     write_opt(query, rcode.high(), out);
+}
+
+/// Appends the record behind its owner.
+#[inline]
+fn push_address(v4: &[Ipv4Addr], v6: &[Ipv6Addr], position: usize, out: &mut Vec<u8>) {
+    match v4.get(position) {
+        Some(address) => {
+            let mut record = const { record::<{ FIXED_LEN + 4 }>(TYPE_A) };
+            record[FIXED_LEN..].copy_from_slice(&address.octets());
+            out.extend_from_slice(&record);
+        }
+        None => {
+            let mut record = const { record::<{ FIXED_LEN + 16 }>(TYPE_AAAA) };
+            record[FIXED_LEN..].copy_from_slice(&v6[position - v4.len()].octets());
+            out.extend_from_slice(&record);
+        }
+    }
 }
 
 /// Writes the header, with the copied flags, and the question.
@@ -262,7 +268,10 @@ pub fn opt_record(udp_size: u16, extended_rcode: u8, dnssec_ok: bool) -> [u8; OP
 /// Appends and counts the OPT of a reply to `query`, if the query has one. The reply must end with
 /// its last record and have no OPT.
 pub fn append_opt(query: &Query<'_>, reply: &mut Vec<u8>) {
-    let (Some(opt), Some(count)) = (query.reply_opt(0), u16_at(reply, 10)) else {
+    let Some(opt) = query.reply_opt(0) else {
+        return;
+    };
+    let Some(count) = u16_at(reply, 10) else {
         return;
     };
     reply.extend_from_slice(&opt);
@@ -291,14 +300,9 @@ fn owner_of_answers(query: &Query<'_>) -> &'static [u8] {
 
 //----------- Replies of other servers ------------------------------------------
 
-/// Adapts a complete reply to the client:
-///
-/// * adds an OPT if the query has one and the reply has none (RFC 6891, section 6.1.1); an existing
-///   one stays unchanged;
-/// * above the client's size limit, compresses names, and if that is not enough keeps the records
-///   that fit, in their order, with TC set.
-///
-/// An unparsable reply is passed on if it fits; otherwise the result is SERVFAIL.
+/// Adapts a complete reply to the client. Above the client's size limit, it compresses names, and if that is not
+/// enough keeps the records that fit, in their order, with TC set. An unparsable reply is passed on if it fits;
+/// otherwise the result is SERVFAIL.
 pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>) -> Vec<u8> {
     let limit = query.limit();
     let ours = query.reply_opt(0);
@@ -313,7 +317,9 @@ pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>) -> Vec<u8> {
         };
     };
     let opt = match (layout.opt, ours) {
+        // An existing one stays unchanged.
         (Some((start, end)), _) => reply[start..end].to_vec(),
+        // RFC 6891, section 6.1.1: a query with an OPT has a reply with one.
         (None, Some(opt)) => {
             reply.truncate(layout.end);
             reply.extend_from_slice(&opt);
@@ -343,12 +349,13 @@ fn ends_with_opt(reply: &[u8], opt: &[u8]) -> bool {
 }
 
 /// Re-encodes the message with compressed names in at most `room` bytes, without its OPT; `None` if
-/// hickory cannot parse or encode it. After the first record that does not fit, all others are
-/// dropped, even smaller ones in later sections (observed).
+/// hickory cannot parse or encode it.
 fn compress(message: &[u8], room: usize) -> Option<Vec<u8>> {
     let mut message = Message::from_vec(message).ok()?;
     loop {
         let (bytes, kept) = encode(&message, room)?;
+        // After the first record that does not fit, bosh-dns drops all others, even smaller ones in later sections
+        // (observed).
         if usize::from(kept.answers) < message.answers.len()
             && !(message.authorities.is_empty() && message.additionals.is_empty())
         {
