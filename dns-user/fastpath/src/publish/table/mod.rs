@@ -94,6 +94,10 @@ pub(crate) struct Table {
     listing: Listing,
     /// The remaining work of the current pass over all names.
     pass: Option<Pass>,
+    /// Whether a pass has begun.
+    has_begun: bool,
+    /// Whether the list holds only the first names, as before the first pass has published them.
+    is_list_partial: bool,
     /// Whether newer answers have arrived since the current pass began.
     pub(crate) is_outdated: bool,
     evicted: u64,
@@ -123,6 +127,8 @@ impl Table {
             exchange: Allowance::new(limits.max_names / EXCHANGED_EACH_SECOND, Instant::now()),
             listing: Listing::default(),
             pass: None,
+            has_begun: false,
+            is_list_partial: false,
             is_outdated: false,
             evicted: 0,
             encoded: Encoded::default(),
@@ -238,14 +244,27 @@ impl Table {
 
     fn begin_pass(&mut self) {
         self.is_outdated = false;
+        let mut limit = self.limits.max_precomputed;
+        // Interfaces can answer once the first names are in the map, and making the list of a fleet of
+        // 100,000 instances takes longer than that. So the first pass makes the rest afterwards.
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        if is_first {
+            limit = limit.min(HOTTEST);
+        }
         let answers = self.answers.clone();
         let mut names = answers.published_names();
         let listed: Vec<(u64, Name)> = names
             .by_ref()
-            .take(self.limits.max_precomputed)
+            .take(limit)
             .map(|name| (self.key(&name), name))
             .collect();
-        self.listing = Listing::new(&listed, names.count());
+        self.is_list_partial = is_first && listed.len() == HOTTEST;
+        let beyond = if self.is_list_partial {
+            0
+        } else {
+            names.count()
+        };
+        self.listing = Listing::new(&listed, beyond);
         let known = self.records.iter().map(|(key, _)| key).collect();
         self.pass = Some(Pass::new(known, listed));
     }
@@ -288,8 +307,12 @@ impl Table {
     }
 
     /// Continues the current pass, approximately until `until`. Returns `true` once it has ended;
-    /// if newer answers were waiting, the next pass has begun by then.
+    /// if newer answers were waiting, the next pass has begun by then. The first pass stops once
+    /// between its first names and the list of all.
     pub(crate) fn go_on(&mut self, until: Instant) -> bool {
+        if self.is_list_partial && self.pass.as_ref().is_some_and(Pass::is_empty) {
+            self.begin_pass();
+        }
         let Some(mut pass) = self.pass.take() else {
             return false;
         };
@@ -298,6 +321,10 @@ impl Table {
                 match pass.next() {
                     Some(Step::Reconsider(key)) => self.reconsider(key),
                     Some(Step::Publish(key, name)) => self.publish_listed(key, &name),
+                    None if self.is_list_partial => {
+                        self.pass = Some(pass);
+                        return false;
+                    }
                     None => {
                         if self.is_outdated {
                             self.begin_pass();

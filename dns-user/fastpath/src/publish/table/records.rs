@@ -356,6 +356,10 @@ impl Pass {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.listed.is_empty()
+    }
+
     /// Adds names before all others.
     pub(super) fn add_first(&mut self, known: Vec<u64>, listed: Vec<(u64, Name)>) {
         known

@@ -5,7 +5,7 @@ mod reloads;
 
 use std::{
     net::Ipv4Addr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
@@ -569,6 +569,57 @@ fn colliding_names(seed: u64) -> (Name, Name) {
             );
         }
     }
+}
+
+/// A long list, which counts the names that were asked of it.
+struct LongList {
+    listed: AtomicUsize,
+}
+
+impl LongList {
+    const LEN: usize = 3 * HOTTEST;
+}
+
+impl NameSource for LongList {
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+        Box::new((0..Self::LEN).map(|number| {
+            self.listed.fetch_add(1, Ordering::Relaxed);
+            name(&format!("n{number}.bosh"))
+        }))
+    }
+
+    fn resolve(&self, health: &dyn Health, asked: &Name) -> Option<Resolution> {
+        Fixed::default()
+            .with(&asked.to_string(), true, &[1])
+            .resolve(health, asked)
+    }
+}
+
+#[test]
+fn first_names_do_not_wait_for_the_list() {
+    let mut bench = Machine::new(2 * LongList::LEN, 4, 2);
+    let source = Arc::new(LongList {
+        listed: AtomicUsize::new(0),
+    });
+    let hour = Duration::from_secs(3600);
+    bench.table.install(source.clone(), &mut || {});
+    assert!(!bench.table.go_on(Instant::now() + hour));
+    // The caller attaches programs now.
+    assert_eq!(source.listed.load(Ordering::Relaxed), HOTTEST);
+    assert_eq!(bench.table.status().published, HOTTEST);
+    // A query meanwhile for a name that comes later.
+    bench.learn(&format!("n{}.bosh", LongList::LEN - 1));
+    assert!(bench.table.go_on(Instant::now() + hour));
+    bench.check();
+    let status = bench.table.status();
+    assert_eq!((status.published, status.learned), (LongList::LEN, 0));
+    // Later lists are made at once.
+    bench.table.renew(source.clone(), &mut || {});
+    assert!(bench.table.go_on(Instant::now() + hour));
+    assert_eq!(
+        source.listed.load(Ordering::Relaxed),
+        HOTTEST + 2 * LongList::LEN
+    );
 }
 
 #[test]
