@@ -31,11 +31,46 @@ const KEY_LIMIT: Duration = Duration::from_secs(600);
 /// Validity of the certificates.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
+/// Renews until there were `wanted` renewals, and prints what they took.
+fn renew(rotator: &mut Rotator, mut now: SystemTime, wanted: u64) -> Result<()> {
+    let used = cpu()?;
+    let keys = rotator.pool.used();
+    let begun = Instant::now();
+    let mut shown = 0;
+    loop {
+        // The status is built seldom, because it lists all identities.
+        for _ in 0..100 {
+            match rotator.step(now) {
+                // Keys are generated in real time.
+                Next::Key => drop(rotator.pool.wait(1, KEY_LIMIT)),
+                Next::At(at) if at > now => {
+                    now = rotator.next_renewal().map_or(at, |next| next.max(at));
+                }
+                Next::At(_) => {}
+            }
+        }
+        let done = rotator.status(now).renewals;
+        if done >= wanted || done >= shown + wanted / 20 {
+            shown = done;
+            let all = cpu()? - used;
+            let keys = rotator.pool.used() - keys;
+            println!(
+                "{done} of {wanted} renewals: {all:.2?} of CPU, {:.3} times the {keys:.2?} of the keys, within \
+                 {:.2?}",
+                all.as_secs_f64() / keys.as_secs_f64(),
+                begun.elapsed()
+            );
+        }
+        if done >= wanted {
+            return Ok(());
+        }
+    }
+}
 fn main() -> Result<()> {
     // A tmpfs, as in production.
     let folder = tempfile::tempdir_in("/dev/shm")?;
     let ca = write_authority(folder.path())?;
-    let mut now = SystemTime::now();
+    let now = SystemTime::now();
     let settings = RotatorSettings {
         folder: folder.path().join("identities"),
         validity: DAY,
@@ -67,53 +102,21 @@ fn main() -> Result<()> {
         cpu()? - used
     );
 
+    renew(&mut rotator, now, u64::try_from(count)? * u64::from(CYCLES))?;
+    time_of_keys(KeyType::Rsa2048, "RSA-2048")?;
+    time_of_keys(KeyType::Rsa3072, "RSA-3072")
+}
+
+fn time_of_keys(kind: KeyType, name: &str) -> Result<()> {
+    const KEYS: u32 = 20;
     let used = cpu()?;
-    let keys = rotator.pool.used();
-    let begun = Instant::now();
-    let wanted = u64::try_from(count)? * u64::from(CYCLES);
-    let mut shown = 0;
-    loop {
-        // The status is built seldom, because it lists all identities.
-        for _ in 0..100 {
-            match rotator.step(now) {
-                // Keys are generated in real time.
-                Next::Key => drop(rotator.pool.wait(1, KEY_LIMIT)),
-                Next::At(at) if at > now => {
-                    now = rotator.next_renewal().map_or(at, |next| next.max(at));
-                }
-                Next::At(_) => {}
-            }
-        }
-        let done = rotator.status(now).renewals;
-        if done >= wanted || done >= shown + wanted / 20 {
-            shown = done;
-            let all = cpu()? - used;
-            let keys = rotator.pool.used() - keys;
-            println!(
-                "{done} of {wanted} renewals: {all:.2?} of CPU, {:.3} times the {keys:.2?} of the keys, within \
-                 {:.2?}",
-                all.as_secs_f64() / keys.as_secs_f64(),
-                begun.elapsed()
-            );
-        }
-        if done >= wanted {
-            break;
-        }
+    for _ in 0..KEYS {
+        PrivateKey::generate(kind)?;
     }
-    for (kind, name) in [
-        (KeyType::Rsa2048, "RSA-2048"),
-        (KeyType::Rsa3072, "RSA-3072"),
-    ] {
-        const KEYS: u32 = 20;
-        let used = cpu()?;
-        for _ in 0..KEYS {
-            PrivateKey::generate(kind)?;
-        }
-        println!(
-            "one {name} key: {:.2?} of CPU, mean of {KEYS}",
-            (cpu()? - used) / KEYS
-        );
-    }
+    println!(
+        "one {name} key: {:.2?} of CPU, mean of {KEYS}",
+        (cpu()? - used) / KEYS
+    );
     Ok(())
 }
 

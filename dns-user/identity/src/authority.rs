@@ -11,6 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use anyhow::Context as _;
 use aws_lc_rs::digest;
 use dns_kit::{
     files::{FileStamp, bounded},
@@ -184,35 +185,28 @@ impl Authority {
         };
         authority
             .try_out(now)
-            .map_err(|problem| vec![Fault::Refused(problem)])?;
+            .map_err(|problem| vec![Fault::Refused(problem.to_string())])?;
         Ok(authority)
     }
 
     /// Issues a leaf and verifies it as a peer would, to find faults that `inspect` does not cover.
-    fn try_out(&self, now: SystemTime) -> Result<(), String> {
-        let text = |error: &dyn fmt::Display| error.to_string();
-        let key = PrivateKey::generate(KeyType::P256).map_err(|error| text(&error))?;
-        let profile = Profile::new("trial", &[], [], []).map_err(|error| text(&error))?;
+    fn try_out(&self, now: SystemTime) -> anyhow::Result<()> {
+        let key = PrivateKey::generate(KeyType::P256)?;
+        let profile = Profile::new("trial", &[], [], [])?;
         let hour = Validity::starting(now, Duration::from_secs(3600));
-        let issued = self
-            .issue(&profile, key.public_key_info(), hour)
-            .map_err(|error| text(&error))?;
-        let mut chain = certificates(issued.pem.as_bytes()).map_err(|error| text(&error))?;
+        let issued = self.issue(&profile, key.public_key_info(), hour)?;
+        let mut chain = certificates(issued.pem.as_bytes())?;
         let leaf = chain.remove(0);
         let mut roots = RootCertStore::empty();
         // The top certificate is the trust anchor, so that path lengths and usages along the chain
         // are checked.
-        let top = chain.pop().ok_or("no certificate")?;
-        roots.add(top).map_err(|error| text(&error))?;
+        roots.add(chain.pop().context("no certificate")?)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-            .build()
-            .map_err(|error| text(&error))?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
         let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds(now)));
-        verifier
-            .verify_client_cert(&leaf, &chain, now)
-            .map(|_| ())
-            .map_err(|error| text(&error))
+        verifier.verify_client_cert(&leaf, &chain, now)?;
+        Ok(())
     }
 
     /// Issues a certificate that ends with the CA at the latest. It may start before the CA, which no
@@ -345,10 +339,9 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
             Ok(Some((_, usage))) if usage.0.contains(&ANY_EXTENDED_KEY_USAGE) => {}
             _ => faults.push(Fault::ExtendedKeyUsage(number)),
         }
-        faults.extend(
-            unknown_critical(certificate)
-                .map(|oid| Fault::CriticalExtension(number, oid.to_string())),
-        );
+        for oid in unknown_critical(certificate) {
+            faults.push(Fault::CriticalExtension(number, oid.to_string()));
+        }
         let validity = validity(certificate);
         match validity.standing(now) {
             ValidityState::Expired => faults.push(Fault::Expired(number, date(validity.not_after))),
@@ -369,7 +362,7 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
 
 /// Returns the OIDs of critical extensions that not all of OpenSSL, Go and webpki process: a peer must
 /// refuse a chain with an unknown one (RFC 5280, section 4.2).
-fn unknown_critical(certificate: &Certificate) -> impl Iterator<Item = ObjectIdentifier> {
+fn unknown_critical(certificate: &Certificate) -> Vec<ObjectIdentifier> {
     const KNOWN: [ObjectIdentifier; 6] = [
         ID_CE_KEY_USAGE,
         ID_CE_SUBJECT_ALT_NAME,
@@ -378,15 +371,14 @@ fn unknown_critical(certificate: &Certificate) -> impl Iterator<Item = ObjectIde
         ID_CE_CRL_DISTRIBUTION_POINTS,
         ID_CE_EXT_KEY_USAGE,
     ];
-    let extensions = certificate
-        .tbs_certificate()
-        .extensions()
-        .into_iter()
-        .flatten();
-    let critical = extensions.filter(|extension| extension.critical);
-    critical
-        .map(|extension| extension.extn_id)
-        .filter(|oid| !KNOWN.contains(oid))
+    let mut unknown = Vec::new();
+    let extensions = certificate.tbs_certificate().extensions();
+    for extension in extensions.into_iter().flatten() {
+        if extension.critical && !KNOWN.contains(&extension.extn_id) {
+            unknown.push(extension.extn_id);
+        }
+    }
+    unknown
 }
 
 /// Returns whether `certificate` contains the public key of `key`.
@@ -451,27 +443,18 @@ pub type Stamps = [Option<FileStamp>; 2];
 impl CaFiles {
     /// Loads and checks the CA; the error lists every fault with its file.
     pub fn load(&self, now: SystemTime) -> Result<Authority, CaError> {
-        let read = |path: &Path| {
-            bounded::read(path)
-                .map(Zeroizing::new)
-                .map_err(|error| CaError::of(path, format!("{error}; choose a readable PEM file")))
-        };
-        let certificate = read(&self.certificate)?;
-        let key = read(&self.key)?;
+        let certificate = read_pem(&self.certificate)?;
+        let key = read_pem(&self.key)?;
         Authority::parse(&certificate, &key, now).map_err(|faults| {
-            CaError(
-                faults
-                    .iter()
-                    .map(|fault| {
-                        let path = match fault {
-                            Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
-                            _ => &self.certificate,
-                        };
-                        format!("{}: {fault}", path.display())
-                    })
-                    .collect::<Vec<_>>()
-                    .join("\n"),
-            )
+            let mut lines = Vec::new();
+            for fault in faults {
+                let path = match fault {
+                    Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
+                    _ => &self.certificate,
+                };
+                lines.push(format!("{}: {fault}", path.display()));
+            }
+            CaError(lines.join("\n"))
         })
     }
 
@@ -479,4 +462,10 @@ impl CaFiles {
     pub fn stamps(&self) -> Stamps {
         [&self.certificate, &self.key].map(FileStamp::of)
     }
+}
+
+fn read_pem(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
+    bounded::read(path)
+        .map(Zeroizing::new)
+        .map_err(|error| CaError::of(path, format!("{error}; choose a readable PEM file")))
 }

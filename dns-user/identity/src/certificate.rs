@@ -302,26 +302,7 @@ fn write_extensions(writer: DERWriter<'_>, issuer: CertificateIssuer<'_>, profil
                 });
         });
     });
-    let names = construct_der(|writer| {
-        writer.write_sequence(|writer| {
-            for name in &profile.dns_names {
-                writer
-                    .next()
-                    .write_tagged_implicit(Tag::context(2), |writer: DERWriter<'_>| {
-                        writer.write_bytes(name.as_bytes())
-                    });
-            }
-            for address in &profile.addresses {
-                let octets = match address {
-                    IpAddr::V4(address) => address.octets().to_vec(),
-                    IpAddr::V6(address) => address.octets().to_vec(),
-                };
-                writer
-                    .next()
-                    .write_tagged_implicit(Tag::context(7), |writer| writer.write_bytes(&octets));
-            }
-        });
-    });
+    let names = construct_der(|writer| write_names(writer, profile));
     // Identifiers of RFC 5280, section 4.2.1.
     let has_subject = !profile.common_name.is_empty() || !profile.organizational_units.is_empty();
     let extensions = [
@@ -332,9 +313,11 @@ fn write_extensions(writer: DERWriter<'_>, issuer: CertificateIssuer<'_>, profil
     ];
     let has_names = !profile.dns_names.is_empty() || !profile.addresses.is_empty();
     writer.write_sequence(|writer| {
-        for (number, is_critical, value) in
-            extensions.into_iter().filter(|it| it.0 != 17 || has_names)
-        {
+        for (number, is_critical, value) in extensions {
+            // RFC 5280, section 4.2.1.6: the extension has at least one name.
+            if number == 17 && !has_names {
+                continue;
+            }
             writer.next().write_sequence(|writer| {
                 writer
                     .next()
@@ -344,6 +327,28 @@ fn write_extensions(writer: DERWriter<'_>, issuer: CertificateIssuer<'_>, profil
                 }
                 writer.next().write_bytes(&value);
             });
+        }
+    });
+}
+
+fn write_names(writer: DERWriter<'_>, profile: &Profile) {
+    writer.write_sequence(|writer| {
+        // dNSName (2) and iPAddress (7) of GeneralName.
+        for name in &profile.dns_names {
+            writer
+                .next()
+                .write_tagged_implicit(Tag::context(2), |writer: DERWriter<'_>| {
+                    writer.write_bytes(name.as_bytes())
+                });
+        }
+        for address in &profile.addresses {
+            let octets = match address {
+                IpAddr::V4(address) => address.octets().to_vec(),
+                IpAddr::V6(address) => address.octets().to_vec(),
+            };
+            writer
+                .next()
+                .write_tagged_implicit(Tag::context(7), |writer| writer.write_bytes(&octets));
         }
     });
 }

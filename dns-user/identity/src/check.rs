@@ -18,11 +18,12 @@ use dns_kit::{
     files::bounded,
     tls::{Certificate, first_common_name},
 };
+use rustls_pki_types::CertificateDer;
 use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use crate::{
     authority::{CaFiles, certificates, certifies, date, inspect, parse_chain, validity},
-    certificate::ValidityState,
+    certificate::{Validity, ValidityState},
     folder::read_pair,
     keys::PrivateKey,
     schedule::RenewalWindow,
@@ -69,12 +70,20 @@ pub fn authority(files: &CaFiles, now: SystemTime) -> Findings {
 /// Checks a CA certificate without its key.
 pub fn authority_certificate(path: &Path, now: SystemTime) -> Findings {
     let mut found = Findings::default();
-    let parse = || anyhow::Ok(parse_chain(&fs::read(path)?)?);
-    match parse() {
-        Ok((_, parsed)) => inspect(&parsed, now)
-            .iter()
-            .for_each(|fault| found.error(path, fault)),
-        Err(error) => found.error(path, error),
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) => {
+            found.error(path, error);
+            return found;
+        }
+    };
+    match parse_chain(&text) {
+        Ok((_, parsed)) => {
+            for fault in inspect(&parsed, now) {
+                found.error(path, fault);
+            }
+        }
+        Err(fault) => found.error(path, fault),
     }
     found
 }
@@ -104,23 +113,32 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
         }
     }
     let bundle = path.join("ca.crt");
-    let roots = fs::read(&bundle).map_err(|error| error.to_string());
-    match roots.and_then(|text| certificates(&text).map_err(|fault| fault.to_string())) {
+    let text = match fs::read(&bundle) {
+        Ok(text) => text,
+        Err(error) => {
+            found.error(&bundle, error);
+            return found;
+        }
+    };
+    match certificates(&text) {
         Ok(roots) => {
-            let issuer = read_pair(path, "instance")
-                .ok()
-                .and_then(|pair| certificates(pair.certificate.as_bytes()).ok());
-            let issuer = issuer.and_then(|mut chain| (chain.len() > 1).then(|| chain.remove(1)));
-            if issuer.is_some_and(|issuer| !roots.contains(&issuer)) {
+            if issuer(path).is_some_and(|issuer| !roots.contains(&issuer)) {
                 found.error(
                     &bundle,
                     "the CA of the certificate is not in the trust bundle; restart the rotator",
                 );
             }
         }
-        Err(problem) => found.error(&bundle, problem),
+        Err(fault) => found.error(&bundle, fault),
     }
     found
+}
+
+/// Returns the certificate that follows the leaf.
+fn issuer(folder: &Path) -> Option<CertificateDer<'static>> {
+    let pair = read_pair(folder, "instance").ok()?;
+    let chain = certificates(pair.certificate.as_bytes()).ok()?;
+    chain.into_iter().nth(1)
 }
 
 fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
@@ -149,34 +167,7 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
         }
         Ok(_) => {}
     }
-    let valid = validity(&parsed[0]);
-    let window = RenewalWindow::of(valid.length());
-    match valid.standing(now) {
-        ValidityState::Expired => {
-            let ended = date(valid.not_after);
-            found.error(
-                &crt,
-                format!("expired at {ended}; see `status` for the failed renewal"),
-            );
-        }
-        ValidityState::NotYet => {
-            found.error(
-                &crt,
-                format!(
-                    "valid only from {}; check the clock",
-                    date(valid.not_before)
-                ),
-            );
-        }
-        ValidityState::Valid if valid.not_before + window.end < now => {
-            let ends = date(valid.not_after);
-            found.warning(
-                &crt,
-                format!("past its renewal window, expires at {ends}; see `status`"),
-            );
-        }
-        ValidityState::Valid => {}
-    }
+    check_validity(&crt, validity(&parsed[0]), now, found);
     if parsed.len() < 2 {
         found.error(
             &crt,
@@ -197,14 +188,35 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     }
 }
 
+fn check_validity(crt: &Path, valid: Validity, now: SystemTime, found: &mut Findings) {
+    let window = RenewalWindow::of(valid.length());
+    let ends = date(valid.not_after);
+    match valid.standing(now) {
+        ValidityState::Expired => {
+            let problem = format!("expired at {ends}; see `status` for the failed renewal");
+            found.error(crt, problem);
+        }
+        ValidityState::NotYet => {
+            let begins = date(valid.not_before);
+            found.error(crt, format!("valid only from {begins}; check the clock"));
+        }
+        ValidityState::Valid if valid.not_before + window.end < now => {
+            let problem = format!("past its renewal window, expires at {ends}; see `status`");
+            found.warning(crt, problem);
+        }
+        ValidityState::Valid => {}
+    }
+}
+
 /// Returns the names of a certificate that do not resolve in the fleet of a `records.json`.
 pub(crate) fn names(
     certificate: &Path,
     records: &Path,
     aliases: &[PathBuf],
 ) -> anyhow::Result<Vec<String>> {
-    let path = || certificate.display().to_string();
-    let (_, parsed) = parse_chain(&fs::read(certificate).with_context(path)?).with_context(path)?;
+    let path = certificate.display().to_string();
+    let text = fs::read(certificate).with_context(|| path.clone())?;
+    let (_, parsed) = parse_chain(&text).context(path)?;
     let (names, addresses) = subject_names(&parsed[0]);
     let snapshot = snapshot(records, aliases)?;
     Ok(unresolved(&snapshot, &names, &addresses))
@@ -212,18 +224,19 @@ pub(crate) fn names(
 
 /// Reads a fleet's records and aliases.
 pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> anyhow::Result<Snapshot> {
-    let read = |path: &Path| bounded::read(path).with_context(|| path.display().to_string());
     let (parsed, _) =
         Records::parse(&read(records)?).with_context(|| records.display().to_string())?;
-    let files = aliases
-        .iter()
-        .map(|path| Ok((path.display().to_string(), read(path)?)));
-    let files = files.collect::<anyhow::Result<Vec<(String, Vec<u8>)>>>()?;
-    let files = files
-        .iter()
-        .map(|(path, text)| (path.as_str(), text.as_slice()));
-    let (aliases, _) = AliasFiles::parse(files)?;
+    let mut texts = Vec::with_capacity(aliases.len());
+    for path in aliases {
+        texts.push((path.display().to_string(), read(path)?));
+    }
+    let texts = texts.iter().map(|(path, text)| (&**path, &**text));
+    let (aliases, _) = AliasFiles::parse(texts)?;
     Ok(Snapshot::build(parsed, &aliases).0)
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    bounded::read(path).with_context(|| path.display().to_string())
 }
 
 /// Returns the DNS names and addresses among the SANs, and the common name if it looks like a host name.
@@ -262,44 +275,43 @@ fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
 /// Returns the names and addresses that are not in the fleet, each with the remedy. Names outside the fleet's
 /// domains are ignored. A wildcard resolves if `q-s0` in its place does.
 pub fn unresolved(snapshot: &Snapshot, names: &[String], addresses: &[IpAddr]) -> Vec<String> {
-    let mut missing: Vec<String> = names
-        .iter()
-        .filter_map(|name| resolve_name(snapshot, name))
-        .collect();
+    let mut missing = Vec::new();
+    for name in names {
+        missing.extend(resolve_name(snapshot, name));
+    }
     if !addresses.is_empty() {
-        let known: BTreeSet<IpAddr> = snapshot
-            .instances()
-            .filter_map(|instance| instance.ip)
-            .collect();
-        let unknown = addresses
-            .iter()
-            .filter(|address| !address.is_loopback() && !known.contains(address));
-        missing.extend(unknown.map(|address| {
-            format!("{address}: no instance has this address; reissue with the current one")
-        }));
+        let mut known = BTreeSet::new();
+        for instance in snapshot.instances() {
+            known.extend(instance.ip);
+        }
+        for address in addresses {
+            if !address.is_loopback() && !known.contains(address) {
+                missing.push(format!(
+                    "{address}: no instance has this address; reissue with the current one"
+                ));
+            }
+        }
     }
     missing
 }
 
 /// Returns why a name does not resolve; `None` if it does, or is outside the fleet's domains.
 fn resolve_name(snapshot: &Snapshot, text: &str) -> Option<String> {
-    let malformed = || {
-        Some(format!(
-            "{text}: not a valid query of a fleet's domain; correct it"
-        ))
-    };
     let asked = match text.strip_prefix("*.") {
         Some(rest) => format!("q-s0.{rest}"),
         None => text.to_owned(),
     };
-    let Ok(name) = Name::from_text(&asked) else {
-        return malformed();
+    let existence = match Name::from_text(&asked) {
+        Ok(name) => resolve(snapshot, &AllRunning, &name)?.existence,
+        Err(_) => Existence::Malformed,
     };
-    match resolve(snapshot, &AllRunning, &name)?.existence {
+    match existence {
         Existence::Found => None,
         Existence::NoSuchName => Some(format!(
             "{text}: no instance has this name; deploy the group or correct the name"
         )),
-        Existence::Malformed => malformed(),
+        Existence::Malformed => Some(format!(
+            "{text}: not a valid query of a fleet's domain; correct it"
+        )),
     }
 }

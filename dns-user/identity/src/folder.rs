@@ -69,6 +69,24 @@ pub struct Entry<'a> {
     pub secret: bool,
 }
 
+impl<'a> Entry<'a> {
+    pub(crate) fn public(name: &'a str, contents: &'a [u8]) -> Self {
+        Self {
+            name,
+            contents,
+            secret: false,
+        }
+    }
+
+    pub(crate) fn secret(name: &'a str, contents: &'a [u8]) -> Self {
+        Self {
+            name,
+            contents,
+            secret: true,
+        }
+    }
+}
+
 /// A failed change; the current generation stays in use.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {cause}; the current certificate and key stay in use; {}", path.display(), remedy(cause))]
@@ -77,6 +95,15 @@ pub struct FolderError {
     pub path: PathBuf,
     /// The system's error; not a `source`, because the message contains it.
     pub cause: io::Error,
+}
+
+impl FolderError {
+    fn at(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self {
+            path: path.to_owned(),
+            cause,
+        }
+    }
 }
 
 fn remedy(error: &io::Error) -> &'static str {
@@ -137,11 +164,7 @@ impl IdentityFolder {
     /// Replaces all files atomically. After an error, or a kill at any moment, the old generation
     /// is complete and in use.
     pub fn replace(&self, entries: &[Entry<'_>], owner: Option<Owner>) -> Result<(), FolderError> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |cause| FolderError { path, cause }
-        };
-        make_folders(&self.path).map_err(failed(&self.path))?;
+        make_folders(&self.path).map_err(FolderError::at(&self.path))?;
         let before = self.current();
         // Done first, because the space may be needed.
         self.sweep(before.as_deref())?;
@@ -149,19 +172,19 @@ impl IdentityFolder {
             .prefix(GENERATION)
             .permissions(Permissions::from_mode(0o755))
             .tempdir_in(&self.path)
-            .map_err(failed(&self.path))?;
+            .map_err(FolderError::at(&self.path))?;
         for entry in entries {
             // Errors name the path that readers know: the generation's own name differs at every attempt.
             let path = generation.path().join(entry.name);
             let known = self.path.join(entry.name);
-            write(&path, entry, owner).map_err(failed(&known))?;
+            write(&path, entry, owner).map_err(FolderError::at(&known))?;
         }
-        sync(generation.path()).map_err(failed(&self.path))?;
+        sync(generation.path()).map_err(FolderError::at(&self.path))?;
         let name = generation.path().file_name().unwrap_or_default().to_owned();
         self.point(DATA, Path::new(&name))?;
         // The generation is in use from here on and must not be removed on drop.
         let _ = generation.keep();
-        sync(&self.path).map_err(failed(&self.path))?;
+        sync(&self.path).map_err(FolderError::at(&self.path))?;
         let mut names: Vec<&str> = entries.iter().map(|entry| entry.name).collect();
         names.sort_by_key(|name| !name.ends_with(".key"));
         for name in names {
@@ -180,22 +203,16 @@ impl IdentityFolder {
         if self.path.is_dir() {
             self.sweep(self.current().as_deref())?;
         }
-        let changed = |path: &Path| {
-            fs::symlink_metadata(path)
-                .ok()
-                .map(|facts| (facts.ctime(), facts.ctime_nsec()))
-        };
-        let (Some(generation), Some(switched)) = (self.current(), changed(&self.path.join(DATA)))
-        else {
+        let Some(generation) = self.current() else {
             return Ok(());
         };
-        let failed = |cause| FolderError {
-            path: generation.clone(),
-            cause,
+        let Some(switched) = changed(&self.path.join(DATA)) else {
+            return Ok(());
         };
+        let failed = FolderError::at(&generation);
         let mut names = Vec::new();
-        for entry in fs::read_dir(&generation).map_err(failed)? {
-            names.extend(entry.map_err(failed)?.file_name().into_string());
+        for entry in fs::read_dir(&generation).map_err(&failed)? {
+            names.extend(entry.map_err(&failed)?.file_name().into_string());
         }
         names.sort_by_key(|name| !name.ends_with(".key"));
         for name in names {
@@ -215,26 +232,10 @@ impl IdentityFolder {
     ) -> Result<(), FolderError> {
         let joined = pair.joined();
         let entries = [
-            Entry {
-                name: "instance.crt",
-                contents: pair.certificate.as_bytes(),
-                secret: false,
-            },
-            Entry {
-                name: "instance.key",
-                contents: pair.key.as_bytes(),
-                secret: true,
-            },
-            Entry {
-                name: "instance.pem",
-                contents: joined.as_bytes(),
-                secret: true,
-            },
-            Entry {
-                name: "ca.crt",
-                contents: bundle.as_bytes(),
-                secret: false,
-            },
+            Entry::public("instance.crt", pair.certificate.as_bytes()),
+            Entry::secret("instance.key", pair.key.as_bytes()),
+            Entry::secret("instance.pem", joined.as_bytes()),
+            Entry::public("ca.crt", bundle.as_bytes()),
         ];
         self.replace(&entries, owner)
     }
@@ -243,32 +244,26 @@ impl IdentityFolder {
     fn point(&self, name: &str, target: &Path) -> Result<(), FolderError> {
         let next = self.path.join(format!("..{name}{NEXT}"));
         let path = self.path.join(name);
-        let failed = |cause| FolderError {
-            path: path.clone(),
-            cause,
-        };
+        let failed = FolderError::at(&path);
         match fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        symlink(target, &next).map_err(failed)?;
-        fs::rename(&next, &path).map_err(failed)
+        symlink(target, &next).map_err(&failed)?;
+        fs::rename(&next, &path).map_err(&failed)
     }
 
     /// Removes leftovers of earlier changes: generations except the current one, and links that were not
     /// renamed.
     fn sweep(&self, current: Option<&Path>) -> Result<(), FolderError> {
-        let failed = |cause| FolderError {
-            path: self.path.clone(),
-            cause,
-        };
-        for entry in fs::read_dir(&self.path).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
+        let failed = FolderError::at(&self.path);
+        for entry in fs::read_dir(&self.path).map_err(&failed)? {
+            let path = entry.map_err(&failed)?.path();
             let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
             if Some(path.as_path()) != current && name.starts_with(GENERATION) {
-                fs::remove_dir_all(&path).map_err(failed)?;
+                fs::remove_dir_all(&path).map_err(&failed)?;
             } else if name.starts_with("..") && name.ends_with(NEXT) {
-                fs::remove_file(&path).map_err(failed)?;
+                fs::remove_file(&path).map_err(&failed)?;
             }
         }
         Ok(())
@@ -292,10 +287,7 @@ impl IdentityFolder {
 
     /// Removes the folder. A kill in between leaves a hidden folder for the next sweep.
     pub fn destroy(self) -> Result<(), FolderError> {
-        let failed = |cause| FolderError {
-            path: self.path.clone(),
-            cause,
-        };
+        let failed = FolderError::at(&self.path);
         if !fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_dir()) {
             // Nothing of ours is there.
             return Ok(());
@@ -354,31 +346,12 @@ pub fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
 /// reports its end, as after a rename over it; a reader that resolved the path still finds the
 /// content. Without space for a copy, the file stays as it is.
 fn signal_watchers(generation: &Path) {
-    let copy = |path: &Path| {
-        let facts = fs::metadata(path)?;
-        let next = path.with_file_name("..next");
-        let _ = fs::remove_file(&next);
-        let mode = facts.mode() & 0o777;
-        let owner = Owner {
-            uid: facts.uid(),
-            gid: facts.gid(),
-        };
-        let contents = Zeroizing::new(fs::read(path)?);
-        create(
-            &next,
-            &contents,
-            mode,
-            Some(owner).filter(|owner| owner.uid != 0 || owner.gid != 0),
-        )?;
-        fs::rename(&next, path)
+    let Ok(entries) = fs::read_dir(generation) else {
+        return;
     };
-    for path in fs::read_dir(generation)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-    {
-        if let Err(error) = copy(&path) {
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if let Err(error) = replace_by_copy(&path) {
             tracing::debug!(
                 "{}: watchers of the file itself are not signalled: {error}",
                 path.display()
@@ -388,18 +361,33 @@ fn signal_watchers(generation: &Path) {
     }
 }
 
+fn replace_by_copy(path: &Path) -> io::Result<()> {
+    let facts = fs::metadata(path)?;
+    let next = path.with_file_name("..next");
+    let _ = fs::remove_file(&next);
+    let mode = facts.mode() & 0o777;
+    let owner = Owner {
+        uid: facts.uid(),
+        gid: facts.gid(),
+    };
+    let contents = Zeroizing::new(fs::read(path)?);
+    let is_root = owner.uid == 0 && owner.gid == 0;
+    create(&next, &contents, mode, Some(owner).filter(|_| !is_root))?;
+    fs::rename(&next, path)
+}
+
+/// Returns the time of a file's last change, also of its links.
+fn changed(path: &Path) -> Option<(i64, i64)> {
+    let facts = fs::symlink_metadata(path).ok()?;
+    Some((facts.ctime(), facts.ctime_nsec()))
+}
+
 /// Reads a matching pair: `NAME.crt` and `NAME.key` of one generation.
 pub fn read_pair(folder: &Path, name: &str) -> io::Result<Pair> {
     let mut tried = 0;
     loop {
         let data = folder.join(fs::read_link(folder.join(DATA))?);
-        let read = || {
-            Ok::<_, io::Error>(Pair {
-                certificate: fs::read_to_string(data.join(format!("{name}.crt")))?,
-                key: Zeroizing::new(fs::read_to_string(data.join(format!("{name}.key")))?),
-            })
-        };
-        match read() {
+        match read_generation(&data, name) {
             // There were two changes since the link was read, so the generation is gone.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && tried < 10 && !data.exists() =>
@@ -409,6 +397,13 @@ pub fn read_pair(folder: &Path, name: &str) -> io::Result<Pair> {
             other => return other,
         }
     }
+}
+
+fn read_generation(data: &Path, name: &str) -> io::Result<Pair> {
+    Ok(Pair {
+        certificate: fs::read_to_string(data.join(format!("{name}.crt")))?,
+        key: Zeroizing::new(fs::read_to_string(data.join(format!("{name}.key")))?),
+    })
 }
 
 /// Writes a new file, private from its creation if it is secret.

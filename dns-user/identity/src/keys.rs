@@ -14,7 +14,7 @@ use aws_lc_rs::{
     rsa,
     signature::{
         self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair,
-        KeyPair as _, RSA_PKCS1_SHA256,
+        EcdsaSigningAlgorithm, KeyPair as _, RSA_PKCS1_SHA256,
     },
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -100,26 +100,14 @@ impl PrivateKey {
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
         let text = str::from_utf8(text).map_err(|_| KeyError::Damaged)?;
         let (label, der) = first_key_block(text)?;
-        let ecdsa = |sec1: bool| {
-            let read = |algorithm| match sec1 {
-                true => EcdsaKeyPair::from_private_key_der(algorithm, &der),
-                false => EcdsaKeyPair::from_pkcs8(algorithm, &der),
-            };
-            if let Ok(pair) = read(&ECDSA_P256_SHA256_ASN1_SIGNING) {
-                return Ok(AlgorithmPair::P256(pair));
-            }
-            read(&ECDSA_P384_SHA384_ASN1_SIGNING)
-                .map(AlgorithmPair::P384)
-                .map_err(|_| KeyError::Unsupported)
-        };
         let pair = match label {
             "RSA PRIVATE KEY" => {
                 AlgorithmPair::Rsa(rsa::KeyPair::from_der(&der).map_err(|_| KeyError::Unsupported)?)
             }
-            "EC PRIVATE KEY" => ecdsa(true)?,
+            "EC PRIVATE KEY" => ecdsa(&der, EcdsaKeyPair::from_private_key_der)?,
             _ => match rsa::KeyPair::from_pkcs8(&der) {
                 Ok(pair) => AlgorithmPair::Rsa(pair),
-                Err(_) => ecdsa(false)?,
+                Err(_) => ecdsa(&der, EcdsaKeyPair::from_pkcs8)?,
             },
         };
         Self::new(pair)
@@ -185,6 +173,19 @@ impl PrivateKey {
     }
 }
 
+/// Parses a key of one of the curves; `read` knows the form.
+fn ecdsa<E>(
+    der: &[u8],
+    read: fn(&'static EcdsaSigningAlgorithm, &[u8]) -> Result<EcdsaKeyPair, E>,
+) -> Result<AlgorithmPair, KeyError> {
+    if let Ok(pair) = read(&ECDSA_P256_SHA256_ASN1_SIGNING, der) {
+        return Ok(AlgorithmPair::P256(pair));
+    }
+    read(&ECDSA_P384_SHA384_ASN1_SIGNING, der)
+        .map(AlgorithmPair::P384)
+        .map_err(|_| KeyError::Unsupported)
+}
+
 const SHA256_WITH_RSA: &[u64] = &[1, 2, 840, 113549, 1, 1, 11];
 
 /// ecdsa-with-SHA256, RFC 5758.
@@ -244,19 +245,18 @@ pub(crate) fn pem(label: &str, der: &[u8]) -> Zeroizing<String> {
     let mut text = Zeroizing::new(String::with_capacity(
         base64.len() * 65 / 64 + 2 * label.len() + 40,
     ));
-    let mut push = |part: &str| text.push_str(part);
     for part in ["-----BEGIN ", label, "-----\n"] {
-        push(part);
+        text.push_str(part);
     }
     let mut rest = base64.as_str();
     while !rest.is_empty() {
         let (line, after) = rest.split_at(rest.len().min(64));
-        push(line);
-        push("\n");
+        text.push_str(line);
+        text.push('\n');
         rest = after;
     }
     for part in ["-----END ", label, "-----\n"] {
-        push(part);
+        text.push_str(part);
     }
     text
 }
@@ -410,9 +410,8 @@ impl PoolShared {
         loop {
             {
                 let mut state = self.state.lock();
-                let full = |state: &mut PoolState| !state.stopped && state.ready.len() >= self.size;
-                if full(&mut state) {
-                    self.changed.wait_while(&mut state, full);
+                while !state.stopped && state.ready.len() >= self.size {
+                    self.changed.wait(&mut state);
                     window = Window::begin();
                 }
                 if state.stopped {

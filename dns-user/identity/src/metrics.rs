@@ -71,18 +71,22 @@ pub(crate) struct PairState {
 
 /// Returns the families of pairs; each pair has all of them from the start.
 pub(crate) fn of_pairs(pairs: &[PairState]) -> Vec<MetricFamily> {
-    let gauge = |family: Family<Gauge, 1>, value: fn(&PairState) -> u64| {
-        family.of(pairs
-            .iter()
-            .map(|pair| ([pair.guid.as_str()], value(pair) as f64)))
-    };
     let failing = pairs.iter().filter(|pair| pair.failing).count();
     vec![
-        gauge(EXPIRY, |pair| pair.not_after.unwrap_or(0)),
-        gauge(RENEW_BY, |pair| pair.renew_by.unwrap_or(0)),
-        gauge(PAIR_FAILING, |pair| u64::from(pair.failing)),
+        by_pair(EXPIRY, pairs, |pair| pair.not_after.unwrap_or(0)),
+        by_pair(RENEW_BY, pairs, |pair| pair.renew_by.unwrap_or(0)),
+        by_pair(PAIR_FAILING, pairs, |pair| u64::from(pair.failing)),
         FAILING.is(failing as f64),
     ]
+}
+
+fn by_pair(
+    family: Family<Gauge, 1>,
+    pairs: &[PairState],
+    value: fn(&PairState) -> u64,
+) -> MetricFamily {
+    let values = pairs.iter();
+    family.of(values.map(|pair| ([pair.guid.as_str()], value(pair) as f64)))
 }
 
 pub(crate) fn of_rotator(status: &RotatorStatus) -> Vec<MetricFamily> {
@@ -126,12 +130,12 @@ pub(crate) async fn serve(
     address: SocketAddr,
     families: impl Fn() -> Vec<MetricFamily> + Clone + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let sorted = move || {
+    spawn_metrics(address, move || {
         let mut families = families();
         // A family without a metric has no exposition.
         families.retain(|family| !family.get_metric().is_empty());
         families.sort_by(|one, other| one.name().cmp(other.name()));
         families
-    };
-    spawn_metrics(address, sorted).await
+    })
+    .await
 }

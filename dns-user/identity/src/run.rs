@@ -2,6 +2,7 @@
 //! per line, one reply per line.
 
 use std::{
+    fs::File,
     io::{self, BufRead, BufReader, Read, Write},
     net::SocketAddr,
     os::unix::net::{UnixListener, UnixStream},
@@ -16,7 +17,9 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use notify::{RecursiveMode, Watcher};
+use nix::fcntl::Flock;
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use prometheus::proto::MetricFamily;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -134,28 +137,15 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         envoy,
         metrics,
     } = options;
-    let LeafOptions {
-        validity,
-        backdate,
-        key_type,
-    } = leaf;
     let now = SystemTime::now();
-    make_folders(&folder).with_context(|| folder.display().to_string())?;
-    let _lock = lock(&folder)
-        .with_context(|| folder.display().to_string())?
-        .with_context(|| {
-            format!(
-                "{}: another rotator uses this folder; stop it or choose another one",
-                folder.display()
-            )
-        })?;
+    let _lock = lock_folder(&folder)?;
     // Bound before this program's threads start, because the umask changes meanwhile.
     let control = control.as_deref().map(bind_control).transpose()?;
-    let pool = KeyPool::start(key_type, pool).context("key pool")?;
+    let pool = KeyPool::start(leaf.key_type, pool).context("key pool")?;
     let settings = RotatorSettings {
         folder,
-        validity,
-        backdate,
+        validity: leaf.validity,
+        backdate: leaf.backdate,
         envoy,
         also_trust,
         keep_old_ca,
@@ -172,29 +162,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     // Kept alive as long as the rotator.
     let mut _watcher = None;
     if let Some(containers) = &containers {
-        let events = events.clone();
         let pending = pending_rescan.clone();
-        let notified = move |event: notify::Result<notify::Event>| {
-            // Reading the descriptions is also an event, but must not trigger the next read.
-            if event.is_ok_and(|event| event.kind.is_access()) {
-                return;
-            }
-            // One is enough, however many files change while the rotator is busy.
-            if !pending.swap(true, Ordering::AcqRel) {
-                // The rotator may be stopping.
-                let _ = events.send(Event::Rescan);
-            }
-        };
-        let mut watcher = notify::recommended_watcher(notified)?;
-        watcher
-            .watch(containers, RecursiveMode::NonRecursive)
-            .with_context(|| {
-                format!(
-                    "{}: create the folder of descriptions",
-                    containers.display()
-                )
-            })?;
-        _watcher = Some(watcher);
+        _watcher = Some(watch(containers, events.clone(), pending)?);
     }
     if let Some(listener) = control {
         let events = events.clone();
@@ -202,13 +171,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
     if let Some(address) = metrics {
         let events = events.clone();
-        metrics::serve(address, move || {
-            match tokio::task::block_in_place(|| execute(&events, ControlCommand::Status)) {
-                Reply::Status(status) => metrics::of_rotator(&status),
-                Reply::Done | Reply::Error(_) => Vec::new(),
-            }
-        })
-        .await?;
+        metrics::serve(address, move || families(&events)).await?;
     }
     let descriptions = containers.map(Descriptions::new);
     let worker = thread::Builder::new()
@@ -216,20 +179,67 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         .spawn(move || work(rotator, descriptions, &inbox, &pending_rescan))?;
     tracing::info!("rotator started");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-    dns_kit::command_line::until_ended().await;
+    dns_kit::until_ended().await;
     let _ = events.send(Event::Stop);
     worker.join().map_err(|_| anyhow!("the rotator panicked"))
 }
 
+/// Takes the lock of a rotator's folder, which is created if it is missing.
+fn lock_folder(folder: &Path) -> anyhow::Result<Flock<File>> {
+    make_folders(folder).with_context(|| folder.display().to_string())?;
+    lock(folder)
+        .with_context(|| folder.display().to_string())?
+        .with_context(|| {
+            format!(
+                "{}: another rotator uses this folder; stop it or choose another one",
+                folder.display()
+            )
+        })
+}
+
+/// Sends an event whenever the descriptions may have changed.
+fn watch(
+    containers: &Path,
+    events: mpsc::Sender<Event>,
+    pending: Arc<AtomicBool>,
+) -> anyhow::Result<RecommendedWatcher> {
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Reading the descriptions is also an event, but must not trigger the next read.
+        if event.is_ok_and(|event| event.kind.is_access()) {
+            return;
+        }
+        // One is enough, however many files change while the rotator is busy.
+        if !pending.swap(true, Ordering::AcqRel) {
+            // The rotator may be stopping.
+            let _ = events.send(Event::Rescan);
+        }
+    })?;
+    watcher
+        .watch(containers, RecursiveMode::NonRecursive)
+        .with_context(|| {
+            format!(
+                "{}: create the folder of descriptions",
+                containers.display()
+            )
+        })?;
+    Ok(watcher)
+}
+
+fn families(events: &mpsc::Sender<Event>) -> Vec<MetricFamily> {
+    match tokio::task::block_in_place(|| execute(events, ControlCommand::Status)) {
+        Reply::Status(status) => metrics::of_rotator(&status),
+        Reply::Done | Reply::Error(_) => Vec::new(),
+    }
+}
+
 fn execute(events: &mpsc::Sender<Event>, command: ControlCommand) -> Reply {
     let (reply, answer) = mpsc::channel();
-    let sent = events.send(Event::Command(command, reply));
-    let stopped = || Reply::Error("the rotator is stopping".to_owned());
-    if sent.is_err() {
-        stopped()
-    } else {
-        answer.recv().unwrap_or_else(|_| stopped())
+    if events.send(Event::Command(command, reply)).is_ok()
+        && let Ok(reply) = answer.recv()
+    {
+        return reply;
     }
+    Reply::Error("the rotator is stopping".to_owned())
 }
 
 /// Runs the rotator on its thread. Sleeps are short, so that a clock jump is noticed within a second.
@@ -396,7 +406,8 @@ pub fn serve_control(
     execute: impl Fn(ControlCommand) -> Reply + Clone + Send + 'static,
 ) -> io::Result<()> {
     let open = Arc::new(());
-    let accept = move || {
+    let control = thread::Builder::new().name("control".to_owned());
+    control.spawn(move || {
         for stream in listener.incoming() {
             match stream {
                 // Closed at once. Only the owner of the socket can open as many.
@@ -421,11 +432,8 @@ pub fn serve_control(
                 }
             }
         }
-    };
-    thread::Builder::new()
-        .name("control".to_owned())
-        .spawn(accept)
-        .map(|_| ())
+    })?;
+    Ok(())
 }
 
 fn answer(stream: &UnixStream, execute: impl Fn(ControlCommand) -> Reply) -> io::Result<()> {
@@ -450,21 +458,21 @@ fn answer(stream: &UnixStream, execute: impl Fn(ControlCommand) -> Reply) -> io:
 /// Sends one command to a rotator.
 pub fn send_command(path: &Path, command: &ControlCommand) -> anyhow::Result<Reply> {
     let place = path.display();
-    let exchange = || {
-        let mut stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(MAX_WAIT))?;
-        stream.set_write_timeout(Some(TIMEOUT))?;
-        let mut text = serde_json::to_string(command)?;
-        text.push('\n');
-        stream.write_all(text.as_bytes())?;
-        let mut line = String::new();
-        BufReader::new(stream.take(MAX_REPLY)).read_line(&mut line)?;
-        Ok(line)
-    };
-    let line = exchange().map_err(|error: io::Error| {
-        anyhow!("{place}: {error}; is `bosh-dns-identity run` running?")
-    })?;
+    let line = exchange(path, command)
+        .map_err(|error| anyhow!("{place}: {error}; is `bosh-dns-identity run` running?"))?;
     serde_json::from_str(&line).map_err(|error| anyhow!("{place}: cannot parse the reply: {error}"))
+}
+
+fn exchange(path: &Path, command: &ControlCommand) -> io::Result<String> {
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(MAX_WAIT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let mut text = serde_json::to_string(command)?;
+    text.push('\n');
+    stream.write_all(text.as_bytes())?;
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_REPLY)).read_line(&mut line)?;
+    Ok(line)
 }
 
 #[cfg(test)]

@@ -110,12 +110,9 @@ impl Link {
                 domain,
                 ids,
             } => {
-                let label = |what, name: &String| {
-                    canonical(name).map_err(|cause| anyhow!("{what} {name:?}: {cause}; rename it"))
-                };
-                let instance_group = label("instance group", instance_group)?;
-                let network = label("network", network)?;
-                let deployment = label("deployment", deployment)?;
+                let instance_group = canonical_label("instance group", instance_group)?;
+                let network = canonical_label("network", network)?;
+                let deployment = canonical_label("deployment", deployment)?;
                 let group = match ids {
                     Some(ids) => AddressGroup::Id(ids.group.to_string()),
                     None => AddressGroup::Names {
@@ -143,6 +140,10 @@ impl Link {
             }
         }
     }
+}
+
+fn canonical_label(what: &str, name: &str) -> anyhow::Result<String> {
+    canonical(name).map_err(|cause| anyhow!("{what} {name:?}: {cause}; rename it"))
 }
 
 impl Names {
@@ -226,44 +227,45 @@ pub fn variables(text: &str, domain: &str, find_ids: FindIds<'_>) -> anyhow::Res
     let manifest: Value = serde_saphyr::from_str(text).map_err(|error| anyhow!("{error}"))?;
     let mut all = Vec::new();
     for variable in list(&manifest["variables"]) {
-        let name = variable["name"]
-            .as_str()
-            .unwrap_or("(without a name)")
-            .to_owned();
-        let failed = |problem: anyhow::Error| anyhow!("variable {name}: {problem}");
-        let consumes = variable["consumes"].as_object();
-        let kind = variable["type"].as_str().unwrap_or_default();
-        if kind != "certificate" {
-            if consumes.is_some() {
-                let problem = anyhow!(
-                    "variable of type {kind:?} cannot consume links; only type certificate can"
-                );
-                return Err(failed(problem));
-            }
-            continue;
+        let name = variable["name"].as_str().unwrap_or("(without a name)");
+        let names = names_of(&manifest, variable, domain, find_ids)
+            .map_err(|problem| anyhow!("variable {name}: {problem}"))?;
+        if let Some(names) = names {
+            let name = name.to_owned();
+            all.push(Variable { name, names });
         }
-        let options = match &variable["options"] {
-            Value::Null => Options::default(),
-            options => {
-                serde_json::from_value(options.clone()).map_err(|error| failed(error.into()))?
-            }
-        };
-        let consumed = consumes.into_iter().flatten().map(|(consumer, link)| {
-            let purpose = Purpose::parse(consumer)?;
-            let wildcard = link["properties"]["wildcard"].as_bool().unwrap_or(false);
-            Ok(Consumed {
-                purpose,
-                link: consumed_link(&manifest, link, domain, find_ids)?,
-                wildcard,
-            })
-        });
-        let consumed = consumed
-            .collect::<anyhow::Result<Vec<_>>>()
-            .map_err(failed)?;
-        let names = Names::of(&options, &consumed).map_err(failed)?;
-        all.push(Variable { name, names });
     }
     Ok(all)
+}
+
+/// Returns the names of a certificate; `None` for a variable of another type.
+fn names_of(
+    manifest: &Value,
+    variable: &Value,
+    domain: &str,
+    find_ids: FindIds<'_>,
+) -> anyhow::Result<Option<Names>> {
+    let consumes = variable["consumes"].as_object();
+    let kind = variable["type"].as_str().unwrap_or_default();
+    if kind != "certificate" {
+        if consumes.is_some() {
+            bail!("variable of type {kind:?} cannot consume links; only type certificate can");
+        }
+        return Ok(None);
+    }
+    let options = match &variable["options"] {
+        Value::Null => Options::default(),
+        options => serde_json::from_value(options.clone())?,
+    };
+    let mut consumed = Vec::new();
+    for (consumer, link) in consumes.into_iter().flatten() {
+        consumed.push(Consumed {
+            purpose: Purpose::parse(consumer)?,
+            link: consumed_link(manifest, link, domain, find_ids)?,
+            wildcard: link["properties"]["wildcard"].as_bool().unwrap_or(false),
+        });
+    }
+    Names::of(&options, &consumed).map(Some)
 }
 
 /// Returns the link that a consumer refers to by `from`, or its manual address.
@@ -303,35 +305,39 @@ fn consumed_link(
 }
 
 fn provider(manifest: &Value, link: &str) -> anyhow::Result<Provider> {
-    let provides_it = |group: &&Value| list(&group["jobs"]).iter().any(|job| provides(job, link));
-    let group = list(&manifest["instance_groups"]).iter().find(provides_it);
+    let mut groups = list(&manifest["instance_groups"]).iter();
+    let group = groups.find(|group| list(&group["jobs"]).iter().any(|job| provides(job, link)));
     let group = group.with_context(|| {
         format!("no job provides {link:?}; add it to `provides` of a job, or correct `from`")
     })?;
     let networks = list(&group["networks"]);
-    let default_of = |kind: &str| {
-        networks.iter().find(|network| {
-            list(&network["default"])
-                .iter()
-                .any(|default| default == kind)
-        })
-    };
-    let network = default_of("addressable")
-        .or_else(|| default_of("dns"))
+    let network = default_of(networks, "addressable")
+        .or_else(|| default_of(networks, "dns"))
         .or(networks.first());
-    let text = |value: Option<&Value>, part| {
-        let text = value.and_then(Value::as_str).map(str::to_owned);
-        text.with_context(|| format!("{part} of the provider of {link:?} has no name"))
-    };
     Ok(Provider {
-        instance_group: text(group.get("name"), "the instance group")?,
-        network: text(
-            network.and_then(|network| network.get("name")),
-            "the network",
-        )?,
-        deployment: text(manifest.get("name"), "the deployment")?,
+        instance_group: named(Some(group), link, "the instance group")?,
+        network: named(network, link, "the network")?,
+        deployment: named(Some(manifest), link, "the deployment")?,
         uses_link_group: manifest["features"]["use_link_dns_names"] == true,
     })
+}
+
+fn named(part: Option<&Value>, link: &str, what: &str) -> anyhow::Result<String> {
+    let name = part.and_then(|part| part["name"].as_str());
+    let name = name.with_context(|| format!("{what} of the provider of {link:?} has no name"))?;
+    Ok(name.to_owned())
+}
+
+/// Returns the network that a group declares as its default of a kind.
+fn default_of<'a>(networks: &'a [Value], kind: &str) -> Option<&'a Value> {
+    for network in networks {
+        for default in list(&network["default"]) {
+            if default == kind {
+                return Some(network);
+            }
+        }
+    }
+    None
 }
 
 /// Returns whether a job provides a link of this name: the alias in `as`, or the link's own name without one.

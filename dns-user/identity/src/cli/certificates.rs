@@ -112,9 +112,10 @@ impl Check {
             (None, _, Some(folder), _) => found = check::folder(&folder, now),
             (None, _, None, Some((certificate, records))) => {
                 let missing = check::names(&certificate, &records, &aliases)?;
-                match strict {
-                    true => found.errors = missing,
-                    false => found.warnings = missing,
+                if strict {
+                    found.errors = missing
+                } else {
+                    found.warnings = missing
                 }
             }
             (None, _, None, None) => {
@@ -273,17 +274,16 @@ impl San {
         };
         let mut missing = false;
         if let Some(path) = &self.manifest {
-            let named = || path.display().to_string();
-            let text = fs::read_to_string(path).with_context(named)?;
-            let find_ids = |link: &str, provider: &Provider| match self
+            let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let variables = san::variables(&text, &self.domain, &|link, provider| match self
                 .ids
                 .iter()
                 .find(|(of, _)| of == link)
             {
                 Some((_, ids)) => Ok(*ids),
                 None => recorded_ids(fleet.as_ref(), link, provider),
-            };
-            for variable in san::variables(&text, &self.domain, &find_ids).with_context(named)? {
+            });
+            for variable in variables.with_context(|| path.display().to_string())? {
                 print_variable(&variable);
                 missing |= report(fleet.as_ref(), &variable.names);
             }
@@ -323,18 +323,17 @@ impl San {
 
 /// Parses `LINK=NETWORK-ID/GROUP-ID`.
 fn parse_ids(text: &str) -> Result<(String, Ids), &'static str> {
-    let parse = || {
-        let (link, ids) = text.split_once('=')?;
-        let (network, group) = ids.split_once('/')?;
-        Some((
-            link.to_owned(),
-            Ids {
-                network: network.parse().ok()?,
-                group: group.parse().ok()?,
-            },
-        ))
+    split_ids(text).ok_or("use LINK=NETWORK-ID/GROUP-ID, such as my-link=3/7")
+}
+
+fn split_ids(text: &str) -> Option<(String, Ids)> {
+    let (link, ids) = text.split_once('=')?;
+    let (network, group) = ids.split_once('/')?;
+    let ids = Ids {
+        network: network.parse().ok()?,
+        group: group.parse().ok()?,
     };
-    parse().ok_or("use LINK=NETWORK-ID/GROUP-ID, such as my-link=3/7")
+    Some((link.to_owned(), ids))
 }
 
 /// Looks up ids in the fleet's records. These do not distinguish the group of a link from the group
@@ -352,19 +351,18 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> an
         deployment,
         uses_link_group,
     } = provider;
-    let is_same = |recorded: &str, stated: &str| canonical(recorded).ok() == canonical(stated).ok();
     let mut networks = BTreeSet::new();
     let mut groups = BTreeSet::new();
-    for row in fleet.instances().filter(|row| {
-        is_same(row.instance_group, instance_group)
+    for row in fleet.instances() {
+        let is_provider = is_same(row.instance_group, instance_group)
             && is_same(row.network, network)
-            && is_same(row.deployment, deployment)
-    }) {
-        networks.extend(row.network_id.parse::<u64>());
-        groups.extend(
-            row.group_ids()
-                .filter_map(|group| group.parse::<u64>().ok()),
-        );
+            && is_same(row.deployment, deployment);
+        if is_provider {
+            networks.extend(row.network_id.parse::<u64>());
+            for group in row.group_ids() {
+                groups.extend(group.parse::<u64>());
+            }
+        }
     }
     let networks: Vec<u64> = networks.into_iter().collect();
     let groups: Vec<u64> = groups.into_iter().collect();
@@ -382,6 +380,11 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> an
              which group belongs to the link; add the ids: --ids {link}=NETWORK-ID/GROUP-ID"
         ),
     }
+}
+
+/// Returns whether a name in records stands for the one in the manifest.
+fn is_same(recorded: &str, stated: &str) -> bool {
+    canonical(recorded).ok() == canonical(stated).ok()
 }
 
 fn print_variable(variable: &san::Variable) {

@@ -10,7 +10,6 @@ use std::{
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
-use dns_kit::command_line;
 
 use crate::{
     descriptions::read_any,
@@ -61,9 +60,9 @@ enum Command {
     /// Rotate the fleet's CA in three steps; each waits for all agents
     RotateCa(RotateOptions),
     /// Print the manual page
-    Man(command_line::Man),
+    Man(dns_command_line::Man),
     /// Print completions for a shell
-    Completions(command_line::Completions),
+    Completions(dns_command_line::Completions),
 }
 
 /// A socket and a description.
@@ -98,7 +97,7 @@ struct StatusOptions {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let CommandLine { command } = command_line::parse::<CommandLine>();
+    let CommandLine { command } = dns_command_line::parse::<CommandLine>();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "info".into());
     let colours = io::stderr().is_terminal();
@@ -109,7 +108,7 @@ pub fn main() -> ExitCode {
         .init();
     command
         .run()
-        .unwrap_or_else(|error| command_line::failed("bosh-dns-identity", &error))
+        .unwrap_or_else(|error| dns_command_line::failed("bosh-dns-identity", &error))
 }
 
 impl Command {

@@ -141,7 +141,7 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
     }
     let mut ticks = tokio::time::interval(Duration::from_secs(agent.options.interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let ended = dns_kit::command_line::until_ended();
+    let ended = dns_kit::until_ended();
     tokio::pin!(ended);
     let mut ready = false;
     loop {
@@ -205,14 +205,15 @@ impl ManagedPair {
         if hash.is_some() && hash == self.verified {
             return;
         }
-        let usable = pair
-            .ok()
-            .filter(Pair::is_matching)
-            .and_then(|pair| facts(&pair));
+        let usable = match &pair {
+            Ok(pair) if pair.is_matching() => facts(pair),
+            _ => None,
+        };
         match usable {
             Some((validity, issuer)) => {
                 self.schedule = Schedule::new(self.share, Some(validity));
-                (self.issuer, self.verified) = (Some(issuer), hash);
+                self.issuer = Some(issuer);
+                self.verified = hash;
             }
             None => {
                 if self.verified.is_some() {
@@ -222,7 +223,8 @@ impl ManagedPair {
                     );
                 }
                 self.schedule.lost();
-                (self.issuer, self.verified) = (None, None);
+                self.issuer = None;
+                self.verified = None;
             }
         }
     }
@@ -289,21 +291,17 @@ impl Agent {
 
     /// Updates the metrics of the pairs.
     fn show(&self) {
-        self.status.lock().pairs = self
-            .pairs
-            .iter()
-            .map(
-                |(role, managed): (&Option<String>, &ManagedPair)| PairState {
-                    guid: role.as_deref().unwrap_or(OWN).to_owned(),
-                    not_after: managed
-                        .schedule
-                        .validity
-                        .map(|validity| seconds(validity.not_after)),
-                    renew_by: managed.schedule.deadline().map(seconds),
-                    failing: managed.schedule.failure.is_some(),
-                },
-            )
-            .collect();
+        let mut pairs = Vec::new();
+        for (role, managed) in &self.pairs {
+            let validity = managed.schedule.validity;
+            pairs.push(PairState {
+                guid: role.as_deref().unwrap_or(OWN).to_owned(),
+                not_after: validity.map(|validity| seconds(validity.not_after)),
+                renew_by: managed.schedule.deadline().map(seconds),
+                failing: managed.schedule.failure.is_some(),
+            });
+        }
+        self.status.lock().pairs = pairs;
     }
 
     /// Logs each change of the connection's state once.
@@ -324,24 +322,17 @@ impl Agent {
     }
 
     async fn report(&self) -> anyhow::Result<DesiredTrust> {
-        let issuers: BTreeSet<_> = self
-            .pairs
-            .values()
-            .filter_map(|managed| managed.issuer.clone())
-            .collect();
-        let ends = self
-            .pairs
-            .values()
-            .filter_map(|managed| managed.schedule.validity);
-        let not_after = ends
-            .map(|validity| seconds(validity.not_after))
-            .max()
-            .unwrap_or(0);
-        let report = Report {
+        let mut report = Report {
             generation: self.generation,
-            issuers,
-            not_after,
+            issuers: BTreeSet::new(),
+            not_after: 0,
         };
+        for managed in self.pairs.values() {
+            report.issuers.extend(managed.issuer.clone());
+            if let Some(validity) = managed.schedule.validity {
+                report.not_after = report.not_after.max(seconds(validity.not_after));
+            }
+        }
         let desired = self
             .issuer
             .call("/v1/report", &report, &self.with_pair()?)
@@ -352,9 +343,9 @@ impl Agent {
 
     fn measure_skew(&self, desired: &DesiredTrust) {
         if let Some(theirs) = desired.now {
-            let signed = |seconds: u64| i64::try_from(seconds).unwrap_or(i64::MAX);
-            self.status.lock().skew =
-                signed(theirs).saturating_sub(signed(seconds(SystemTime::now())));
+            let theirs = i64::try_from(theirs).unwrap_or(i64::MAX);
+            let own = i64::try_from(seconds(SystemTime::now())).unwrap_or(i64::MAX);
+            self.status.lock().skew = theirs.saturating_sub(own);
         }
     }
 

@@ -158,6 +158,25 @@ struct Refusal {
     error: String,
 }
 
+impl Refusal {
+    fn new(status: StatusCode, reason: &'static str, error: impl ToString) -> Self {
+        Self {
+            status,
+            reason,
+            error: error.to_string(),
+        }
+    }
+
+    fn of_token(error: TokenError) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "token", error)
+    }
+
+    /// Returns the refusal of a call that another issuer, or this one later, may accept.
+    fn unable(error: impl ToString) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "authority", error)
+    }
+}
+
 /// Serves agents until SIGTERM or SIGINT.
 pub(crate) async fn run(options: IssuerOptions) -> anyhow::Result<()> {
     // A connection needs a descriptor, and the usual limit is as high as that of connections.
@@ -177,7 +196,7 @@ pub(crate) async fn run(options: IssuerOptions) -> anyhow::Result<()> {
     tokio::spawn(refresh(service.clone()));
     tokio::select! {
         () = accept(listener, service.clone()) => {}
-        () = dns_kit::command_line::until_ended() => {}
+        () = dns_kit::until_ended() => {}
     }
     Ok(())
 }
@@ -456,50 +475,39 @@ impl IssuerService {
         now: SystemTime,
     ) -> Result<PairReply, Refusal> {
         check_proof(peer, token, request)?;
-        let refuse = |status, reason, error: String| Refusal {
-            status,
-            reason,
-            error,
-        };
         let (fleet, authority) = {
             let shared = self.shared.lock();
             (shared.fleet.clone(), shared.authority.clone())
         };
         let profile = super::permitted_profile(&fleet.snapshot, &self.options.roles, request)
-            .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
-        let proved = STANDARD
-            .decode(&request.request)
-            .ok()
-            .and_then(|der| verify_request(&der));
-        let proved = proved.ok_or_else(|| {
-            let error = "the signing request is damaged or not signed with its key".to_owned();
-            refuse(StatusCode::BAD_REQUEST, "request", error)
+            .map_err(|error| Refusal::new(StatusCode::FORBIDDEN, "names", error))?;
+        let der = STANDARD.decode(&request.request).ok();
+        let proved = der.and_then(|der| verify_request(&der)).ok_or_else(|| {
+            let error = "the signing request is damaged or not signed with its key";
+            Refusal::new(StatusCode::BAD_REQUEST, "request", error)
         })?;
-        let unable = |error: String| refuse(StatusCode::SERVICE_UNAVAILABLE, "authority", error);
         if !authority.is_valid_at(now) {
-            return Err(unable("the CA expired; rotate to a new one".to_owned()));
+            return Err(Refusal::unable("the CA expired; rotate to a new one"));
         }
         let wanted = Validity::backdated(now, self.options.validity, self.options.backdate);
         let issued = authority
             .issue(&profile, &proved, wanted)
-            .map_err(|error| unable(error.to_string()))?;
+            .map_err(Refusal::unable)?;
         let token = token.filter(|_| peer.0.as_ref() != Some(&request.instance));
-        let of_token =
-            |error: TokenError| refuse(StatusCode::FORBIDDEN, "token", error.to_string());
         if let Some(token) = token {
             self.state
                 .check_token(token, &request.instance, now)
-                .map_err(of_token)?;
+                .map_err(Refusal::of_token)?;
         }
         let end = seconds(issued.validity.not_after);
         self.remember(&request.instance, &authority.fingerprint, end)
-            .map_err(unable)?;
+            .map_err(Refusal::unable)?;
         // The token is used last, so that a rejected request does not consume it; a certificate
         // that loses the race for it never leaves the issuer.
         if let Some(token) = token {
             self.state
                 .use_token(token, &request.instance, now)
-                .map_err(of_token)?;
+                .map_err(Refusal::of_token)?;
         }
         self.shared.lock().issued += 1;
         Ok(PairReply {
@@ -536,21 +544,14 @@ impl IssuerService {
         report: Report,
         now: SystemTime,
     ) -> Result<DesiredTrust, Refusal> {
-        let refuse = |status, error: String| Refusal {
-            status,
-            reason: "identity",
-            error,
+        let Some(instance) = peer.0.clone() else {
+            let error = "present the instance's certificate";
+            return Err(Refusal::new(StatusCode::UNAUTHORIZED, "identity", error));
         };
-        let instance = peer.0.clone().ok_or_else(|| {
-            refuse(
-                StatusCode::UNAUTHORIZED,
-                "present the instance's certificate".to_owned(),
-            )
-        })?;
         let mut shared = self.shared.lock();
         if !shared.fleet.ids.contains(&instance) {
-            let error = super::unknown_instance(&instance).to_string();
-            return Err(refuse(StatusCode::FORBIDDEN, error));
+            let error = super::unknown_instance(&instance);
+            return Err(Refusal::new(StatusCode::FORBIDDEN, "identity", error));
         }
         let Report {
             generation,
@@ -561,11 +562,7 @@ impl IssuerService {
             let error = format!(
                 "a report names at most {MAX_ISSUERS} CAs by their SHA-256; update the agent"
             );
-            return Err(Refusal {
-                status: StatusCode::BAD_REQUEST,
-                reason: "report",
-                error,
-            });
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, "report", error));
         }
         // No pair ends later than the last one issued; a rotation would wait for it.
         let issued = shared
@@ -631,11 +628,7 @@ fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Resul
             "a bootstrap token permits only the instance's own certificate".to_owned(),
         ),
     };
-    Err(Refusal {
-        status,
-        reason: "identity",
-        error,
-    })
+    Err(Refusal::new(status, "identity", error))
 }
 
 impl IssuerState {
@@ -699,16 +692,12 @@ async fn require_proof(
     }
     let refusal = match bearer_token(request.headers()) {
         Some(token) if service.state.knows_token(token) => return next.run(request).await,
-        Some(_) => Refusal {
-            status: StatusCode::FORBIDDEN,
-            reason: "token",
-            error: TokenError::Unknown.to_string(),
-        },
-        None => Refusal {
-            status: StatusCode::UNAUTHORIZED,
-            reason: "identity",
-            error: "present the instance's certificate, or a bootstrap token".to_owned(),
-        },
+        Some(_) => Refusal::of_token(TokenError::Unknown),
+        None => Refusal::new(
+            StatusCode::UNAUTHORIZED,
+            "identity",
+            "present the instance's certificate, or a bootstrap token",
+        ),
     };
     service.refused(refusal)
 }

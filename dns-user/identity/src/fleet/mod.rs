@@ -65,27 +65,20 @@ pub(crate) fn permitted_profile(
     } = request;
     let own = Own::of(snapshot, instance).filter(|_| !roles.contains(instance));
     let own = own.ok_or_else(|| unknown_instance(instance))?;
-    let foreign = |name: String| {
-        anyhow!(
-            "{name:?} does not belong to instance {instance:?} in records.json; request its own names"
-        )
-    };
-    if let Some(name) = names
-        .iter()
-        .find(|name| !own.names.contains(&name.to_ascii_lowercase()))
-    {
-        return Err(foreign(name.clone()));
+    for name in names {
+        if !own.names.contains(&name.to_ascii_lowercase()) {
+            return Err(foreign(instance, name));
+        }
     }
     let addresses = match addresses {
         None => own.addresses.iter().copied().collect(),
-        Some(addresses) => match addresses
-            .iter()
-            .find(|address| !own.addresses.contains(address))
-        {
-            Some(address) => return Err(foreign(address.to_string())),
-            None => addresses.clone(),
-        },
+        Some(addresses) => addresses.clone(),
     };
+    for address in &addresses {
+        if !own.addresses.contains(address) {
+            return Err(foreign(instance, &address.to_string()));
+        }
+    }
     let common_name = match role {
         None => instance,
         Some(role) if roles.contains(role) => role,
@@ -94,6 +87,12 @@ pub(crate) fn permitted_profile(
     // A role's certificate also names its instance, to distinguish instances in a peer's log.
     let more = std::iter::once(instance).chain(names).map(String::as_str);
     Profile::new(common_name, &[], more, addresses)
+}
+
+fn foreign(instance: &str, name: &str) -> anyhow::Error {
+    anyhow!(
+        "{name:?} does not belong to instance {instance:?} in records.json; request its own names"
+    )
 }
 
 /// Names and addresses of one instance, on all of its networks.
@@ -302,11 +301,10 @@ impl IssuerClient {
 /// Adds the remedy to a certificate that this machine's clock rejects.
 fn explain(error: std::io::Error) -> anyhow::Error {
     let text = error.to_string();
-    match text.contains("not valid yet") || text.contains("expired") {
-        true => {
-            anyhow::Error::from(error).context("check the clocks of this machine and of the issuer")
-        }
-        false => error.into(),
+    if text.contains("not valid yet") || text.contains("expired") {
+        anyhow::Error::from(error).context("check the clocks of this machine and of the issuer")
+    } else {
+        error.into()
     }
 }
 
@@ -398,7 +396,7 @@ pub(crate) async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
     };
     tokio::select! {
         done = steps.run() => done,
-        () = dns_kit::command_line::until_ended() => bail!(
+        () = dns_kit::until_ended() => bail!(
             "interrupted between two steps, which is safe; continue with --resume, or return with --back"
         ),
     }

@@ -161,17 +161,14 @@ impl StateFolder {
     pub fn forget_keys(&self, trust: &Trust) -> anyhow::Result<()> {
         let folder = self.path.join("authorities");
         let failed = in_file(&folder);
-        let needed = || {
-            trust
-                .trusted
-                .iter()
-                .chain(&trust.origin)
-                .chain([&trust.issuing])
-        };
+        let mut needed: Vec<&Fingerprint> = vec![&trust.issuing];
+        needed.extend(&trust.trusted);
+        needed.extend(&trust.origin);
         for entry in fs::read_dir(&folder).map_err(&failed)? {
             let entry = entry.map_err(&failed)?;
             let key = entry.path().join("ca.key");
-            if key.exists() && !needed().any(|ca| entry.file_name() == ca.as_str()) {
+            let is_needed = needed.iter().any(|ca| entry.file_name() == ca.as_str());
+            if key.exists() && !is_needed {
                 // Without its key, an imported CA is incomplete; importing it again restores it.
                 for file in [entry.path().join("ca.crt"), key] {
                     // An import or an earlier removal that was interrupted has a key without a certificate.
@@ -441,32 +438,34 @@ impl MembersFile {
         }
         let added = changes.len();
         let mut text = lines_of(&changes);
-        changes
-            .into_iter()
-            .for_each(|change| apply(&mut self.held, change));
+        for change in changes {
+            apply(&mut self.held, change);
+        }
+        let max_lines = LINES_PER_MEMBER * self.held.len() + MAX_SPARE_LINES;
         // After an error, it is unknown how much was written.
-        let lines = self.lines.take().map(|lines| lines + added);
-        if let Some(lines) =
-            lines.filter(|lines| *lines <= LINES_PER_MEMBER * self.held.len() + MAX_SPARE_LINES)
-        {
-            let write = || {
-                let mut file = OpenOptions::new().append(true).open(&self.path)?;
-                file.write_all(&text)?;
-                file.sync_data()
-            };
-            write().map_err(in_file(&self.path))?;
-            self.lines = Some(lines);
-        } else {
-            text = lines_of(
-                self.held
-                    .iter()
-                    .map(|(id, member)| Change::Member(id.clone(), member.clone())),
-            );
-            atomic::replace_own(&self.path, &text, Attributes::PRIVATE)?;
-            self.lines = Some(self.held.len());
+        match self.lines.take() {
+            Some(lines) if lines + added <= max_lines => {
+                append(&self.path, &text).map_err(in_file(&self.path))?;
+                self.lines = Some(lines + added);
+            }
+            Some(_) | None => {
+                text = lines_of(
+                    self.held
+                        .iter()
+                        .map(|(id, member)| Change::Member(id.clone(), member.clone())),
+                );
+                atomic::replace_own(&self.path, &text, Attributes::PRIVATE)?;
+                self.lines = Some(self.held.len());
+            }
         }
         Ok(())
     }
+}
+
+fn append(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().append(true).open(path)?;
+    file.write_all(text)?;
+    file.sync_data()
 }
 
 fn in_file(path: &Path) -> impl Fn(io::Error) -> anyhow::Error {

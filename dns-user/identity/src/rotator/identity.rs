@@ -69,13 +69,8 @@ impl Identity {
         let Some(data) = folder.current() else {
             return Ok(None);
         };
-        let unusable = |cause: &dyn Display| {
-            anyhow!(
-                "{CONTAINER}: {cause}; the folder stays unchanged: remove it, or restore its files"
-            )
-        };
-        let description = fs::read(data.join(CONTAINER)).map_err(|error| unusable(&error))?;
-        let container = serde_json::from_slice(&description).map_err(|error| unusable(&error))?;
+        let description = fs::read(data.join(CONTAINER)).map_err(unusable)?;
+        let container = serde_json::from_slice(&description).map_err(unusable)?;
         if let Err(error) = folder.complete_change() {
             tracing::warn!("links of an interrupted change are not renewed: {error}");
         }
@@ -87,10 +82,10 @@ impl Identity {
         {
             let share = Share::of(identity.container.guid.as_str());
             identity.schedule = Schedule::new(share, Some(validity(&parsed[0])));
-            let chain: String = ders[1..]
-                .iter()
-                .map(|der| pem("CERTIFICATE", der).to_string())
-                .collect();
+            let mut chain = String::new();
+            for der in &ders[1..] {
+                chain.push_str(&pem("CERTIFICATE", der));
+            }
             identity.issuer = ders.get(1).map(|issuer| IssuedBy {
                 fingerprint: Fingerprint::of(issuer),
                 chain: Arc::from(chain),
@@ -161,6 +156,10 @@ impl Identity {
     }
 }
 
+fn unusable(cause: impl Display) -> anyhow::Error {
+    anyhow!("{CONTAINER}: {cause}; the folder stays unchanged: remove it, or restore its files")
+}
+
 /// State of one identity.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IdentityStatus {
@@ -212,43 +211,32 @@ impl Contents<'_> {
         let description = serde_json::to_vec(container).expect("a description has text keys");
         let joined = pair.joined();
         let joined_second = second.map(Pair::joined);
-        let secret = |name, contents| Entry {
-            name,
-            contents,
-            secret: true,
-        };
-        let public = |name, contents| Entry {
-            name,
-            contents,
-            secret: false,
-        };
         let mut entries = vec![
-            public("instance.crt", pair.certificate.as_bytes()),
-            secret("instance.key", pair.key.as_bytes()),
-            secret("instance.pem", joined.as_bytes()),
-            public(BUNDLE, bundle.as_bytes()),
-            public(CONTAINER, &description),
+            Entry::public("instance.crt", pair.certificate.as_bytes()),
+            Entry::secret("instance.key", pair.key.as_bytes()),
+            Entry::secret("instance.pem", joined.as_bytes()),
+            Entry::public(BUNDLE, bundle.as_bytes()),
+            Entry::public(CONTAINER, &description),
         ];
         if let (Some(second), Some(joined)) = (second, &joined_second) {
-            entries.push(public("c2c.crt", second.certificate.as_bytes()));
-            entries.push(secret("c2c.key", second.key.as_bytes()));
-            entries.push(secret("c2c.pem", joined.as_bytes()));
+            entries.push(Entry::public("c2c.crt", second.certificate.as_bytes()));
+            entries.push(Entry::secret("c2c.key", second.key.as_bytes()));
+            entries.push(Entry::secret("c2c.pem", joined.as_bytes()));
         }
-        let identity_secret = envoy.then(|| envoy_certificate("id-cert-and-key", pair));
-        let second_secret = second
-            .filter(|_| *envoy)
-            .map(|second| envoy_certificate("c2c-cert-and-key", second));
-        let validation = envoy.then(|| envoy_validation("id-validation-context", bundle));
-        for (name, contents) in [
-            ("sds-id-cert-and-key.json", &identity_secret),
-            ("sds-c2c-cert-and-key.json", &second_secret),
-            ("sds-id-validation-context.json", &validation),
-        ] {
-            entries.extend(
-                contents
-                    .as_ref()
-                    .map(|contents| secret(name, contents.as_bytes())),
-            );
+        // Files of Envoy's secret discovery service.
+        let mut secrets = Vec::new();
+        if *envoy {
+            let identity = envoy_certificate("id-cert-and-key", pair);
+            secrets.push(("sds-id-cert-and-key.json", identity));
+            if let Some(second) = second {
+                let second = envoy_certificate("c2c-cert-and-key", second);
+                secrets.push(("sds-c2c-cert-and-key.json", second));
+            }
+            let validation = envoy_validation("id-validation-context", bundle);
+            secrets.push(("sds-id-validation-context.json", validation));
+        }
+        for (name, contents) in &secrets {
+            entries.push(Entry::secret(name, contents.as_bytes()));
         }
         folder.replace(&entries, container.owner)
     }

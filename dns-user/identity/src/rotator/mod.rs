@@ -6,8 +6,8 @@ mod trusted;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    path::PathBuf,
+    fs, io,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -138,32 +138,13 @@ impl Rotator {
         if let Some(caution) = authority.caution(now, settings.validity) {
             tracing::warn!("{}: {caution}", ca.certificate.display());
         }
-        let path = settings.folder.display().to_string();
-        let failed = |cause| anyhow!("{path}: {cause}; create it writable for the rotator's user");
-        make_folders(&settings.folder).map_err(failed)?;
-        sweep_interrupted(&settings.folder).map_err(failed)?;
+        let failed = unusable_folder(&settings.folder);
+        make_folders(&settings.folder).map_err(&failed)?;
+        sweep_interrupted(&settings.folder).map_err(&failed)?;
         let mut trusted = Trusted::open(&settings.folder, settings.also_trust.clone(), now)?;
         let mut identities = Identities::new(now);
-        let mut problems = Vec::new();
-        for entry in fs::read_dir(&settings.folder).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            match Identity::take_over(IdentityFolder::new(path.clone())) {
-                Ok(Some(identity)) => {
-                    if let Some(issuer) = &identity.issuer {
-                        trusted.add(&issuer.chain);
-                    }
-                    identities.insert(identity, now);
-                }
-                Ok(None) => {}
-                Err(problem) => {
-                    tracing::warn!("{}: {problem}", path.display());
-                    problems.push(Problem {
-                        path,
-                        message: problem.to_string(),
-                    });
-                }
-            }
-        }
+        let problems =
+            take_over_all(&settings.folder, &mut identities, &mut trusted, now).map_err(failed)?;
         // The CA was replaced while no rotator ran.
         for chain in trusted.others_in_use(&authority.chain_pem()) {
             if !settings.keep_old_ca.is_zero() {
@@ -588,6 +569,41 @@ impl Rotator {
             problems: self.problems.clone(),
         }
     }
+}
+
+fn unusable_folder(folder: &Path) -> impl Fn(io::Error) -> anyhow::Error {
+    let path = folder.display().to_string();
+    move |cause| anyhow!("{path}: {cause}; create it writable for the rotator's user")
+}
+
+/// Takes over the identities of an earlier process. Returns the folders that cannot be taken over.
+fn take_over_all(
+    folder: &Path,
+    identities: &mut Identities,
+    trusted: &mut Trusted,
+    now: SystemTime,
+) -> io::Result<Vec<Problem>> {
+    let mut problems = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        match Identity::take_over(IdentityFolder::new(path.clone())) {
+            Ok(Some(identity)) => {
+                if let Some(issuer) = &identity.issuer {
+                    trusted.add(&issuer.chain);
+                }
+                identities.insert(identity, now);
+            }
+            Ok(None) => {}
+            Err(problem) => {
+                tracing::warn!("{}: {problem}", path.display());
+                problems.push(Problem {
+                    path,
+                    message: problem.to_string(),
+                });
+            }
+        }
+    }
+    Ok(problems)
 }
 
 /// The pairs that a change reissues.

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -185,17 +184,19 @@ impl Trusted {
 
     /// Returns the bundle, PEM: the current CA, CAs of pairs in use, other cells' and former ones.
     pub(super) fn bundle(&self, own: &str) -> Arc<str> {
-        let chains = std::iter::once(own)
-            .chain(self.in_use.keys().map(|chain| &**chain))
-            .chain(self.in_force().map(|former| former.chain.as_str()));
-        let chains: Vec<&str> = chains.collect();
+        let mut chains = vec![own];
+        chains.extend(self.in_use.keys().map(|chain| &**chain));
+        chains.extend(self.in_force().map(|former| former.chain.as_str()));
         let mut seen = BTreeSet::new();
-        // The chains were validated when they were taken over.
-        let ders = chains
-            .into_iter()
-            .filter(|chain| seen.insert(*chain))
-            .flat_map(|chain| certificates(chain.as_bytes()).unwrap_or_default());
-        Arc::from(bundle(ders.chain(self.others.iter().cloned())))
+        let mut ders = Vec::new();
+        for chain in chains {
+            if seen.insert(chain) {
+                // The chains were validated when they were taken over.
+                ders.extend(certificates(chain.as_bytes()).unwrap_or_default());
+            }
+        }
+        ders.extend(self.others.iter().cloned());
+        Arc::from(bundle(ders))
     }
 }
 
@@ -203,16 +204,15 @@ impl Trusted {
 fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
     let mut all = Vec::new();
     for path in files {
-        let failed = |problem: String| CaError::of(path, problem);
         let text = bounded::read(path)
-            .map_err(|error: io::Error| failed(format!("{error}; choose a readable PEM file")))?;
-        let (ders, parsed) = parse_chain(&text).map_err(|fault| failed(fault.to_string()))?;
+            .map_err(|error| CaError::of(path, format!("{error}; choose a readable PEM file")))?;
+        let (ders, parsed) =
+            parse_chain(&text).map_err(|fault| CaError::of(path, fault.to_string()))?;
         for (parsed, number) in parsed.iter().zip(1..) {
             let constraints = parsed.tbs_certificate().get_extension::<BasicConstraints>();
             if !matches!(constraints, Ok(Some((_, constraints))) if constraints.ca) {
-                return Err(failed(format!(
-                    "certificate {number} is not a CA; list CAs only"
-                )));
+                let problem = format!("certificate {number} is not a CA; list CAs only");
+                return Err(CaError::of(path, problem));
             }
         }
         all.extend(ders);
