@@ -75,23 +75,6 @@ impl Bus {
         let warnings = LineLimit::new();
         let failures = Arc::new(ConnectFailures::new(nats.join(","), without));
         let noted = failures.clone();
-        let events = move |event: Event| {
-            match &event {
-                Event::Connected => said.send_modify(|count| *count += 1),
-                // An attempt to connect failed; the next one logs the cause.
-                Event::ClientError(ClientError::Other(text)) => {
-                    *noted.event.lock() = Some(text.clone());
-                }
-                Event::ServerError(_) | Event::ClientError(_) | Event::SlowConsumer(_) => {
-                    // Another client can cause these at any rate.
-                    if let Some(omitted) = warnings.admit_any() {
-                        tracing::warn!(omitted, "NATS: {event}");
-                    }
-                }
-                other => tracing::info!("NATS: {other}"),
-            }
-            std::future::ready(())
-        };
         let attempt = if nats.len() > 1 {
             SHORT_ATTEMPT
         } else {
@@ -108,12 +91,37 @@ impl Bus {
             .name(name)
             .retry_on_initial_connect()
             .custom_inbox_prefix(format!("_INBOX.{name}"))
-            .event_callback(events)
+            .event_callback(move |event| {
+                take_event(&event, &said, &noted, &warnings);
+                std::future::ready(())
+            })
             .connect(nats.clone())
             .await
             .map_err(|error| anyhow!("NATS at {}: {error}", nats.join(",")))?;
         tokio::spawn(follow_rotation(client.clone(), tls));
         Ok(Self { client, connected })
+    }
+}
+
+fn take_event(
+    event: &Event,
+    said: &watch::Sender<u64>,
+    failures: &ConnectFailures,
+    warnings: &LineLimit,
+) {
+    match event {
+        Event::Connected => said.send_modify(|count| *count += 1),
+        // An attempt to connect failed; the next one logs the cause.
+        Event::ClientError(ClientError::Other(text)) => {
+            *failures.event.lock() = Some(text.clone());
+        }
+        Event::ServerError(_) | Event::ClientError(_) | Event::SlowConsumer(_) => {
+            // Another client can cause these at any rate.
+            if let Some(omitted) = warnings.admit_any() {
+                tracing::warn!(omitted, "NATS: {event}");
+            }
+        }
+        other => tracing::info!("NATS: {other}"),
     }
 }
 
@@ -173,20 +181,34 @@ impl ConnectFailures {
 /// Returns what an operator can do about a failed attempt to connect, by the texts of the kernel, of rustls and of
 /// nats-server: the client keeps no typed errors.
 fn remedy_of(cause: &str) -> &'static str {
-    let is = |text: &str| cause.contains(text);
-    if is("received fatal alert") {
-        "the server refuses the certificate of --tls-certificate: it must be valid and signed by the CA of the server"
-    } else if is("invalid peer certificate") {
-        "the server's certificate must be valid, signed by a CA of --tls-ca, and have its name"
-    } else if is("authorization violation") {
-        "no user of the server has the certificate's name: print the configuration with `bosh-dns-sync nats-config`"
-    } else if is("Connection refused") {
-        "start nats-server, or correct the port in --nats"
-    } else if is("DNS error") {
-        "check the names in --nats and this machine's DNS servers"
-    } else {
-        "check that the server runs and that no packet filter is in the way"
+    const REMEDIES: [(&str, &str); 5] = [
+        (
+            "received fatal alert",
+            "the server refuses the certificate of --tls-certificate: it must be valid and signed by the CA of the server",
+        ),
+        (
+            "invalid peer certificate",
+            "the server's certificate must be valid, signed by a CA of --tls-ca, and have its name",
+        ),
+        (
+            "authorization violation",
+            "no user of the server has the certificate's name: print the configuration with `bosh-dns-sync nats-config`",
+        ),
+        (
+            "Connection refused",
+            "start nats-server, or correct the port in --nats",
+        ),
+        (
+            "DNS error",
+            "check the names in --nats and this machine's DNS servers",
+        ),
+    ];
+    for (text, remedy) in REMEDIES {
+        if cause.contains(text) {
+            return remedy;
+        }
     }
+    "check that the server runs and that no packet filter is in the way"
 }
 
 /// Returns the options that publisher, agents and the benches share.

@@ -5,7 +5,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
 };
 
 use dns_core::{catalog::RECORD_KEYS, link_address::canonical};
@@ -124,12 +124,11 @@ impl Dataset {
             networks,
         } = instance;
         // Validated with the inventory.
-        let name = |text: &str| canonical(text).unwrap_or_default();
-        let group = name(group);
-        let deployment = name(deployment);
+        let group = canonical(group).unwrap_or_default();
+        let deployment = canonical(deployment).unwrap_or_default();
         for (network, address) in networks {
             let network_id = ids.network(network).to_string();
-            let network = name(network);
+            let network = canonical(network).unwrap_or_default();
             let address = address.to_string();
             let below = format!("{group}.{network}.{deployment}.{}", inventory.domain);
             self.records
@@ -183,21 +182,20 @@ fn group_ids<'a>(
     let mut groups: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for instance in &inventory.instances {
         let key = (instance.deployment.as_str(), instance.group.as_str());
-        groups.entry(key).or_insert_with(|| {
-            let mut links: Vec<String> = inventory
-                .links
-                .iter()
-                .filter(|link| (link.deployment.as_str(), link.group.as_str()) == key)
-                .map(crate::inventory::Link::group_name)
-                .collect();
-            links.sort_unstable();
-            links.dedup();
-            let own = ids.group(key.0, INSTANCE_GROUP, key.1);
-            let of_links = links
-                .iter()
-                .map(|link| ids.group(key.0, LINK, link).to_string());
-            std::iter::once(own.to_string()).chain(of_links).collect()
-        });
+        if groups.contains_key(&key) {
+            continue;
+        }
+        let mut links = BTreeSet::new();
+        for link in &inventory.links {
+            if (link.deployment.as_str(), link.group.as_str()) == key {
+                links.insert(link.group_name());
+            }
+        }
+        let mut all = vec![ids.group(key.0, INSTANCE_GROUP, key.1).to_string()];
+        for link in &links {
+            all.push(ids.group(key.0, LINK, link).to_string());
+        }
+        groups.insert(key, all);
     }
     groups
 }

@@ -111,26 +111,26 @@ pub fn make_patch(old: &[u8], new: &[u8]) -> io::Result<Vec<u8>> {
 /// Applies a patch. The result has at most `limit` bytes, which also bounds memory: the frame
 /// states the length of its content, and the result itself serves as the window.
 pub fn apply_patch(old: &[u8], patch: &[u8], limit: usize) -> io::Result<Vec<u8>> {
-    let length = match get_frame_content_size(patch) {
-        Ok(Some(length)) => length,
+    let Ok(Some(length)) = get_frame_content_size(patch) else {
+        let problem = "the frame does not contain its content's length";
+        return Err(io::Error::other(problem));
+    };
+    let length = match usize::try_from(length) {
+        Ok(length) if length <= limit => length,
         _ => {
-            return Err(io::Error::other(
-                "the frame does not contain its content's length",
-            ));
+            let problem = format!("the patched file is longer than {limit} bytes");
+            return Err(io::Error::other(problem));
         }
     };
-    let length = usize::try_from(length)
-        .ok()
-        .filter(|length| *length <= limit);
-    let length = length.ok_or_else(|| {
-        io::Error::other(format!("the patched file is longer than {limit} bytes"))
-    })?;
-    let failed = |code| io::Error::other(zstd::zstd_safe::get_error_name(code));
     let mut context = DCtx::create();
-    context.ref_prefix(old).map_err(failed)?;
+    context.ref_prefix(old).map_err(zstd_error)?;
     let mut new = Vec::with_capacity(length);
-    context.decompress(&mut new, patch).map_err(failed)?;
+    context.decompress(&mut new, patch).map_err(zstd_error)?;
     Ok(new)
+}
+
+fn zstd_error(code: usize) -> io::Error {
+    io::Error::other(zstd::zstd_safe::get_error_name(code))
 }
 
 /// Returns the smallest window that holds `bytes` bytes, as a power of two.

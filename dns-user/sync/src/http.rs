@@ -68,7 +68,8 @@ pub async fn send(
         headers,
         body,
     } = call;
-    let shown = || url.split('?').next().unwrap_or_default().to_owned();
+    // The query of a signed link is a secret.
+    let shown = url.split('?').next().unwrap_or_default();
     let mut request = Request::builder().method(method).uri(url);
     if let Some((user, password)) = basic {
         let credentials = STANDARD.encode(format!("{user}:{password}"));
@@ -80,20 +81,20 @@ pub async fn send(
     let request = request
         .body(Full::new(body))
         .map_err(|cause| HttpError::Request {
-            url: shown(),
+            url: shown.to_owned(),
             cause,
         })?;
     let response = client
         .send(request, limits)
         .await
         .map_err(|cause| HttpError::Exchange {
-            url: shown(),
+            url: shown.to_owned(),
             cause,
         })?;
     match response.status() {
         status if status.is_success() => Ok(response.into_body()),
         status => Err(HttpError::Status {
-            url: shown(),
+            url: shown.to_owned(),
             status,
         }),
     }

@@ -53,11 +53,11 @@ pub(crate) fn wants_report(reply_to: &str) -> bool {
 pub(crate) fn printable(text: &str) -> String {
     let mut clean = String::new();
     for character in text.chars().take(MAX_TEXT) {
-        match character.is_control()
-            || matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        {
-            true => clean.extend(character.escape_default()),
-            false => clean.push(character),
+        let reorders = matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}');
+        if character.is_control() || reorders {
+            clean.extend(character.escape_default());
+        } else {
+            clean.push(character);
         }
     }
     if text.chars().nth(MAX_TEXT).is_some() {
@@ -309,25 +309,26 @@ fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
     let [Value::Object(object), rest @ ..] = arguments else {
         return Err(wrong);
     };
-    let text = |name: &str| object.get(name).and_then(Value::as_str);
-    let version = object.get("version").and_then(Value::as_u64);
-    let (Some(url), Some(digest), Some(version)) =
-        (text("signed_url"), text("multi_digest"), version)
-    else {
+    let Some(Value::String(url)) = object.get("signed_url") else {
         return Err(wrong);
     };
-    let headers = object
-        .get("blobstore_headers")
-        .and_then(Value::as_object)
-        .cloned()
-        .unwrap_or_default();
+    let Some(Value::String(digest)) = object.get("multi_digest") else {
+        return Err(wrong);
+    };
+    let Some(version) = object.get("version").and_then(Value::as_u64) else {
+        return Err(wrong);
+    };
+    let headers = match object.get("blobstore_headers") {
+        Some(Value::Object(headers)) => headers.clone(),
+        _ => Map::new(),
+    };
     let source = BlobLocation::Signed {
-        url: url.to_owned(),
+        url: url.clone(),
         headers,
     };
     Ok(Announcement {
         source,
-        digest: digest.to_owned(),
+        digest: digest.clone(),
         version,
         extra: read_extra(rest),
     })

@@ -6,7 +6,10 @@ use anyhow::{anyhow, bail};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use dns_kit::backoff;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    IntCounter, IntCounterVec, IntGauge, Registry, register_int_counter_vec_with_registry,
+    register_int_counter_with_registry, register_int_gauge_with_registry,
+};
 use tokio::sync::watch;
 
 use super::disk::{Disk, DiskError};
@@ -192,20 +195,15 @@ impl Applier {
         version: u64,
         longest: usize,
     ) -> anyhow::Result<()> {
-        let unusable = |error: &dyn std::fmt::Display| anyhow!("patch: {error}");
-        let frame = STANDARD
-            .decode(&patch.zstd)
-            .map_err(|error| unusable(&error))?;
+        let frame = STANDARD.decode(&patch.zstd).map_err(unusable)?;
         let old = self.disk.call(|records| records.bytes()).await?;
         let patched =
             tokio::task::spawn_blocking(move || digest::apply_patch(&old, &frame, longest)).await;
-        let patched = patched
-            .map_err(|error| unusable(&error))?
-            .map_err(|error| unusable(&error))?;
-        Ok(self
-            .disk
+        let patched = patched.map_err(unusable)?.map_err(unusable)?;
+        self.disk
             .call(move |records| records.write(patched.into(), &digest, version))
-            .await?)
+            .await?;
+        Ok(())
     }
 
     /// Downloads the blob, with a limited number of attempts.
@@ -235,6 +233,10 @@ impl Applier {
     }
 }
 
+fn unusable(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("patch: {error}")
+}
+
 //----------- Metrics ---------------------------------------------------------
 
 /// Label of a version built from the previous one.
@@ -259,22 +261,17 @@ pub(super) struct AgentMetrics {
 impl AgentMetrics {
     pub(super) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
-        let counter = |name: &str, help: &str| {
-            let counter = IntCounter::new(format!("bosh_dns_sync_agent_{name}"), help)?;
+        let version = register_int_gauge_with_registry!(
+            "bosh_dns_sync_agent_version",
+            "Version of records.json",
             registry
-                .register(Box::new(counter.clone()))
-                .map(|()| counter)
-        };
-        let version = IntGauge::new("bosh_dns_sync_agent_version", "Version of records.json")?;
-        registry.register(Box::new(version.clone()))?;
-        let taken = IntCounterVec::new(
-            Opts::new(
-                "bosh_dns_sync_agent_versions_total",
-                "Versions installed, by patch or blob",
-            ),
-            &["by"],
         )?;
-        registry.register(Box::new(taken.clone()))?;
+        let taken = register_int_counter_vec_with_registry!(
+            "bosh_dns_sync_agent_versions_total",
+            "Versions installed, by patch or blob",
+            &["by"],
+            registry
+        )?;
         // Expose zero from the start, so that `rate()` sees the first increment.
         for by in [BY_PATCH, BY_BLOB] {
             taken.with_label_values(&[by]);
@@ -282,11 +279,20 @@ impl AgentMetrics {
         Ok(Self {
             version,
             taken,
-            failed: counter("failures_total", "Versions that could not be installed")?,
-            patch_failed: counter("patch_failures_total", "Patches that could not be applied")?,
-            lower: counter(
-                "lower_versions_total",
+            failed: register_int_counter_with_registry!(
+                "bosh_dns_sync_agent_failures_total",
+                "Versions that could not be installed",
+                registry
+            )?,
+            patch_failed: register_int_counter_with_registry!(
+                "bosh_dns_sync_agent_patch_failures_total",
+                "Patches that could not be applied",
+                registry
+            )?,
+            lower: register_int_counter_with_registry!(
+                "bosh_dns_sync_agent_lower_versions_total",
                 "Announcements of lower versions, ignored",
+                registry
             )?,
             registry,
         })

@@ -7,7 +7,7 @@ use std::{
     fmt::Write,
     fs, io,
     os::unix::fs::MetadataExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::mpsc::{SyncSender, sync_channel},
     time::{Duration, SystemTime},
 };
@@ -97,7 +97,6 @@ impl Disk {
         &self,
         call: impl FnOnce(&mut Records) -> Result<T, DiskError> + Send + 'static,
     ) -> Result<T, DiskError> {
-        let hangs = || DiskError::Hangs(self.path.clone());
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |records| {
             if !answer.is_closed() {
@@ -105,14 +104,24 @@ impl Disk {
                 let _ = answer.send(call(records));
             }
         });
-        self.jobs.try_send(job).map_err(|_| hangs())?;
+        let is_queued = self.jobs.try_send(job).is_ok();
         match tokio::time::timeout(LIMIT, answered).await {
-            Ok(Ok(result)) => result,
-            _ => Err(hangs()),
+            Ok(Ok(result)) if is_queued => result,
+            _ => Err(DiskError::Hangs(self.path.clone())),
         }
     }
 }
 
+/// Report of an agent without a usable file.
+const NOTHING: Report = Report {
+    version: 0,
+    digest: None,
+    patches: true,
+};
+
+fn differs(found: &Report, known: &Report) -> bool {
+    found.version == known.version && found.digest != known.digest
+}
 /// The files, owned by the thread.
 #[derive(Debug)]
 pub(super) struct Records {
@@ -142,41 +151,11 @@ impl Records {
         if self.read && stamp == self.stamp {
             return self.held.clone();
         }
+        let found = self.read();
         let path = &self.options.records;
-        let nothing = || Report {
-            version: 0,
-            digest: None,
-            patches: true,
-        };
-        let found = match bounded::read_at_most(path, self.longest as u64) {
-            Ok(bytes) => match dataset::Read::parse(&bytes) {
-                Ok(read) => Report {
-                    version: read.version,
-                    digest: Some(sha256(&bytes)),
-                    patches: true,
-                },
-                Err(error) => {
-                    tracing::warn!(
-                        "{}: not a dataset ({error}); the newest version replaces it",
-                        path.display()
-                    );
-                    nothing()
-                }
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => nothing(),
-            Err(error) => {
-                tracing::warn!(
-                    "{}: {error}; the newest version replaces it",
-                    path.display()
-                );
-                nothing()
-            }
-        };
         // The same version with other bytes did not come from the publisher. A file that is being
         // written may have been read as no dataset in between.
-        let differs =
-            |known: &Report| found.version == known.version && found.digest != known.digest;
-        let edited = self.read && (differs(&self.held) || differs(&self.written));
+        let edited = self.read && (differs(&found, &self.held) || differs(&found, &self.written));
         if self.read && found != self.held {
             tracing::warn!(
                 version = found.version,
@@ -188,9 +167,41 @@ impl Records {
         if !self.read {
             self.written = found.clone();
         }
-        self.held = if edited { nothing() } else { found };
-        (self.stamp, self.read) = (stamp, true);
+        self.held = if edited { NOTHING } else { found };
+        self.stamp = stamp;
+        self.read = true;
         self.held.clone()
+    }
+
+    /// Reads the file; an unusable one counts as none.
+    fn read(&self) -> Report {
+        let path = &self.options.records;
+        let bytes = match bounded::read_at_most(path, self.longest as u64) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(
+                        "{}: {error}; the newest version replaces it",
+                        path.display()
+                    );
+                }
+                return NOTHING;
+            }
+        };
+        match dataset::Read::parse(&bytes) {
+            Ok(read) => Report {
+                version: read.version,
+                digest: Some(sha256(&bytes)),
+                patches: true,
+            },
+            Err(error) => {
+                tracing::warn!(
+                    "{}: not a dataset ({error}); the newest version replaces it",
+                    path.display()
+                );
+                NOTHING
+            }
+        }
     }
 
     /// Returns the bytes that a patch applies to.
@@ -198,13 +209,10 @@ impl Records {
         if let Some(checked) = &self.checked {
             return Ok(checked.clone());
         }
-        let path = self.options.records.clone();
-        match bounded::read_at_most(&path, self.longest as u64) {
+        let path = &self.options.records;
+        match bounded::read_at_most(path, self.longest as u64) {
             Ok(bytes) => Ok(bytes.into()),
-            Err(error) => Err(DiskError::Unusable {
-                path,
-                problem: error.to_string(),
-            }),
+            Err(error) => Err(unusable(path, error)),
         }
     }
 
@@ -254,28 +262,24 @@ fn stamp_of(facts: &fs::Metadata) -> Option<Stamp> {
 fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), DiskError> {
     /// Maximum size of a hosts file that a block is added to, in bytes.
     const MAX_REPORT_SIZE: u64 = 64 << 20;
-    let path = &options.hosts_file;
-    let wrong = |problem: String| DiskError::Unusable {
-        path: path.clone(),
-        problem,
-    };
     let records = read
         .records
         .iter()
         .map(|(address, name)| (address.as_ref(), name.as_ref()));
+    let path = &options.hosts_file;
     let text = match options.hosts {
         HostsMode::Off => return Ok(()),
         HostsMode::Replaced => {
-            let name = nix::unistd::gethostname().map_err(|error| wrong(error.to_string()))?;
+            let name = nix::unistd::gethostname().map_err(|error| unusable(path, error))?;
             whole_hosts_file(&name.to_string_lossy(), records)
         }
         HostsMode::Block => {
             let old = match bounded::read_at_most(path, MAX_REPORT_SIZE) {
-                Ok(bytes) => String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))?,
+                Ok(bytes) => String::from_utf8(bytes).map_err(|error| unusable(path, error))?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-                Err(error) => return Err(wrong(error.to_string())),
+                Err(error) => return Err(unusable(path, error)),
             };
-            with_hosts_block(&old, records).map_err(|problem| wrong(problem.to_string()))?
+            with_hosts_block(&old, records).map_err(|problem| unusable(path, problem))?
         }
     };
     let permissions = Attributes {
@@ -284,6 +288,13 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
     };
     atomic::replace(path, text.as_bytes(), permissions)?;
     Ok(())
+}
+
+fn unusable(path: &Path, problem: impl ToString) -> DiskError {
+    DiskError::Unusable {
+        path: path.to_owned(),
+        problem: problem.to_string(),
+    }
 }
 
 /// First line of our block.

@@ -127,7 +127,7 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
     };
     tokio::select! {
         ended = running => ended,
-        () = dns_kit::command_line::until_ended() => {
+        () = dns_kit::until_ended() => {
             // The file is always either the old or the new one. A last reply may still be queued.
             let _ = tokio::time::timeout(Duration::from_secs(1), bus.client.flush()).await;
             Ok(())

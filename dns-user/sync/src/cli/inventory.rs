@@ -107,40 +107,7 @@ pub(super) struct Move {
 impl InstanceCommand {
     pub(super) async fn run(self) -> anyhow::Result<()> {
         let (change, place) = match self {
-            Self::Add(Add {
-                id,
-                deployment,
-                instance_group,
-                networks,
-                index,
-                az,
-                agent_id,
-                place,
-            }) => {
-                let mut addresses: BTreeMap<String, Addresses> = BTreeMap::new();
-                for (network, address) in networks {
-                    addresses
-                        .entry(network)
-                        .and_modify(|held| held.add(address))
-                        .or_insert_with(|| address.into());
-                }
-                let networks = addresses;
-                let instance = RawInstance {
-                    id,
-                    index: Some(index),
-                    az,
-                    agent_id,
-                    networks,
-                };
-                (
-                    Change::Add {
-                        deployment,
-                        group: instance_group,
-                        instance,
-                    },
-                    place,
-                )
-            }
+            Self::Add(add) => add.change(),
             Self::Remove(Remove { id, place }) => (Change::Remove { id }, place),
             Self::Move(Move {
                 id,
@@ -172,6 +139,30 @@ impl InstanceCommand {
             }
             _ => anyhow::bail!("--api URL, or --state FOLDER and --inventory FILE, is required"),
         }
+    }
+}
+
+impl Add {
+    fn change(self) -> (Change, Place) {
+        let mut networks: BTreeMap<String, Addresses> = BTreeMap::new();
+        for (network, address) in self.networks {
+            networks
+                .entry(network)
+                .and_modify(|held| held.add(address))
+                .or_insert_with(|| address.into());
+        }
+        let change = Change::Add {
+            deployment: self.deployment,
+            group: self.instance_group,
+            instance: RawInstance {
+                id: self.id,
+                index: Some(self.index),
+                az: self.az,
+                agent_id: self.agent_id,
+                networks,
+            },
+        };
+        (change, self.place)
     }
 }
 
@@ -316,17 +307,13 @@ impl Address {
             initial_health_check,
         } = self;
         let ids = group.ids()?;
-        let known = |found: Option<&u64>, what: &str, name: &str| {
-            found
-                .copied()
-                .with_context(|| format!("{what} {name} has no id; publish first"))
-        };
-        let zones: anyhow::Result<Vec<String>> = az
-            .iter()
-            .map(|zone| Ok(known(ids.zones.get(zone), "availability zone", zone)?.to_string()))
-            .collect();
+        let mut zones = Vec::new();
+        for zone in &az {
+            let id = known(ids.zones.get(zone), "availability zone", zone)?;
+            zones.push(id.to_string());
+        }
         let mut criteria = Criteria {
-            zones: zones?,
+            zones,
             status: match status {
                 Health::Default => LinkStatus::Smart,
                 Health::Unhealthy => LinkStatus::Unhealthy,
@@ -356,6 +343,11 @@ impl Address {
             ..group.name(&ids)?
         })
     }
+}
+
+fn known(found: Option<&u64>, what: &str, name: &str) -> anyhow::Result<u64> {
+    let id = found.with_context(|| format!("{what} {name} has no id; publish first"))?;
+    Ok(*id)
 }
 
 impl San {

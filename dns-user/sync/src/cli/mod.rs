@@ -26,10 +26,7 @@ use crate::{
     now_ms,
 };
 use dns_core::terminal;
-use dns_kit::{
-    command_line,
-    files::atomic::{self, Attributes},
-};
+use dns_kit::files::atomic::{self, Attributes};
 
 /// Distribute records to a fleet by the BOSH director's protocol
 #[derive(Debug, Parser)]
@@ -55,9 +52,9 @@ enum Command {
     /// Print the name of a link for a certificate
     San(inventory::San),
     /// Print the manual page, or write all pages to a folder
-    Man(command_line::Man),
+    Man(dns_command_line::Man),
     /// Print completions for a shell
-    Completions(command_line::Completions),
+    Completions(dns_command_line::Completions),
     /// Confirm that the inventory may remove this many instances at once
     ConfirmRemovals(ConfirmRemovals),
     /// Print the configuration of nats-server, with a director's permissions
@@ -110,7 +107,7 @@ struct NatsConfig {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let CommandLine { command } = command_line::parse::<CommandLine>();
+    let CommandLine { command } = dns_command_line::parse::<CommandLine>();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "info,async_nats=warn".into());
     let colours = io::stderr().is_terminal();
@@ -134,7 +131,7 @@ pub fn main() -> ExitCode {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    command_line::failed("bosh-dns-sync", error)
+    dns_command_line::failed("bosh-dns-sync", error)
 }
 
 impl Command {
@@ -353,60 +350,25 @@ impl StatusOptions {
 fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
     let count = registry.count();
     let Count { agents, synced, .. } = count;
-    let ago = |at: Option<u64>| {
-        at.map_or("never".to_owned(), |at| {
-            format!("{} s ago", now.saturating_sub(at) / 1000)
-        })
-    };
     let mut text = match registry.version {
         0 => format!("no version was announced yet\n0 of {agents} agents have one, {count}\n"),
         version => format!(
             "version {version}, made {}\n{synced} of {agents} agents have it, {count}\n{} bytes of messages \
              sent for it\n",
-            ago(Some(registry.made)),
+            ago(now, Some(registry.made)),
             registry.bytes_sent
         ),
     };
-    let shown = registry
-        .agents
-        .iter()
-        .filter(|(_, agent)| all || registry.state(agent) != AgentState::Synced);
     let mut rows = vec![
         [
             "AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR",
         ]
         .map(str::to_owned),
     ];
-    for (id, agent) in shown {
-        let Agent {
-            held,
-            heard,
-            asked,
-            failures,
-            error,
-            ..
-        } = agent;
-        let version = held.as_ref().map_or(0, |held| held.version);
-        let error = match (registry.state(agent), error) {
-            (AgentState::Disagreeing, _) => {
-                let digest = held
-                    .as_ref()
-                    .and_then(|held| held.digest.as_deref())
-                    .unwrap_or_default();
-                format!("disagrees: holds {digest}")
-            }
-            (AgentState::Unverified, _) => "reports no digest (BOSH agent)".to_owned(),
-            (_, error) => error.clone().unwrap_or_default(),
-        };
-        rows.push([
-            printable(id),
-            version.to_string(),
-            registry.version.saturating_sub(version).to_string(),
-            ago(*heard),
-            ago(*asked),
-            failures.to_string(),
-            printable(&error),
-        ]);
+    for (id, agent) in &registry.agents {
+        if all || registry.state(agent) != AgentState::Synced {
+            rows.push(row(registry, id, agent, now));
+        }
     }
     if rows.len() == 1 {
         return text;
@@ -418,15 +380,51 @@ fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
         }
     }
     for row in &rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        text.push_str(cells.join("  ").trim_end());
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            line.push_str(&format!("{cell:width$}  "));
+        }
+        text.push_str(line.trim_end());
         text.push('\n');
     }
     text
+}
+
+/// Returns the cells of an agent.
+fn row(registry: &AgentRegistry, id: &str, agent: &Agent, now: u64) -> [String; 7] {
+    let Agent {
+        held,
+        heard,
+        asked,
+        failures,
+        error,
+        ..
+    } = agent;
+    let version = held.as_ref().map_or(0, |held| held.version);
+    let error = match registry.state(agent) {
+        AgentState::Disagreeing => {
+            let digest = held.as_ref().and_then(|held| held.digest.as_deref());
+            format!("disagrees: holds {}", digest.unwrap_or_default())
+        }
+        AgentState::Unverified => "reports no digest (BOSH agent)".to_owned(),
+        _ => error.clone().unwrap_or_default(),
+    };
+    [
+        printable(id),
+        version.to_string(),
+        registry.version.saturating_sub(version).to_string(),
+        ago(now, *heard),
+        ago(now, *asked),
+        failures.to_string(),
+        printable(&error),
+    ]
+}
+
+fn ago(now: u64, at: Option<u64>) -> String {
+    match at {
+        Some(at) => format!("{} s ago", now.saturating_sub(at) / 1000),
+        None => "never".to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,10 @@ use axum::{
     routing::{get, post},
 };
 use dns_kit::http_server::{Client, Listener, Server};
-use prometheus::{IntCounter, IntGauge, Registry};
+use prometheus::{
+    IntCounter, IntGauge, Registry, register_int_counter_with_registry,
+    register_int_gauge_with_registry,
+};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -136,38 +139,39 @@ impl PublisherMetrics {
     /// Registers all families with value zero.
     pub(super) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
-        let gauge = |name: &str, help: &str| {
-            let gauge = IntGauge::new(format!("bosh_dns_sync_{name}"), help)?;
-            registry.register(Box::new(gauge.clone())).map(|()| gauge)
-        };
-        let counter = |name: &str, help: &str| {
-            let counter = IntCounter::new(format!("bosh_dns_sync_{name}"), help)?;
-            registry
-                .register(Box::new(counter.clone()))
-                .map(|()| counter)
-        };
         Ok(Self {
-            sent: counter("messages_total", "Announcements sent")?,
-            sent_bytes: counter("message_bytes_total", "Bytes of announcements sent")?,
-            exceptions: counter("exceptions_total", "Exceptions replied by agents")?,
-            ignored: counter("ignored_messages_total", "Messages that match no open call")?,
-            blob_bytes: gauge("blob_bytes", "Size of the newest blob in bytes")?,
-            inventory_good: gauge("inventory_good", "1 while the newest inventory is in use")?,
-            version: gauge("version", "Version of the fleet")?,
-            agents: [
-                gauge("agents", "Agents in the inventory")?,
-                gauge("agents_synced", "Agents on the current version")?,
-                gauge(
-                    "agents_unverified",
-                    "Agents that report the version without a digest",
-                )?,
-                gauge(
-                    "agents_disagreeing",
-                    "Agents with a higher version or different records",
-                )?,
-                gauge("agents_failing", "Lagging agents that reported a reason")?,
-                gauge("agents_silent", "Lagging agents that do not answer")?,
-            ],
+            sent: counter(
+                &registry,
+                "bosh_dns_sync_messages_total",
+                "Announcements sent",
+            )?,
+            sent_bytes: counter(
+                &registry,
+                "bosh_dns_sync_message_bytes_total",
+                "Bytes of announcements sent",
+            )?,
+            exceptions: counter(
+                &registry,
+                "bosh_dns_sync_exceptions_total",
+                "Exceptions replied by agents",
+            )?,
+            ignored: counter(
+                &registry,
+                "bosh_dns_sync_ignored_messages_total",
+                "Messages that match no open call",
+            )?,
+            blob_bytes: gauge(
+                &registry,
+                "bosh_dns_sync_blob_bytes",
+                "Size of the newest blob in bytes",
+            )?,
+            inventory_good: gauge(
+                &registry,
+                "bosh_dns_sync_inventory_good",
+                "1 while the newest inventory is in use",
+            )?,
+            version: gauge(&registry, "bosh_dns_sync_version", "Version of the fleet")?,
+            agents: agent_gauges(&registry)?,
             registry,
         })
     }
@@ -192,4 +196,43 @@ impl PublisherMetrics {
             gauge.set(value as i64);
         }
     }
+}
+
+fn agent_gauges(registry: &Registry) -> prometheus::Result<[IntGauge; 6]> {
+    Ok([
+        gauge(registry, "bosh_dns_sync_agents", "Agents in the inventory")?,
+        gauge(
+            registry,
+            "bosh_dns_sync_agents_synced",
+            "Agents on the current version",
+        )?,
+        gauge(
+            registry,
+            "bosh_dns_sync_agents_unverified",
+            "Agents that report the version without a digest",
+        )?,
+        gauge(
+            registry,
+            "bosh_dns_sync_agents_disagreeing",
+            "Agents with a higher version or different records",
+        )?,
+        gauge(
+            registry,
+            "bosh_dns_sync_agents_failing",
+            "Lagging agents that reported a reason",
+        )?,
+        gauge(
+            registry,
+            "bosh_dns_sync_agents_silent",
+            "Lagging agents that do not answer",
+        )?,
+    ])
+}
+
+fn gauge(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+    register_int_gauge_with_registry!(name, help, registry)
+}
+
+fn counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+    register_int_counter_with_registry!(name, help, registry)
 }

@@ -43,7 +43,7 @@ use crate::{
     bus::{Bus, BusOptions, PUBLISHER},
     dataset::LAST_VERSION,
     file_options::FileOptions,
-    http::TlsOptions,
+    http::{TlsFiles, TlsOptions},
     message::{self, ASK, Announcement, BlobLocation, OURS},
     now_ms,
     store::{Store, StoreOptions, unix_now},
@@ -78,27 +78,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
     if let Some(file) = options.local.clone() {
         return write_locally(&options, writer, &file).await.map(|()| true);
     }
-    let tls = options
-        .tls
-        .clone()
-        .files()
-        .context("--nats URL with its --tls-* files, or --local FILE, is required")?;
-    let bus_options = BusOptions {
-        nats: options.nats.clone(),
-        tls,
-        ping_every: crate::bus::PING_EVERY,
-    };
-    anyhow::ensure!(
-        options.store.blobstore.is_some(),
-        "--blobstore URL is required"
-    );
-    let bus = Bus::connect(
-        &bus_options,
-        "bosh-dns-sync-publisher",
-        "agents get no new version",
-    )
-    .await?;
-    let store = Store::open(&options.store, Some(&bus))?;
+    let (bus, store, tls) = connect(&options).await?;
     // A folder that hangs must not delay the start.
     let unswept = store.clone();
     tokio::spawn(async move { unswept.sweep().await });
@@ -108,25 +88,8 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         .unwrap_or_default()
         .unwrap_or_default();
     let shared = Shared::default();
-    if let (Some(address), true) = (options.api, options.watch) {
-        let api = PublisherApi {
-            source: options.source.clone(),
-            state: options.state.clone(),
-            shared: shared.clone(),
-        };
-        api::spawn(
-            address,
-            bus_options.tls.clone(),
-            options.api_clients.clone(),
-            api,
-        )
-        .await?;
-    }
     let metrics = PublisherMetrics::new()?;
-    if let Some(address) = options.metrics {
-        let registry = metrics.registry.clone();
-        http_server::spawn_metrics(address, move || registry.gather()).await?;
-    }
+    serve(&options, tls, &shared, &metrics).await?;
     let settings = PlanSettings {
         bandwidth: options.bandwidth,
         patches: !options.no_patches,
@@ -161,6 +124,54 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
     distributor.run(progress).await
 }
 
+/// Serves the API and the metrics, if they have addresses.
+async fn serve(
+    options: &PublishOptions,
+    tls: TlsFiles,
+    shared: &Shared,
+    metrics: &PublisherMetrics,
+) -> anyhow::Result<()> {
+    if let (Some(address), true) = (options.api, options.watch) {
+        let api = PublisherApi {
+            source: options.source.clone(),
+            state: options.state.clone(),
+            shared: shared.clone(),
+        };
+        api::spawn(address, tls, options.api_clients.clone(), api).await?;
+    }
+    if let Some(address) = options.metrics {
+        let registry = metrics.registry.clone();
+        http_server::spawn_metrics(address, move || registry.gather()).await?;
+    }
+    Ok(())
+}
+
+/// Connects to the bus and opens the store of blobs.
+async fn connect(options: &PublishOptions) -> anyhow::Result<(Bus, Store, TlsFiles)> {
+    let tls = options
+        .tls
+        .clone()
+        .files()
+        .context("--nats URL with its --tls-* files, or --local FILE, is required")?;
+    let bus_options = BusOptions {
+        nats: options.nats.clone(),
+        tls: tls.clone(),
+        ping_every: crate::bus::PING_EVERY,
+    };
+    anyhow::ensure!(
+        options.store.blobstore.is_some(),
+        "--blobstore URL is required"
+    );
+    let bus = Bus::connect(
+        &bus_options,
+        "bosh-dns-sync-publisher",
+        "agents get no new version",
+    )
+    .await?;
+    let store = Store::open(&options.store, Some(&bus))?;
+    Ok((bus, store, tls))
+}
+
 impl Distributor {
     async fn run(mut self, progress: impl Fn(Count)) -> anyhow::Result<bool> {
         let own = self
@@ -177,7 +188,7 @@ impl Distributor {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(self.options.timeout);
-        let mut ended = std::pin::pin!(dns_kit::command_line::until_ended());
+        let mut ended = std::pin::pin!(dns_kit::until_ended());
         loop {
             tokio::select! {
                 message = messages.next() => {
@@ -465,7 +476,7 @@ async fn write_locally(
     file: &Path,
 ) -> anyhow::Result<()> {
     atomic::sweep(file);
-    let mut ended = std::pin::pin!(dns_kit::command_line::until_ended());
+    let mut ended = std::pin::pin!(dns_kit::until_ended());
     let mut done = false;
     loop {
         let written = writer.poll().map(|read| {
@@ -639,7 +650,6 @@ impl Tasks {
         let client = self.client.clone();
         let process = self.process.clone();
         let bandwidth = self.bandwidth;
-        let time = move |bytes: u64| Duration::from_secs_f64(bytes as f64 / bandwidth as f64);
         self.sending = Some(self.running.spawn(async move {
             let version = batch.first().map_or(0, |first| first.call.version);
             let mut messages = 0_u64;
@@ -663,8 +673,10 @@ impl Tasks {
                     published
                         .context("NATS accepts no messages")?
                         .with_context(|| format!("to agent {agent}"))?;
-                    (messages, bytes) = (messages + 1, bytes + length);
-                    let ahead = time(bytes).saturating_sub(begun.elapsed());
+                    messages += 1;
+                    bytes += length;
+                    let planned = Duration::from_secs_f64(bytes as f64 / bandwidth as f64);
+                    let ahead = planned.saturating_sub(begun.elapsed());
                     if ahead > SLACK {
                         tokio::time::sleep(ahead).await;
                     }

@@ -95,6 +95,21 @@ pub(super) struct Outgoing {
     pub(super) announcement: Arc<Announcement>,
 }
 
+/// An agent that is due.
+#[derive(Debug)]
+struct DueAgent {
+    id: String,
+    patch: Option<Arc<Patch>>,
+    /// Whether it is one of ours, whose reports name the version.
+    is_ours: bool,
+}
+
+/// Returns the time that bytes take.
+fn milliseconds(bytes: u64, bandwidth: u64) -> u64 {
+    let milliseconds = u128::from(bytes) * 1000 / u128::from(bandwidth);
+    u64::try_from(milliseconds).unwrap_or(u64::MAX)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// No inventory has been read.
@@ -496,107 +511,89 @@ impl Plan {
         if self.sending == Some(current.made.version) {
             return;
         }
-        let due = self.registry.due(now.ms);
-        if due.is_empty() {
-            return;
-        }
-        let source = current.signed_source(now, self.settings.links_good_for);
         let mut ready = Vec::new();
-        let mut blobs = 0_u64;
-        for (agent, held) in due {
-            let from = held.filter(|_| self.settings.patches);
-            let patch = match from {
-                None | Some(0) => None,
-                Some(from) => match current.find_patch(from, now.ms, actions) {
-                    // The patch is still being created; the agent stays due.
-                    None => continue,
-                    Some(patch) => patch.filter(|patch| patch.zstd.len() + ENVELOPE <= max_payload),
-                },
+        for (agent, held) in self.registry.due(now.ms) {
+            let patch = match held {
+                Some(from) if from > 0 && self.settings.patches => {
+                    match current.find_patch(from, now.ms, actions) {
+                        // The patch is still being created; the agent stays due.
+                        None => continue,
+                        Some(patch) => {
+                            patch.filter(|patch| patch.zstd.len() + ENVELOPE <= max_payload)
+                        }
+                    }
+                }
+                _ => None,
             };
-            blobs += u64::from(patch.is_none());
-            ready.push((agent, patch, held.is_some()));
+            ready.push(DueAgent {
+                id: agent,
+                patch,
+                is_ours: held.is_some(),
+            });
         }
         if ready.is_empty() {
             return;
         }
+        let batch = self.call(ready, now);
+        self.unwritten = true;
+        actions.push(Action::Send(batch));
+    }
+
+    /// Calls agents. Downloads of the blob are spread over the time that the bandwidth needs for all of them.
+    fn call(&mut self, ready: Vec<DueAgent>, now: &mut StepInput<'_>) -> Vec<Outgoing> {
+        let Some(current) = &mut self.current else {
+            return Vec::new();
+        };
+        let source = current.signed_source(now, self.settings.links_good_for);
+        self.sending = Some(current.made.version);
         let bandwidth = self.settings.bandwidth.max(1);
         let length = current.bytes.len() as u64;
-        let time = |bytes: u64| {
-            (u128::from(bytes) * 1000 / u128::from(bandwidth))
-                .try_into()
-                .unwrap_or(u64::MAX)
-        };
-        let spread: u64 = time(blobs.saturating_mul(length));
+        let blobs = ready.iter().filter(|due| due.patch.is_none()).count() as u64;
+        let spread = milliseconds(blobs.saturating_mul(length), bandwidth);
         // Agents whose patch does not fit the message download the whole blob like the others.
-        let patched_spread: u64 = time((ready.len() as u64).saturating_mul(length));
+        let patched_spread = milliseconds((ready.len() as u64).saturating_mul(length), bandwidth);
         let mut batch = Vec::with_capacity(ready.len());
         let mut shared: HashMap<(u64, bool, bool), Arc<Announcement>> = HashMap::new();
         let mut queued = 0_u64;
-        for (agent, patch, ours) in ready {
+        for DueAgent { id, patch, is_ours } in ready {
             let from = patch.as_ref().map_or(0, |patch| patch.from);
             queued += patch.as_ref().map_or(0, |patch| patch.zstd.len() as u64) + 512;
-            let unsigned = self
-                .registry
-                .agents
-                .get(&agent)
-                .is_some_and(|agent| agent.unsigned);
-            let announcement = shared.entry((from, ours, unsigned)).or_insert_with(|| {
-                let spread_ms = if patch.is_some() {
-                    patched_spread
-                } else {
-                    spread
-                };
+            let agent = self.registry.agents.get(&id);
+            let unsigned = agent.is_some_and(|agent| agent.unsigned);
+            let takes_patches = is_ours && self.settings.patches;
+            let announcement = shared.entry((from, is_ours, unsigned)).or_insert_with(|| {
                 let extra = Extra {
                     patch: patch.as_deref().cloned(),
-                    spread_ms,
+                    spread_ms: if patch.is_some() {
+                        patched_spread
+                    } else {
+                        spread
+                    },
                     size: length,
                 };
                 // A BOSH agent logs surplus arguments as errors.
-                let extra = (ours && self.settings.patches).then_some(extra);
-                let CommittedVersion {
-                    version,
-                    digest,
-                    blob,
-                    ..
-                } = current.made.clone();
-                let source = if unsigned {
-                    BlobLocation::Blob(blob)
-                } else {
-                    source.clone()
-                };
-                Arc::new(Announcement {
-                    source,
-                    digest,
-                    version,
-                    extra,
-                })
+                let extra = takes_patches.then_some(extra);
+                Arc::new(current.announcement(&source, unsigned, extra))
             });
             let call = AgentCall {
                 version: current.made.version,
                 nonce: (now.random)(),
             };
             let random = (now.random)() as f64 / u64::MAX as f64;
-            let wait = if patch.is_none() && ours && self.settings.patches {
+            let wait = if patch.is_none() && takes_patches {
                 spread
             } else {
                 0
             };
-            self.registry.record_call(
-                &agent,
-                call,
-                now.ms.saturating_add(time(queued)),
-                wait,
-                random,
-            );
+            let at = now.ms.saturating_add(milliseconds(queued, bandwidth));
+            self.registry.record_call(&id, call, at, wait, random);
             batch.push(Outgoing {
-                agent,
+                agent: id,
                 call,
                 announcement: announcement.clone(),
             });
         }
-        self.sending = Some(current.made.version);
-        self.unwritten = true;
-        actions.push(Action::Send(batch));
+        batch
     }
 }
 
@@ -616,6 +613,25 @@ impl Current {
                 self.source = Some((source.clone(), now.unix));
                 source
             }
+        }
+    }
+
+    fn announcement(
+        &self,
+        source: &BlobLocation,
+        unsigned: bool,
+        extra: Option<Extra>,
+    ) -> Announcement {
+        let source = if unsigned {
+            BlobLocation::Blob(self.made.blob.clone())
+        } else {
+            source.clone()
+        };
+        Announcement {
+            source,
+            digest: self.made.digest.clone(),
+            version: self.made.version,
+            extra,
         }
     }
 

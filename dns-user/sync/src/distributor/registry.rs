@@ -65,6 +65,27 @@ pub(crate) struct Agent {
     calls: Vec<AgentCall>,
 }
 
+impl Agent {
+    /// Records why the agent did not take the current version.
+    fn record_exception(&mut self, problem: String, now: u64, random: f64) -> Verdict {
+        self.has_reported = true;
+        if !self.unsigned && is_unknown_method(&problem) {
+            self.unsigned = true;
+            self.next = now + MIN_GAP_MS;
+            return Verdict::Noted;
+        }
+        let known = self.error.as_ref() == Some(&problem);
+        self.error = Some(problem.clone());
+        let pause = (EXCEPTION_PAUSE_MS << self.failures.min(6)).min(MAX_PAUSE_MS);
+        self.next = now + jitter(pause, random);
+        if known {
+            Verdict::Noted
+        } else {
+            Verdict::Complains(problem)
+        }
+    }
+}
+
 /// An open call to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AgentCall {
@@ -232,9 +253,10 @@ impl AgentRegistry {
                 digest: None,
             }) if *version > 0 && *version >= self.version => AgentState::Unverified,
             Some(AgentVersion { version, digest }) if *version == self.version && *version > 0 => {
-                match digest.as_deref() == Some(&*self.digest) {
-                    true => AgentState::Synced,
-                    false => AgentState::Disagreeing,
+                if digest.as_deref() == Some(&*self.digest) {
+                    AgentState::Synced
+                } else {
+                    AgentState::Disagreeing
                 }
             }
             Some(AgentVersion { version, .. }) if *version > self.version => {
@@ -253,15 +275,18 @@ impl AgentRegistry {
 
     /// Returns the agents to call now, each with the version that it holds if it applies patches.
     pub(crate) fn due(&self, now: u64) -> Vec<(String, Option<u64>)> {
-        let due = self
-            .agents
-            .iter()
-            .filter(|(_, agent)| agent.next <= now && self.lags(agent));
-        due.map(|(id, agent)| {
-            let held = agent.held.as_ref().filter(|_| agent.patches);
-            (id.clone(), held.map(|held| held.version))
-        })
-        .collect()
+        let mut due = Vec::new();
+        for (id, agent) in &self.agents {
+            if agent.next > now || !self.lags(agent) {
+                continue;
+            }
+            let held = match &agent.held {
+                Some(held) if agent.patches => Some(held.version),
+                _ => None,
+            };
+            due.push((id.clone(), held));
+        }
+        due
     }
 
     /// Returns whether every agent has answered this process.
@@ -314,7 +339,8 @@ impl AgentRegistry {
         agent.heard = Some(now);
         match reply {
             Reply::Synced(Some(report)) => {
-                (agent.failures, agent.error) = (0, None);
+                agent.failures = 0;
+                agent.error = None;
                 self.report(id, report, now)
             }
             Reply::Synced(None) => {
@@ -333,7 +359,8 @@ impl AgentRegistry {
                     // The reply is late; the current version is due now.
                     agent.next = now;
                 }
-                (agent.failures, agent.error) = (0, None);
+                agent.failures = 0;
+                agent.error = None;
                 Verdict::Noted
             }
             // A BOSH agent without a file replies to a request to report with an exception; an
@@ -342,23 +369,7 @@ impl AgentRegistry {
                 agent.has_reported = true;
                 Verdict::Noted
             }
-            Reply::Exception(problem) => {
-                agent.has_reported = true;
-                if !agent.unsigned && is_unknown_method(&problem) {
-                    agent.unsigned = true;
-                    agent.next = now + MIN_GAP_MS;
-                    return Verdict::Noted;
-                }
-                let known = agent.error.as_ref() == Some(&problem);
-                agent.error = Some(problem.clone());
-                let pause = (EXCEPTION_PAUSE_MS << agent.failures.min(6)).min(MAX_PAUSE_MS);
-                agent.next = now + jitter(pause, random);
-                if known {
-                    Verdict::Noted
-                } else {
-                    Verdict::Complains(problem)
-                }
-            }
+            Reply::Exception(problem) => agent.record_exception(problem, now, random),
         }
     }
 
@@ -397,10 +408,12 @@ impl AgentRegistry {
         if self.state(agent) != AgentState::Disagreeing {
             return Verdict::Noted;
         }
-        match first && version <= self.version.saturating_add(MAX_RAISE) {
-            true => Verdict::Raise(version),
-            false if changed => Verdict::Disagrees(held),
-            false => Verdict::Noted,
+        if first && version <= self.version.saturating_add(MAX_RAISE) {
+            Verdict::Raise(version)
+        } else if changed {
+            Verdict::Disagrees(held)
+        } else {
+            Verdict::Noted
         }
     }
 

@@ -136,19 +136,22 @@ impl InventoryOptions {
 }
 
 pub(super) fn stamps(paths: Vec<PathBuf>) -> Stamps {
-    let stamp = |path: &PathBuf| {
-        let facts = fs::metadata(path).ok()?;
-        Some(FileStamp {
-            modified: facts.modified().ok()?,
-            inode: facts.ino(),
-            born: facts.created().ok(),
-            length: facts.len(),
-        })
-    };
-    paths
-        .into_iter()
-        .map(|path| (path.clone(), stamp(&path)))
-        .collect()
+    let mut stamps = Stamps::default();
+    for path in paths {
+        let stamp = stamp(&path);
+        stamps.push((path, stamp));
+    }
+    stamps
+}
+
+fn stamp(path: &Path) -> Option<FileStamp> {
+    let facts = fs::metadata(path).ok()?;
+    Some(FileStamp {
+        modified: facts.modified().ok()?,
+        inode: facts.ino(),
+        born: facts.created().ok(),
+        length: facts.len(),
+    })
 }
 
 /// Decides when changed files are complete: after they have been unchanged for a while. Pure.
@@ -249,10 +252,14 @@ pub(super) fn is_renamed(path: &Path) -> bool {
 
 /// Returns whether the newest file last changed at least `age` ago by the machine's clock.
 pub(super) fn is_old(stamps: &Stamps, age: Duration) -> bool {
-    let old = |time: &SystemTime| time.elapsed().is_ok_and(|elapsed| elapsed >= age);
-    stamps
-        .iter()
-        .all(|(_, stamp)| stamp.as_ref().is_some_and(|stamp| old(&stamp.modified)))
+    for (_, stamp) in stamps {
+        let Some(stamp) = stamp else { return false };
+        if stamp.modified.elapsed().is_ok_and(|elapsed| elapsed >= age) {
+            continue;
+        }
+        return false;
+    }
+    true
 }
 
 #[cfg(test)]

@@ -83,15 +83,20 @@ pub(crate) enum StateError {
     NoMoreVersions(u64),
 }
 
+impl StateError {
+    fn io(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::Io {
+            path: path.to_owned(),
+            cause,
+        }
+    }
+}
+
 impl Folder {
     /// Opens and locks a folder for the publisher; creates it if it is missing.
     pub(crate) fn lock(path: &Path) -> Result<Self, StateError> {
-        let failed = |cause| StateError::Io {
-            path: path.to_owned(),
-            cause,
-        };
-        fs::create_dir_all(path.join("datasets")).map_err(failed)?;
-        let file = File::create(path.join("lock")).map_err(failed)?;
+        fs::create_dir_all(path.join("datasets")).map_err(StateError::io(path))?;
+        let file = File::create(path.join("lock")).map_err(StateError::io(path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StateError::Locked(path.to_owned()))?;
         atomic::sweep_folder(path);
@@ -111,9 +116,10 @@ impl Folder {
 
     /// Opens the folder of a publisher that has run.
     pub(crate) fn existing(path: &Path) -> Result<Self, StateError> {
-        match path.join("datasets").is_dir() {
-            true => Ok(Self::open(path)),
-            false => Err(StateError::NoPublisher(path.to_owned())),
+        if path.join("datasets").is_dir() {
+            Ok(Self::open(path))
+        } else {
+            Err(StateError::NoPublisher(path.to_owned()))
         }
     }
 
@@ -154,13 +160,9 @@ impl Folder {
         change: impl FnOnce(&mut T) -> Result<(), E>,
     ) -> Result<(), E> {
         let lock = self.path.join(format!("{name}.lock"));
-        let failed = |cause| StateError::Io {
-            path: lock.clone(),
-            cause,
-        };
-        let file = File::create(&lock).map_err(failed)?;
+        let file = File::create(&lock).map_err(StateError::io(&lock))?;
         let _held = Flock::lock(file, FlockArg::LockExclusive)
-            .map_err(|(_, errno)| failed(errno.into()))?;
+            .map_err(|(_, errno)| StateError::io(&lock)(errno.into()))?;
         let mut value = self.read::<T>(name)?.unwrap_or_default();
         change(&mut value)?;
         Ok(self.write(name, &value)?)
@@ -215,12 +217,10 @@ impl Folder {
             }
             let version = last + 1;
             let bytes = dataset.write(version);
-            let write = || {
-                atomic::replace(&self.dataset_path(version), &bytes, Attributes::PRIVATE).map(drop)
-            };
-            if write().is_err() {
+            let path = self.dataset_path(version);
+            if atomic::replace(&path, &bytes, Attributes::PRIVATE).is_err() {
                 self.give_up_datasets(newest);
-                write()?;
+                atomic::replace(&path, &bytes, Attributes::PRIVATE)?;
             }
             let digest = digest::sha256(&bytes);
             next.versions.push(CommittedVersion {
@@ -263,13 +263,11 @@ impl Folder {
         now: u64,
         bytes: u64,
     ) -> Result<Vec<CommittedVersion>, StateError> {
-        let length = |made: &CommittedVersion| {
-            fs::metadata(self.dataset_path(made.version)).map_or(0, |facts| facts.len())
-        };
         let mut kept = 0;
         let mut room = bytes;
         for made in state.versions.iter().rev() {
-            let length = length(made);
+            let facts = fs::metadata(self.dataset_path(made.version));
+            let length = facts.map_or(0, |facts| facts.len());
             let young = kept < KEPT || made.at.saturating_add(KEPT_SECONDS) >= now;
             if kept >= KEPT_AT_LEAST && (length > room || !young) {
                 break;

@@ -118,15 +118,15 @@ impl StateWriter {
     pub(super) fn open(options: &PublishOptions) -> Result<Self, StateError> {
         let folder = Folder::lock(&options.state)?;
         let state: PublisherState = folder.read("state.json")?.unwrap_or_default();
-        let newest = state
-            .versions
-            .last()
-            .and_then(|made| folder.dataset(made.version));
-        let known = newest
-            .and_then(|bytes| dataset::instance_ids(&bytes).ok())
-            .unwrap_or_default();
-        // Earlier versions kept the case of the inventory.
-        let known = known.iter().map(|id| id.to_ascii_lowercase()).collect();
+        let mut known = HashSet::new();
+        if let Some(made) = state.versions.last()
+            && let Some(bytes) = folder.dataset(made.version)
+        {
+            for id in dataset::instance_ids(&bytes).unwrap_or_default() {
+                // Earlier versions kept the case of the inventory.
+                known.insert(id.to_ascii_lowercase());
+            }
+        }
         Ok(Self {
             options: options.clone(),
             state,
@@ -201,16 +201,12 @@ impl StateWriter {
     /// unchanged for long enough. Otherwise their writer may have paused.
     fn load(&mut self, is_whole: bool) -> anyhow::Result<Option<Vec<String>>> {
         let mut inventory = self.options.source.load(&self.folder)?;
-        let present: HashSet<&str> = inventory
-            .instances
-            .iter()
-            .map(|instance| &*instance.id)
-            .collect();
-        let removed = self
-            .known
-            .iter()
-            .filter(|id| !present.contains(id.as_str()))
-            .count();
+        let instances = inventory.instances.iter();
+        let present: HashSet<&str> = instances.map(|instance| &*instance.id).collect();
+        let mut removed = 0;
+        for id in &self.known {
+            removed += usize::from(!present.contains(id.as_str()));
+        }
         let waited = std::mem::take(&mut self.removals_wait);
         if !is_whole {
             let cut = match &self.inventory {
@@ -237,11 +233,10 @@ impl StateWriter {
         } else {
             self.check_removals(removed)?;
         }
-        let agents = inventory
-            .instances
-            .iter()
-            .filter_map(|instance| instance.agent.clone())
-            .collect();
+        let mut agents = Vec::new();
+        for instance in &inventory.instances {
+            agents.extend(instance.agent.clone());
+        }
         self.inventory = Some(inventory);
         Ok(Some(agents))
     }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, fs, io,
+    fmt, fs,
     net::IpAddr,
     path::{Path, PathBuf},
 };
@@ -164,9 +164,10 @@ impl<'de> Deserialize<'de> for Addresses {
                 while let Some(address) = texts.next_element()? {
                     all.add(address);
                 }
-                match all.0.is_empty() {
-                    true => Err(de::Error::invalid_length(0, &self)),
-                    false => Ok(all),
+                if all.0.is_empty() {
+                    Err(de::Error::invalid_length(0, &self))
+                } else {
+                    Ok(all)
                 }
             }
         }
@@ -174,7 +175,7 @@ impl<'de> Deserialize<'de> for Addresses {
     }
 }
 
-fn in_file(path: &Path) -> impl Fn(anyhow::Error) -> anyhow::Error {
+fn in_file<E: fmt::Display>(path: &Path) -> impl Fn(E) -> anyhow::Error {
     move |problem| anyhow!("{}: {problem}", path.display())
 }
 
@@ -227,13 +228,12 @@ pub(crate) fn load(path: &Path) -> anyhow::Result<RawInventory> {
 }
 
 pub(crate) fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let failed = |cause: io::Error| in_file(path)(cause.into());
-    if !fs::metadata(path).map_err(failed)?.is_dir() {
+    if !fs::metadata(path).map_err(in_file(path))?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     let mut found = Vec::new();
-    for entry in fs::read_dir(path).map_err(failed)? {
-        let file = entry.map_err(failed)?.path();
+    for entry in fs::read_dir(path).map_err(in_file(path))? {
+        let file = entry.map_err(in_file(path))?.path();
         let extension = file.extension().and_then(|extension| extension.to_str());
         let hidden = file
             .file_name()
@@ -297,22 +297,23 @@ pub(crate) fn read_nodes(text: &str) -> Result<RawInventory, InventoryError> {
             });
             continue;
         };
-        let addresses = instances[at]
-            .networks
-            .entry(network.clone())
-            .or_insert_with(|| address.into());
-        if addresses
-            .iter()
-            .any(|held| held != address && held.is_ipv4() == address.is_ipv4())
-        {
-            let problem = format!(
-                "{id} has two addresses of one family, {addresses} and {address}; remove one"
-            );
-            return Err(InventoryError::new(place, problem));
+        let network = instances[at].networks.entry(network.clone());
+        let addresses = network.or_insert_with(|| address.into());
+        for held in addresses.iter() {
+            if held != address && held.is_ipv4() == address.is_ipv4() {
+                let problem = format!(
+                    "{id} has two addresses of one family, {addresses} and {address}; remove one"
+                );
+                return Err(InventoryError::new(place, problem));
+            }
         }
         addresses.add(address);
         owners.insert(address, at);
     }
+    Ok(of_one_group(deployment, group, instances))
+}
+
+fn of_one_group(deployment: String, group: String, instances: Vec<RawInstance>) -> RawInventory {
     let group = RawGroup {
         name: group,
         links: Vec::new(),
@@ -322,10 +323,10 @@ pub(crate) fn read_nodes(text: &str) -> Result<RawInventory, InventoryError> {
         name: deployment,
         instance_groups: vec![group],
     };
-    Ok(RawInventory {
+    RawInventory {
         deployments: vec![deployment],
         ..RawInventory::default()
-    })
+    }
 }
 
 fn is_reachable(address: IpAddr) -> bool {

@@ -64,15 +64,10 @@ impl Instance {
 impl Link {
     /// Returns whether both are the same link, perhaps with other aliases.
     fn is_same(&self, other: &Self) -> bool {
-        let key = |link: &Self| {
-            (
-                link.deployment.clone(),
-                link.group.clone(),
-                link.name.clone(),
-                link.kind.clone(),
-            )
-        };
-        key(self) == key(other)
+        self.deployment == other.deployment
+            && self.group == other.group
+            && self.name == other.name
+            && self.kind == other.kind
     }
 
     pub(crate) fn group_name(&self) -> String {
@@ -211,11 +206,6 @@ impl Inventory {
     /// Validates and adds an instance group.
     fn add_group(&mut self, deployment: &str, group: file::RawGroup) -> Result<(), InventoryError> {
         let place = format!("{deployment}/{}", group.name);
-        let named = |what: &str, text: &str, place: &str| {
-            canonical(text).map_err(|problem| {
-                InventoryError::new(place, format!("{what} {text:?}: {problem}"))
-            })
-        };
         named("deployment", deployment, &place)?;
         named("instance group", &group.name, &place)?;
         for raw in group.links {
@@ -223,9 +213,9 @@ impl Inventory {
             if raw.name.is_empty() || raw.kind.is_empty() {
                 return Err(InventoryError::new(place, "a link needs a name and a type"));
             }
-            raw.aliases
-                .iter()
-                .try_for_each(|alias| check_alias(&place, alias))?;
+            for alias in &raw.aliases {
+                check_alias(&place, alias)?;
+            }
             self.links.push(Link {
                 deployment: deployment.to_owned(),
                 group: group.name.clone(),
@@ -237,22 +227,20 @@ impl Inventory {
         for (position, raw) in group.instances.into_iter().enumerate() {
             let place = format!("{place}/{}", raw.id);
             token("id", &raw.id, &place)?;
-            raw.agent_id
-                .iter()
-                .try_for_each(|agent| token("agent_id", agent, &place))?;
+            if let Some(agent) = &raw.agent_id {
+                token("agent_id", agent, &place)?;
+            }
             if raw.networks.is_empty() {
                 let problem = "it has no address; add `networks: {NAME: ADDRESS}`";
                 return Err(InventoryError::new(place, problem));
             }
-            for network in raw.networks.keys() {
-                named("network", network, &place)?;
+            let mut networks = Vec::new();
+            for (network, addresses) in raw.networks {
+                named("network", &network, &place)?;
+                for address in addresses.iter() {
+                    networks.push((network.clone(), address));
+                }
             }
-            let addresses = raw.networks.into_iter().flat_map(|(network, addresses)| {
-                addresses
-                    .iter()
-                    .map(|address| (network.clone(), address))
-                    .collect::<Vec<_>>()
-            });
             self.instances.push(Instance {
                 // Queries are compared in lower case (RFC 4343).
                 id: raw.id.to_ascii_lowercase(),
@@ -261,7 +249,7 @@ impl Inventory {
                 group: group.name.clone(),
                 zone: raw.az,
                 agent: raw.agent_id,
-                networks: addresses.collect(),
+                networks,
             });
         }
         Ok(())
@@ -314,6 +302,32 @@ fn token(what: &str, text: &str, place: &str) -> Result<(), InventoryError> {
     Err(InventoryError::new(place, problem))
 }
 
+fn named(what: &str, text: &str, place: &str) -> Result<(), InventoryError> {
+    match canonical(text) {
+        Ok(_) => Ok(()),
+        Err(problem) => {
+            let problem = format!("{what} {text:?}: {problem}");
+            Err(InventoryError::new(place, problem))
+        }
+    }
+}
+
+/// Checks that a value is one of the allowed ones.
+fn one_of(
+    place: &str,
+    what: &str,
+    value: Option<&String>,
+    allowed: &[&str],
+) -> Result<(), InventoryError> {
+    match value {
+        Some(value) if !allowed.contains(&value.as_str()) => {
+            let problem = format!("{what} is {value:?}; expected {}", allowed.join(", "));
+            Err(InventoryError::new(place, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Checks an alias as a director does.
 fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
     let Alias {
@@ -323,25 +337,14 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
         placeholder_type,
     } = alias;
     let place = format!("{place}/alias {domain}");
-    let one_of = |what: &str, value: &Option<String>, allowed: &[&str]| match value {
-        Some(value) if !allowed.contains(&value.as_str()) => {
-            let problem = format!("{what} is {value:?}; expected {}", allowed.join(", "));
-            Err(InventoryError::new(&place, problem))
-        }
-        _ => Ok(()),
-    };
-    one_of(
-        "health_filter",
-        health_filter,
-        &["smart", "healthy", "unhealthy", "all"],
-    )?;
-    one_of(
-        "initial_health_check",
-        initial_health_check,
-        &["asynchronous", "synchronous"],
-    )?;
+    let filters = ["smart", "healthy", "unhealthy", "all"];
+    one_of(&place, "health_filter", health_filter.as_ref(), &filters)?;
+    let checks = ["asynchronous", "synchronous"];
+    let check = initial_health_check.as_ref();
+    one_of(&place, "initial_health_check", check, &checks)?;
     let placeholders = ["uuid", "index", "az", "availability_zone", "network"];
-    one_of("placeholder_type", placeholder_type, &placeholders)?;
+    let placeholder = placeholder_type.as_ref();
+    one_of(&place, "placeholder_type", placeholder, &placeholders)?;
     if dns_core::name::Name::from_text(domain).is_err() || domain.is_empty() {
         return Err(InventoryError::new(
             place,

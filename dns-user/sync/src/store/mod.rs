@@ -4,7 +4,7 @@
 //! --jetstream` grants agents direct reads of the bucket, but no consumers.
 
 use std::{
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -77,8 +77,8 @@ struct Secrets {
     secret_key: Option<String>,
 }
 
-impl std::fmt::Debug for Secrets {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Secrets {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Secrets(not shown)")
     }
 }
@@ -244,30 +244,23 @@ impl Store {
         path: PathBuf,
         call: impl FnOnce(&Path) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let hangs = || StoreError::Hangs {
-            path: path.clone(),
-            limit: self.limit,
-        };
+        let folder = path.clone();
         let running = async {
             // The semaphore is never closed.
-            let permit = self
-                .folder_calls
-                .clone()
-                .acquire_owned()
-                .await
-                .map_err(|_| hangs())?;
-            let path = path.clone();
+            let permit = self.folder_calls.clone().acquire_owned().await.ok()?;
             let called = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
-                call(&path)
+                call(&folder)
             });
-            called
-                .await
-                .map_err(|error| StoreError::Options(error.to_string()))?
+            Some(called.await)
         };
-        tokio::time::timeout(self.limit, running)
-            .await
-            .unwrap_or_else(|_| Err(hangs()))
+        match tokio::time::timeout(self.limit, running).await {
+            Ok(Some(called)) => called.map_err(|error| StoreError::Options(error.to_string()))?,
+            Ok(None) | Err(_) => Err(StoreError::Hangs {
+                path,
+                limit: self.limit,
+            }),
+        }
     }
 
     /// Removes what killed publishers left unfinished in a shared folder; other stores keep nothing unfinished.
@@ -467,9 +460,8 @@ impl Store {
 impl Kind {
     /// Parses the URL of a blobstore.
     fn parse(text: &str, secrets: Secrets, bus: Option<&Bus>) -> Result<Self, StoreError> {
-        let wrong = |problem: &str| StoreError::Options(format!("blobstore {text:?}: {problem}"));
         if let Some(bucket) = text.strip_prefix("nats:") {
-            let bus = bus.ok_or_else(|| wrong("JetStream needs --nats"))?;
+            let bus = bus.ok_or_else(|| wrong(text, "JetStream needs --nats"))?;
             return Ok(Self::JetStream(Objects::new(bus, bucket)));
         }
         if let Some(rest) = text.strip_prefix("s3+") {
@@ -481,24 +473,30 @@ impl Kind {
                 }),
                 _ => None,
             };
-            let s3 = S3::parse(rest, credentials).map_err(|problem| wrong(&problem))?;
+            let s3 = S3::parse(rest, credentials).map_err(|problem| wrong(text, problem))?;
             return Ok(Self::S3(Box::new(s3)));
         }
-        let url = Url::parse(text).map_err(|error| wrong(&error.to_string()))?;
+        let url = Url::parse(text).map_err(|error| wrong(text, error))?;
         match url.scheme() {
-            "file" => Ok(Self::Folder(
-                url.to_file_path()
-                    .map_err(|()| wrong("a folder needs file:///PATH"))?,
-            )),
+            "file" => {
+                Ok(Self::Folder(url.to_file_path().map_err(|()| {
+                    wrong(text, "a folder needs file:///PATH")
+                })?))
+            }
             "http" | "https" => Ok(Self::Dav {
                 endpoint: text.trim_end_matches('/').to_owned(),
                 secrets,
             }),
             _ => Err(wrong(
+                text,
                 "it must begin with file, http, https, s3+https or nats:",
             )),
         }
     }
+}
+
+fn wrong(blobstore: &str, problem: impl fmt::Display) -> StoreError {
+    StoreError::Options(format!("blobstore {blobstore:?}: {problem}"))
 }
 
 /// Returns the error for a missing `--blobstore`.
@@ -530,7 +528,7 @@ struct Objects {
     bucket: String,
 }
 
-fn failed(error: impl std::fmt::Display) -> StoreError {
+fn failed(error: impl fmt::Display) -> StoreError {
     StoreError::JetStream(error.to_string())
 }
 
