@@ -65,14 +65,14 @@ fn reply(zone: &Zone, message: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
 fn zone(size: u32) -> Zone {
     let json = Json::parse(b"{}").unwrap();
     let config = Config::read(&ObjectReader::document("bench", &json).unwrap()).unwrap();
-    let node = |number: u32| format!("n{number}");
-    let address = |number: u32| Ipv4Addr::from_bits(0x0a00_0101 + number).to_string();
-    let nodes: Vec<_> = (0..size)
-        .map(|number| json!({"node": node(number), "address": address(number)}))
-        .collect();
-    let services: Vec<_> = (0..size)
-        .map(|number| json!({"node": node(number), "service": "web", "port": 8000}))
-        .collect();
+    let mut nodes = Vec::new();
+    let mut services = Vec::new();
+    for number in 0..size {
+        let node = format!("n{number}");
+        let address = Ipv4Addr::from_bits(0x0a00_0101 + number).to_string();
+        nodes.push(json!({"node": node, "address": address}));
+        services.push(json!({"node": node, "service": "web", "port": 8000}));
+    }
     let text = json!({"nodes": nodes, "services": services}).to_string();
     let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config)
         .whole()

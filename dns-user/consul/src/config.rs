@@ -154,10 +154,13 @@ impl Config {
 
     /// Parses the object itself and returns the paths of unknown members.
     fn read_all(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
-        let recursors = object.texts("recursors")?.unwrap_or_default().into_iter();
-        let recursors = recursors.map(|text| {
-            with_port(text).map_err(|problem| object.error("recursors", &problem.to_string()))
-        });
+        let mut recursors = Vec::new();
+        for text in object.texts("recursors")?.unwrap_or_default() {
+            match with_port(text) {
+                Ok(recursor) => recursors.push(recursor),
+                Err(problem) => return Err(object.error("recursors", &problem.to_string())),
+            }
+        }
         let datacenter = object
             .text("datacenter")?
             .unwrap_or("dc1")
@@ -181,7 +184,7 @@ impl Config {
                 .address("advertise_addr")?
                 .map(|address| address.to_string()),
             translate_wan_addrs: object.boolean("translate_wan_addrs")?.unwrap_or(false),
-            recursors: recursors.collect::<Result<_, _>>()?,
+            recursors,
             dns,
             token_file: object.text("token_file")?.map(PathBuf::from),
             files: files(object)?,
@@ -213,22 +216,12 @@ impl Config {
 impl DnsConfig {
     /// Parses `dns_config` and returns the paths of unknown members.
     fn read(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
-        let number = |reader: &ObjectReader<'_>, name| {
-            reader
-                .number(name, 0, MAX_TTL)
-                .map(|value| value.map(|value| value as u32))
-        };
         let soa_object = object.object("soa")?;
         let soa = Soa {
-            refresh: number(&soa_object, "refresh")?.unwrap_or(3600),
-            retry: number(&soa_object, "retry")?.unwrap_or(600),
-            expire: number(&soa_object, "expire")?.unwrap_or(86400),
-            min_ttl: number(&soa_object, "min_ttl")?.unwrap_or(0),
-        };
-        let limit = |name| {
-            object
-                .number(name, 0, 1 << 20)
-                .map(|value| value.map(|value| value as usize))
+            refresh: number(&soa_object, "refresh", MAX_TTL, 3600)?,
+            retry: number(&soa_object, "retry", MAX_TTL, 600)?,
+            expire: number(&soa_object, "expire", MAX_TTL, 86400)?,
+            min_ttl: number(&soa_object, "min_ttl", MAX_TTL, 0)?,
         };
         // Without effect: every query is answered from the catalog in memory.
         object.boolean("use_cache")?;
@@ -240,8 +233,8 @@ impl DnsConfig {
             service_ttl: service_ttl(object)?,
             only_passing: object.boolean("only_passing")?.unwrap_or(false),
             enable_truncate: object.boolean("enable_truncate")?.unwrap_or(false),
-            udp_answer_limit: limit("udp_answer_limit")?.unwrap_or(3),
-            a_record_limit: limit("a_record_limit")?.unwrap_or(0),
+            udp_answer_limit: number(object, "udp_answer_limit", MAX_ANSWERS, 3)? as usize,
+            a_record_limit: number(object, "a_record_limit", MAX_ANSWERS, 0)? as usize,
             node_meta_txt: object
                 .boolean("enable_additional_node_meta_txt")?
                 .unwrap_or(true),
@@ -263,21 +256,37 @@ impl DnsConfig {
     }
 
     /// Returns the TTL of a service's records: the entry with exactly this name, else the entry
-    /// with the longest matching prefix. Keys are case-sensitive and queries are in lower case, so
-    /// a key with capitals never matches (observed).
+    /// with the longest matching prefix.
     pub fn ttl_of(&self, service: &str) -> u32 {
+        // Keys are case-sensitive and queries are in lower case, so a key with capitals never matches (observed).
         if let Some((_, ttl)) = self.service_ttl.iter().find(|(key, _)| key == service) {
             return *ttl;
         }
-        let prefixes = self
-            .service_ttl
-            .iter()
-            .filter_map(|(key, ttl)| Some((key.strip_suffix('*')?, *ttl)));
-        let matching = prefixes.filter(|(prefix, _)| service.starts_with(prefix));
-        matching
-            .max_by_key(|(prefix, _)| prefix.len())
-            .map_or(0, |(_, ttl)| ttl)
+        let mut longest = None;
+        for (key, ttl) in &self.service_ttl {
+            if let Some(prefix) = key.strip_suffix('*')
+                && service.starts_with(prefix)
+                && longest.is_none_or(|(length, _)| prefix.len() >= length)
+            {
+                longest = Some((prefix.len(), *ttl));
+            }
+        }
+        longest.map_or(0, |(_, ttl)| ttl)
     }
+}
+
+/// Maximum of the numbers of records.
+const MAX_ANSWERS: u64 = 1 << 20;
+
+/// Reads a number that fits 32 bits.
+fn number(
+    object: &ObjectReader<'_>,
+    name: &'static str,
+    max: u64,
+    default: u32,
+) -> Result<u32, ConfigError> {
+    let number = object.number(name, 0, max)?;
+    Ok(number.map_or(default, |number| number as u32))
 }
 
 /// Parses `sources.files`: one pattern or several.
@@ -309,18 +318,15 @@ fn visibility(object: &ObjectReader<'_>) -> Result<Visibility, ConfigError> {
         return Ok(Visibility::all());
     }
     let acl = object.object("acl")?;
-    let names = |name| -> Result<Vec<String>, ConfigError> {
-        Ok(acl
-            .texts(name)?
-            .unwrap_or_default()
-            .into_iter()
-            .map(str::to_owned)
-            .collect())
-    };
     Ok(Visibility {
-        nodes: names("nodes")?,
-        services: names("services")?,
+        nodes: names(&acl, "nodes")?,
+        services: names(&acl, "services")?,
     })
+}
+
+fn names(acl: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
+    let texts = acl.texts(name)?.unwrap_or_default();
+    Ok(texts.into_iter().map(str::to_owned).collect())
 }
 
 fn default_domain() -> Name {
@@ -329,7 +335,7 @@ fn default_domain() -> Name {
 
 /// Parses a domain in any letter case, with or without the final dot; `None` if empty.
 fn domain(object: &ObjectReader<'_>, member: &'static str) -> Result<Option<Name>, ConfigError> {
-    let Some(text) = object.text(member)?.filter(|text| !text.is_empty()) else {
+    let Some(text) = object.filled(member)? else {
         return Ok(None);
     };
     let name = Name::from_text(text).map_err(|reason| {
@@ -454,29 +460,8 @@ impl HttpApi {
             return Ok(None);
         }
         let object = sources.object("http")?;
-        let texts = object
-            .texts("addresses")?
-            .unwrap_or_else(|| vec!["http://127.0.0.1:8500"]);
-        let mut addresses = Vec::with_capacity(texts.len());
-        for text in texts {
-            let address = ApiAddress::from_text(text).ok_or_else(|| {
-                object.error("addresses", &format!("{text:?} is not an {ADDRESS_FORM}"))
-            })?;
-            addresses.push(address);
-        }
-        if addresses.is_empty() {
-            return Err(object.error(
-                "addresses",
-                &format!("is empty; give at least one {ADDRESS_FORM}"),
-            ));
-        }
-        let path = |name| -> Result<Option<PathBuf>, ConfigError> {
-            Ok(object
-                .text(name)?
-                .filter(|path| !path.is_empty())
-                .map(PathBuf::from))
-        };
-        let identity = match (path("cert_file")?, path("key_file")?) {
+        let addresses = api_addresses(&object)?;
+        let identity = match (object.path("cert_file")?, object.path("key_file")?) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
             _ => return Err(object.error("cert_file", "requires key_file; set both or neither")),
@@ -495,7 +480,7 @@ impl HttpApi {
             addresses,
             stale_after,
             expire_after: object.positive("expire_after")?,
-            ca_file: path("ca_file")?,
+            ca_file: object.path("ca_file")?,
             identity,
             tls_server_name: object.text("tls_server_name")?.map(str::to_owned),
             wait,
@@ -515,6 +500,23 @@ impl HttpApi {
             None => Ok(Some(settings)),
         }
     }
+}
+
+fn api_addresses(object: &ObjectReader<'_>) -> Result<Vec<ApiAddress>, ConfigError> {
+    let texts = object.texts("addresses")?;
+    let mut addresses = Vec::new();
+    for text in texts.unwrap_or_else(|| vec!["http://127.0.0.1:8500"]) {
+        let Some(address) = ApiAddress::from_text(text) else {
+            let problem = format!("{text:?} is not an {ADDRESS_FORM}");
+            return Err(object.error("addresses", &problem));
+        };
+        addresses.push(address);
+    }
+    if addresses.is_empty() {
+        let problem = format!("is empty; give at least one {ADDRESS_FORM}");
+        return Err(object.error("addresses", &problem));
+    }
+    Ok(addresses)
 }
 
 /// Expected form of an address, for error messages.
@@ -538,29 +540,31 @@ impl ApiAddress {
                 host.parse::<std::net::Ipv6Addr>().ok()?;
                 (host, port.strip_prefix(':'))
             }
-            None => rest
-                .split_once(':')
-                .map_or((rest, None), |(host, port)| (host, Some(port))),
+            None => match rest.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (rest, None),
+            },
         };
-        let port = port.map_or(Some(default), |port| {
-            port.parse().ok().filter(|port| *port != 0)
-        })?;
-        (!host.is_empty()
-            && host
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte)))
-        .then(|| Self {
-            tls,
-            host: host.to_owned(),
-            port,
-        })
+        let port = match port {
+            Some(port) => port.parse().ok().filter(|port| *port != 0)?,
+            None => default,
+        };
+        let mut octets = host.bytes();
+        if host.is_empty()
+            || !octets.all(|octet| octet.is_ascii_alphanumeric() || b"-_.:".contains(&octet))
+        {
+            return None;
+        }
+        let host = host.to_owned();
+        Some(Self { tls, host, port })
     }
 
     /// Returns `host:port`, for the Host header and for connecting.
     pub fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use dns_core::{
     name::Name,
-    wire::{HEADER_LEN, OPT_LEN, Query, Transport},
+    wire::{HEADER_LEN, MIN_UDP_SIZE, OPT_LEN, Query, Transport},
 };
 use hashbrown::{HashMap, HashSet};
 use hickory_proto::{
@@ -37,8 +37,6 @@ const RECURSION_AVAILABLE: u16 = 0x0080;
 const TRUNCATED: u16 = 0x0200;
 /// Maximum number of answers over UDP without EDNS, even if `udp_answer_limit` is higher.
 pub(crate) const MAX_PLAIN_ANSWERS: usize = 8;
-/// Maximum reply size over UDP without EDNS, and the smallest size that EDNS can set, in bytes.
-pub(crate) const PLAIN_SIZE: usize = 512;
 /// Maximum reply size over UDP, whatever the client accepts.
 const MAX_UDP_SIZE: usize = 65_467;
 /// Maximum reply size over TCP.
@@ -173,7 +171,7 @@ impl Page<'_> {
             Transport::Udp => self.query.limit().min(MAX_UDP_SIZE),
             Transport::Tcp => MAX_TCP_SIZE,
         };
-        let is_plain = transport == Transport::Udp && size == PLAIN_SIZE;
+        let is_plain = transport == Transport::Udp && size == MIN_UDP_SIZE;
         let aliases = self.answer.answers.leading_aliases();
         let most = if is_plain {
             config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + aliases
@@ -188,10 +186,6 @@ impl Page<'_> {
             size
         };
         let compress = self.compress && !measured_plain;
-        let measure = |count: usize| {
-            let known = self.size_of_addresses(count, compress);
-            known.unwrap_or_else(|| self.write(count, count < all, compress, 0).len())
-        };
         let mut whole_size = None;
         if count == all {
             // Nearly all replies fit completely; these are encoded once.
@@ -206,9 +200,14 @@ impl Page<'_> {
                 }
             }
         }
-        let most_size = whole_size.unwrap_or_else(|| measure(count));
+        let most_size = whole_size.unwrap_or_else(|| self.measure(count, compress));
         // At least one final answer is tried; it is removed below if the reply is too large.
-        let count = largest_within(room, count.min(aliases + 1), (count, most_size), measure);
+        let count = largest_within(
+            room,
+            count.min(aliases + 1),
+            (count, most_size),
+            |count: usize| self.measure(count, compress),
+        );
         let is_useless = aliases > 0 && count == aliases && count < all;
         let truncated = config.enable_truncate && count < all || is_useless;
         let flags = if truncated { TRUNCATED } else { 0 };
@@ -217,6 +216,15 @@ impl Page<'_> {
             return reply;
         }
         self.without_additional(count, size, flags)
+    }
+
+    /// Returns the size of the reply with the first `count` answers.
+    fn measure(&self, count: usize, compress: bool) -> usize {
+        if let Some(known) = self.size_of_addresses(count, compress) {
+            return known;
+        }
+        let is_cut = count < self.answer.answers.len();
+        self.write(count, is_cut, compress, 0).len()
     }
 
     /// Returns the size of a reply with the first `count` addresses and no other records; `None` for answers
@@ -298,32 +306,33 @@ impl Page<'_> {
 
 /// Returns the additional records that the answers lead to, directly or through CNAMEs.
 fn reachable<'a>(answers: &[Record], additional: &'a [Record]) -> Vec<&'a Record> {
-    let mut wanted: HashSet<&Name, foldhash::fast::RandomState> =
-        answers.iter().filter_map(Record::leads_to).collect();
+    let mut wanted: WantedNames<'_> = answers.iter().filter_map(Record::leads_to).collect();
     // Bounds the length of a CNAME chain.
     for _ in 0..MAX_CHAIN {
-        let owned = additional.iter().filter(|record| {
-            record
-                .owner
-                .as_ref()
-                .is_some_and(|owner| wanted.contains(owner))
-        });
-        let further: Vec<&Name> = owned.filter_map(Record::leads_to).collect();
+        let mut further = Vec::new();
+        for record in additional {
+            if is_wanted(record, &wanted) {
+                further.extend(record.leads_to());
+            }
+        }
         let before = wanted.len();
         wanted.extend(further);
         if wanted.len() == before {
             break;
         }
     }
-    additional
-        .iter()
-        .filter(|record| {
-            record
-                .owner
-                .as_ref()
-                .is_some_and(|owner| wanted.contains(owner))
-        })
-        .collect()
+    let mut reached: Vec<&Record> = additional.iter().collect();
+    reached.retain(|record| is_wanted(record, &wanted));
+    reached
+}
+
+type WantedNames<'a> = HashSet<&'a Name, foldhash::fast::RandomState>;
+
+fn is_wanted(record: &Record, wanted: &WantedNames<'_>) -> bool {
+    match &record.owner {
+        Some(owner) => wanted.contains(owner),
+        None => false,
+    }
 }
 
 /// Returns for each record whether it equals no earlier one.
@@ -394,22 +403,32 @@ pub fn chain_of(reply: &[u8]) -> Vec<Record> {
     let Ok(message) = Message::from_vec(reply) else {
         return Vec::new();
     };
-    let name = |name: &hickory_proto::rr::Name| Name::from_text(&name.to_ascii()).ok();
-    let records = message.answers.iter().filter_map(|record| {
-        let data = match &record.data {
+    let mut records = Vec::new();
+    for record in message.answers {
+        let data = match record.data {
             RData::A(address) => Data::A(address.0),
             RData::AAAA(address) => Data::Aaaa(address.0),
-            RData::CNAME(target) => Data::Cname(name(&target.0)?),
+            RData::CNAME(target) => match own_name(&target.0) {
+                Some(target) => Data::Cname(target),
+                None => continue,
+            },
             RData::TXT(text) => Data::Txt(text.txt_data.concat().into()),
-            _ => return None,
+            _ => continue,
         };
-        Some(Record {
-            owner: Some(name(&record.name)?),
+        let Some(owner) = own_name(&record.name) else {
+            continue;
+        };
+        records.push(Record {
+            owner: Some(owner),
             ttl: record.ttl,
             data,
-        })
-    });
-    records.collect()
+        });
+    }
+    records
+}
+
+fn own_name(name: &hickory_proto::rr::Name) -> Option<Name> {
+    Name::from_text(&name.to_ascii()).ok()
 }
 
 #[cfg(test)]

@@ -106,21 +106,17 @@ impl Zone {
     /// ones, then its targets. Datacenters that are unknown or unreachable are skipped.
     fn places_of(&self, query: &PreparedQuery, stored: &str) -> Vec<Place> {
         let Failover { nearest, targets } = &query.failover;
-        let datacenter = |name: &str| Place::Datacenter(name.to_ascii_lowercase().into());
         let mut places = vec![datacenter(stored)];
         if *nearest > 0 {
-            places.extend(
-                self.catalog
-                    .nearest_datacenters(stored)
-                    .into_iter()
-                    .take(*nearest)
-                    .map(datacenter),
-            );
+            let known = self.catalog.nearest_datacenters(stored);
+            places.extend(known.into_iter().take(*nearest).map(datacenter));
         }
-        places.extend(targets.iter().map(|target| match target {
-            FailoverTarget::Datacenter(name) => datacenter(name),
-            FailoverTarget::Peer(name) => Place::Peer(name.to_ascii_lowercase().into()),
-        }));
+        for target in targets {
+            places.push(match target {
+                FailoverTarget::Datacenter(name) => datacenter(name),
+                FailoverTarget::Peer(name) => Place::Peer(name.to_ascii_lowercase().into()),
+            });
+        }
         let mut seen = std::collections::BTreeSet::new();
         places.retain(|place| {
             let reachable = match place {
@@ -134,41 +130,40 @@ impl Zone {
 
     fn find_query(&self, name: &str, stored: &str) -> Result<Cow<'_, PreparedQuery>, Failure> {
         let here: Vec<&PreparedQuery> = self.catalog.queries(stored).collect();
-        if let Some(query) = here
-            .iter()
-            .find(|query| query.id.eq_ignore_ascii_case(name))
-        {
-            // A template selected by its id has no name to fill in.
-            return if query.template.is_some() {
-                Err(Failure::Server)
-            } else {
-                Ok(Cow::Borrowed(query))
+        for query in &here {
+            if query.id.eq_ignore_ascii_case(name) {
+                // A template selected by its id has no name to fill in.
+                return match query.template {
+                    Some(_) => Err(Failure::Server),
+                    None => Ok(Cow::Borrowed(query)),
+                };
+            }
+        }
+        let mut longest: Option<(&PreparedQuery, &Template)> = None;
+        for &query in &here {
+            let Some(template) = &query.template else {
+                if query.name.eq_ignore_ascii_case(name) {
+                    return Ok(Cow::Borrowed(query));
+                }
+                continue;
             };
+            let length = longest.map_or(0, |(longest, _)| longest.name.len());
+            if name.starts_with(&query.name.to_ascii_lowercase()) && query.name.len() >= length {
+                longest = Some((query, template));
+            }
         }
-        if let Some(query) = here
-            .iter()
-            .find(|query| query.template.is_none() && query.name.eq_ignore_ascii_case(name))
-        {
-            return Ok(Cow::Borrowed(query));
-        }
-        let templates = here
-            .iter()
-            .filter_map(|query| Some((*query, query.template.as_ref()?)));
-        let (query, template) = templates
-            .filter(|(query, _)| name.starts_with(&query.name.to_ascii_lowercase()))
-            .max_by_key(|(query, _)| query.name.len())
-            .ok_or(Failure::NoSuchName)?;
-        fill_in(query, template, name)
-            .map(Cow::Owned)
-            .ok_or(Failure::Server)
+        let (query, template) = longest.ok_or(Failure::NoSuchName)?;
+        let filled = fill_in(query, template, name).ok_or(Failure::Server)?;
+        Ok(Cow::Owned(filled))
     }
 
     /// Returns the instances in one place that match the query.
     fn matching(&self, query: &PreparedQuery, place: &Place) -> Vec<InstanceId> {
         let service = query.service.to_ascii_lowercase();
-        let mut instances = match query.connect {
-            true => self.catalog.connect(place, &service),
-            false => self.catalog.service(place, &service),
+        let mut instances = if query.connect {
+            self.catalog.connect(place, &service)
+        } else {
+            self.catalog.service(place, &service)
         };
         instances.retain(|&id| self.fits(query, id));
         instances
@@ -203,19 +198,23 @@ impl Zone {
         let from = match near {
             "" => return,
             "_agent" => self.config.node_name.as_str(),
-            "_ip" => client
-                .and_then(|address| self.catalog.nodes.at(address))
-                .map_or(self.config.node_name.as_str(), |node| node.name.as_str()),
+            "_ip" => match client.and_then(|address| self.catalog.nodes.at(address)) {
+                Some(node) => node.name.as_str(),
+                None => self.config.node_name.as_str(),
+            },
             name => name,
         };
         let distance = self.catalog.distances(from);
-        let mut sorted: Vec<(f64, InstanceId)> = instances
-            .iter()
-            .map(|&id| match self.catalog.node_of(id) {
-                node if node.name.eq_ignore_ascii_case(from) => (-1.0, id),
-                node => (distance(node).unwrap_or(f64::INFINITY), id),
-            })
-            .collect();
+        let mut sorted = Vec::with_capacity(instances.len());
+        for &id in instances.iter() {
+            let node = self.catalog.node_of(id);
+            let distance = if node.name.eq_ignore_ascii_case(from) {
+                -1.0
+            } else {
+                distance(node).unwrap_or(f64::INFINITY)
+            };
+            sorted.push((distance, id));
+        }
         sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (place, (_, id)) in instances.iter_mut().zip(sorted) {
             *place = id;
@@ -223,51 +222,77 @@ impl Zone {
     }
 }
 
+fn datacenter(name: &str) -> Place {
+    Place::Datacenter(name.to_ascii_lowercase().into())
+}
+
 /// Returns the template as a query for `name`; `None` if its regular expression is invalid.
 fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<PreparedQuery> {
-    let groups: Vec<String> = if template.regexp.is_empty() {
-        Vec::new()
-    } else {
+    let mut groups: Vec<String> = Vec::new();
+    if !template.regexp.is_empty() {
         let expression = Regex::new(&template.regexp).ok()?;
-        let captures = expression.captures(name);
-        captures.map_or_else(Vec::new, |found: regex::Captures<'_>| {
-            found
-                .iter()
-                .map(|group| group.map_or(String::new(), |group| group.as_str().to_owned()))
-                .collect()
-        })
+        for group in expression
+            .captures(name)
+            .iter()
+            .flat_map(|found| found.iter())
+        {
+            groups.push(group.map_or("", |group| group.as_str()).to_owned());
+        }
+    }
+    let filling = Filling {
+        query_name: &query.name,
+        name,
+        groups: &groups,
     };
-    let fill = |text: &String| interpolate(text, &query.name, name, &groups);
-    let fill_values = |meta: &BTreeMap<String, String>| {
-        meta.iter()
-            .map(|(key, value)| (key.clone(), fill(value)))
-            .collect::<BTreeMap<_, _>>()
-    };
-    let mut tags: Vec<String> = query.tags.iter().map(fill).collect();
-    if template.remove_empty_tags {
-        tags.retain(|tag| !tag.is_empty() && tag != "!");
+    let mut tags = Vec::new();
+    for tag in &query.tags {
+        let tag = filling.fill(tag);
+        let is_empty = tag.is_empty() || tag == "!";
+        if !(template.remove_empty_tags && is_empty) {
+            tags.push(tag);
+        }
+    }
+    let mut targets = Vec::new();
+    for target in &query.failover.targets {
+        targets.push(match target {
+            FailoverTarget::Datacenter(name) => FailoverTarget::Datacenter(filling.fill(name)),
+            FailoverTarget::Peer(name) => FailoverTarget::Peer(filling.fill(name)),
+        });
     }
     Some(PreparedQuery {
-        service: fill(&query.service),
+        service: filling.fill(&query.service),
         tags,
-        near: fill(&query.near),
+        near: filling.fill(&query.near),
         failover: Failover {
             nearest: query.failover.nearest,
-            targets: query
-                .failover
-                .targets
-                .iter()
-                .map(|target| match target {
-                    FailoverTarget::Datacenter(name) => FailoverTarget::Datacenter(fill(name)),
-                    FailoverTarget::Peer(name) => FailoverTarget::Peer(fill(name)),
-                })
-                .collect(),
+            targets,
         },
-        node_meta: fill_values(&query.node_meta),
-        service_meta: fill_values(&query.service_meta),
+        node_meta: filling.fill_values(&query.node_meta),
+        service_meta: filling.fill_values(&query.service_meta),
         template: None,
         ..query.clone()
     })
+}
+
+/// What stands for the variables of a template.
+struct Filling<'a> {
+    query_name: &'a str,
+    name: &'a str,
+    groups: &'a [String],
+}
+
+impl Filling<'_> {
+    fn fill(&self, text: &str) -> String {
+        interpolate(text, self.query_name, self.name, self.groups)
+    }
+
+    fn fill_values(&self, meta: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+        let mut filled = BTreeMap::new();
+        for (key, value) in meta {
+            filled.insert(key.clone(), self.fill(value));
+        }
+        filled
+    }
 }
 
 fn has_all(meta: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {

@@ -245,18 +245,21 @@ impl Answers {
     }
 
     pub(crate) fn into_records(self, owner: Option<&Name>) -> Vec<Record> {
-        let record = |ttl, address| Record::address(owner.cloned(), ttl, address);
+        let mut records = Vec::new();
         match self {
-            Self::Records(records) => records,
-            Self::V4(ttl, addresses) => addresses
-                .into_iter()
-                .map(|address| record(ttl, address.into()))
-                .collect(),
-            Self::Mixed(ttl, addresses) => addresses
-                .into_iter()
-                .map(|address| record(ttl, address))
-                .collect(),
+            Self::Records(found) => return found,
+            Self::V4(ttl, addresses) => {
+                for address in addresses {
+                    records.push(Record::address(owner.cloned(), ttl, address.into()));
+                }
+            }
+            Self::Mixed(ttl, addresses) => {
+                for address in addresses {
+                    records.push(Record::address(owner.cloned(), ttl, address));
+                }
+            }
         }
+        records
     }
 
     /// Returns the number of aliases before the first final record.

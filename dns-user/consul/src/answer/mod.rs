@@ -14,7 +14,7 @@ use crate::{
     catalog::{Catalog, Place, Reach, registrations::CheckStatus},
     config::Config,
     encode::client_subnet,
-    pending::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, PendingAnswer},
+    pending::{MAX_PLAIN_ANSWERS, PendingAnswer},
     question::{KINDS, Locality, Question, TYPE_SRV, labels_within},
     record::{
         Answers, Data, Failure, Found, Keep, MAX_FINAL, Record, TYPE_NS, TYPE_SOA, limit_chain,
@@ -22,7 +22,7 @@ use crate::{
 };
 use dns_core::{
     name::Name,
-    wire::{Query, TYPE_ANY, Transport},
+    wire::{MIN_UDP_SIZE, Query, TYPE_ANY, Transport},
 };
 
 /// Query type AXFR (RFC 5936).
@@ -61,6 +61,15 @@ pub struct Lack {
     pub place: Place,
     /// Data to fetch before the query can be answered.
     pub missing: Missing,
+}
+
+impl Lack {
+    fn lists(place: Place) -> Self {
+        Self {
+            place,
+            missing: Missing::Lists,
+        }
+    }
 }
 
 /// Kind of data that a source has not loaded yet.
@@ -172,14 +181,6 @@ impl Zone {
         if matches!(qtype, TYPE_SOA | TYPE_NS | TYPE_AXFR) {
             return None;
         }
-        let own = || Place::Datacenter(self.config.datacenter.as_str().into());
-        let lack = |place: Place, service: Option<String>| {
-            let is_pending = self.catalog.is_pending(&place, service.as_deref());
-            is_pending.then(|| Lack {
-                place,
-                missing: service.map_or(Missing::Lists, Missing::Service),
-            })
-        };
         match Question::read(name, self.config.domain_of(name)?, qtype) {
             // Nodes of a peer are loaded with the instances of its services.
             Question::Node {
@@ -189,44 +190,51 @@ impl Zone {
                 ..
             } => {
                 let place = Place::Peer(peer.into());
-                self.catalog.is_incomplete(&place).then_some(Lack {
-                    place,
-                    missing: Missing::Lists,
-                })
+                self.catalog
+                    .is_incomplete(&place)
+                    .then(|| Lack::lists(place))
             }
-            Question::Node { locality, .. } => lack(self.place_of(&locality), None),
+            Question::Node { locality, .. } => self.pending(self.place_of(&locality), None),
             Question::Service {
                 service, locality, ..
-            } => lack(self.place_of(&locality), Some(service)),
+            } => self.pending(self.place_of(&locality), Some(service)),
             // Their instances are registered under other names.
             Question::Connect { locality, .. } | Question::Ingress { locality, .. } => {
                 let place = self.place_of(&locality);
-                let is_read_whole = place == own() || matches!(place, Place::Peer(_));
-                (self.catalog.is_pending(&place, None)
-                    || is_read_whole && self.catalog.is_incomplete(&place))
-                .then_some(Lack {
-                    place,
-                    missing: Missing::Lists,
-                })
+                let is_read_whole = place == self.own() || matches!(place, Place::Peer(_));
+                let lacks = self.catalog.is_pending(&place, None)
+                    || is_read_whole && self.catalog.is_incomplete(&place);
+                lacks.then(|| Lack::lists(place))
             }
             Question::Query { name, datacenter } => {
                 self.lacks_for_query(&name, datacenter.as_deref())
             }
             // The address is registered with the service's proxies, under another name.
             Question::Virtual { service, peer } => {
-                let place = peer
-                    .as_deref()
-                    .map_or_else(own, |peer| Place::Peer(peer.into()));
+                let place = match &peer {
+                    Some(peer) => Place::Peer(peer.as_str().into()),
+                    None => self.own(),
+                };
                 match self.catalog.virtual_address(peer.as_deref(), &service) {
-                    Ok(None) if self.catalog.is_incomplete(&place) => Some(Lack {
-                        place,
-                        missing: Missing::Lists,
-                    }),
-                    _ => lack(place, Some(service)),
+                    Ok(None) if self.catalog.is_incomplete(&place) => Some(Lack::lists(place)),
+                    _ => self.pending(place, Some(service)),
                 }
             }
             Question::Address(_) | Question::Empty | Question::Invalid => None,
         }
+    }
+
+    fn own(&self) -> Place {
+        Place::Datacenter(self.config.datacenter.as_str().into())
+    }
+
+    /// Returns the lack of a service's instances, or of a place's lists, that are not loaded yet.
+    fn pending(&self, place: Place, service: Option<String>) -> Option<Lack> {
+        let is_pending = self.catalog.is_pending(&place, service.as_deref());
+        is_pending.then(|| Lack {
+            place,
+            missing: service.map_or(Missing::Lists, Missing::Service),
+        })
     }
 
     /// Like [`Self::find`], but with `empty_non_terminals` a name above others exists.
@@ -396,9 +404,10 @@ impl Zone {
         limit_chain(kept)
     }
 
-    /// Returns the domain for generated names and the SOA of an answer: the question's domain. The primary
-    /// domain replaces the alternative one at its apex, and where it is not written in lower case (observed).
+    /// Returns the domain for generated names and the SOA of an answer: the question's domain.
     fn response_domain<'a>(&'a self, name: &Name, zone: &'a Name, raw_name: &[u8]) -> &'a Name {
+        // The primary domain replaces the alternative one at its apex, and where it is not written in lower case
+        // (observed).
         if *zone != self.config.domain && name != zone && raw_name.ends_with(zone.as_wire()) {
             zone
         } else {
@@ -413,7 +422,7 @@ impl Zone {
         match query.transport {
             Transport::Tcp if query.question.qtype == TYPE_SRV => MAX_TCP_SRV,
             Transport::Tcp => MAX_TCP_ANSWERS,
-            Transport::Udp if query.limit() <= PLAIN_SIZE => {
+            Transport::Udp if query.limit() <= MIN_UDP_SIZE => {
                 self.config.dns.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + 1
             }
             Transport::Udp => query.limit() / MIN_SIZE + 1,
@@ -473,11 +482,6 @@ impl Zone {
         };
         let locality = Locality::read(after).unwrap_or_default();
         let joined = before.join(".");
-        let is_below = |name: &str, joined: &str| {
-            let name = name.to_ascii_lowercase();
-            name.strip_suffix(joined)
-                .is_some_and(|rest| rest.ends_with('.'))
-        };
         match kind {
             "node" => self
                 .catalog
@@ -495,19 +499,18 @@ impl Zone {
             }
             "service" => {
                 let joined = before[..before.len() - 1].join(".");
-                let instances = self.catalog.service(&self.place_of(&locality), last);
                 if joined.is_empty() {
                     return false;
                 }
-                instances.iter().any(|&id| {
-                    self.catalog.status(id) <= self.worst_status()
-                        && self
-                            .catalog
-                            .instance(id)
-                            .tags
-                            .iter()
-                            .any(|tag| is_below(tag, &joined))
-                })
+                for &id in self.catalog.service(&self.place_of(&locality), last).iter() {
+                    let mut tags = self.catalog.instance(id).tags.iter();
+                    if self.catalog.status(id) <= self.worst_status()
+                        && tags.any(|tag| is_below(tag, &joined))
+                    {
+                        return true;
+                    }
+                }
+                false
             }
             // Of the other kinds only one label counts.
             _ => false,
@@ -550,6 +553,12 @@ impl Zone {
         }
         !(has_datacenter && has_peer)
     }
+}
+
+fn is_below(name: &str, joined: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let rest = name.strip_suffix(joined);
+    rest.is_some_and(|rest| rest.ends_with('.'))
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use dns_core::{
     name::Name,
-    wire::{HEADER_LEN, OPT_LEN, TYPE_A, TYPE_AAAA},
+    wire::{HEADER_LEN, MIN_UDP_SIZE, OPT_LEN, TYPE_A, TYPE_AAAA},
 };
 
 use super::{Search, Zone};
 use crate::{
-    pending::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, SPARE},
+    pending::{MAX_PLAIN_ANSWERS, SPARE},
     question::Question,
     record::{Data, FIXED_LEN, Found},
 };
@@ -51,50 +51,56 @@ impl Zone {
         {
             return None;
         }
-        let of_type = |qtype| {
-            let search = Search {
-                unlimited: true,
-                ..Search::whole(name, qtype, zone)
-            };
-            self.find(&search, &mut fastrand::Rng::with_seed(0))
-                .ok()
-                .and_then(only_addresses)
-        };
-        let found_v4 = of_type(TYPE_A);
-        let found_v6 = of_type(TYPE_AAAA);
+        let found_v4 = self.only_addresses_of(name, TYPE_A, zone);
+        let found_v6 = self.only_addresses_of(name, TYPE_AAAA, zone);
         let ttl = found_v4.as_ref().or(found_v6.as_ref())?.1;
-        let of = |found: Option<(Vec<IpAddr>, u32)>| {
-            found.filter(|(_, of)| *of == ttl).unwrap_or_default().0
-        };
         let mut v4: Vec<Ipv4Addr> = Vec::new();
         let mut v6: Vec<Ipv6Addr> = Vec::new();
-        for address in of(found_v4).into_iter().chain(of(found_v6)) {
-            match address {
-                IpAddr::V4(address) => v4.push(address),
-                IpAddr::V6(address) => v6.push(address),
+        for (addresses, own_ttl) in found_v4.into_iter().chain(found_v6) {
+            // Both types of an interface's answer share one TTL.
+            if own_ttl != ttl {
+                continue;
+            }
+            for address in addresses {
+                match address {
+                    IpAddr::V4(address) => v4.push(address),
+                    IpAddr::V6(address) => v6.push(address),
+                }
             }
         }
         let most = u16::try_from(dns.a_record_limit).unwrap_or(0);
-        let plain = |count: usize, record: usize| {
-            plain_limit(name, count, most, record, dns.udp_answer_limit)
-        };
-        let plain_v4 = plain(v4.len(), size_of::<Ipv4Addr>()).unwrap_or_else(|| {
+        let limit = dns.udp_answer_limit;
+        let plain_v4 = plain_limit(name, v4.len(), most, size_of::<Ipv4Addr>(), limit);
+        let plain_v6 = plain_limit(name, v6.len(), most, size_of::<Ipv6Addr>(), limit);
+        if plain_v4.is_none() {
             v4.clear();
-            0
-        });
-        let plain_v6 = plain(v6.len(), size_of::<Ipv6Addr>()).unwrap_or_else(|| {
+        }
+        if plain_v6.is_none() {
             v6.clear();
-            0
-        });
+        }
         (!v4.is_empty() || !v6.is_empty()).then_some(Publishable {
             v4,
             v6,
             ttl,
             most,
-            plain_v4,
-            plain_v6,
+            plain_v4: plain_v4.unwrap_or(0),
+            plain_v6: plain_v6.unwrap_or(0),
             truncates: dns.enable_truncate,
         })
+    }
+
+    fn only_addresses_of(
+        &self,
+        name: &Name,
+        qtype: u16,
+        zone: &Name,
+    ) -> Option<(Vec<IpAddr>, u32)> {
+        let search = Search {
+            unlimited: true,
+            ..Search::whole(name, qtype, zone)
+        };
+        let found = self.find(&search, &mut fastrand::Rng::with_seed(0)).ok()?;
+        only_addresses(found)
     }
 }
 
@@ -132,12 +138,10 @@ fn plain_limit(
     let name_length = name.as_wire().len();
     // If addresses are omitted, the uncompressed size counts.
     let owner = if all > limit { name_length } else { POINTER };
-    let given = |opt: usize| {
-        let room = PLAIN_SIZE - SPARE - opt - HEADER_LEN - name_length - 4;
-        limit.min(room / (owner + FIXED_LEN + address))
-    };
-    let without = given(0);
-    let with = given(OPT_LEN);
+    let room = MIN_UDP_SIZE - SPARE - HEADER_LEN - name_length - 4;
+    let record = owner + FIXED_LEN + address;
+    let without = limit.min(room / record);
+    let with = limit.min((room - OPT_LEN) / record);
     // At most MAX_PLAIN_ANSWERS.
     (without == with && without > 0).then_some(without as u8)
 }

@@ -11,6 +11,7 @@ use crate::{
     catalog::{
         Catalog, InstanceId, Place,
         nodes::{Accept, Location, Member, Target},
+        registrations::Node,
     },
     pending::PendingAnswer,
     question::{Locality, TYPE_SRV},
@@ -152,14 +153,13 @@ impl Zone {
         let mut host = None;
         for id in instances {
             let member = self.catalog.member(id);
-            let target = |accept| self.catalog.target(member, accept, search.name);
-            let Some(any) = target(Accept::Any) else {
+            let Some(any) = self.catalog.target(member, Accept::Any, search.name) else {
                 continue;
             };
             if !seen.insert(member, &any) {
                 continue;
             }
-            match target(accept).as_deref() {
+            match self.catalog.target(member, accept, search.name).as_deref() {
                 Some(&(Target::Node(address) | Target::Address(address)))
                     if answers(search.qtype, address) =>
                 {
@@ -269,39 +269,20 @@ impl Zone {
                 continue;
             };
             has_port = true;
-            let target = self
-                .catalog
-                .target(self.catalog.member(id), Accept::Any, search.name);
+            let member = self.catalog.member(id);
+            let target = self.catalog.target(member, Accept::Any, search.name);
             let Some(target) = target.map(Cow::into_owned) else {
                 continue;
             };
             if !seen.insert((node.name.as_str(), target.identity(), port)) {
                 continue;
             }
-            let (name, address) = match target {
-                Target::Node(address) => (node_name(node, search.domain), Some(address)),
-                Target::Address(address) => {
-                    (address_name(address, node, search.domain), Some(address))
-                }
-                Target::Host(host) => (Some(host), None),
-            };
+            let about = self.srv_target(search, node, target, ttl, random);
             // A node's name may be invalid in DNS.
-            let Some(name) = name else { continue };
-            match address {
-                Some(address) => additional.push(Record::address(Some(name.clone()), ttl, address)),
-                None => additional.extend(self.follow(search, &name, Keep::WithTtl(ttl), random)),
-            }
-            if self.config.dns.node_meta_txt
-                && !node.meta.is_empty()
-                && let Some(owner) = node_name(node, search.domain)
-            {
-                let texts = meta_texts(node);
-                additional.extend(texts.map(|text| Record {
-                    owner: Some(owner.clone()),
-                    ttl,
-                    data: Data::Txt(text),
-                }));
-            }
+            let Some((name, records)) = about else {
+                continue;
+            };
+            additional.extend(records);
             let data = Data::Srv {
                 weight: self.catalog.weight(id),
                 port,
@@ -316,14 +297,51 @@ impl Zone {
                 break;
             }
         }
-        has_port
-            .then(|| Found {
-                answers: Answers::Records(answers),
-                additional,
-                soa: true,
-                ..Found::default()
-            })
-            .ok_or(Failure::NoSuchName)
+        if !has_port {
+            return Err(Failure::NoSuchName);
+        }
+        Ok(Found {
+            answers: Answers::Records(answers),
+            additional,
+            soa: true,
+            ..Found::default()
+        })
+    }
+
+    /// Returns the name of a target for SRV records, and what clients need of it.
+    fn srv_target(
+        &self,
+        search: &Search<'_>,
+        node: &Node,
+        target: Target,
+        ttl: u32,
+        random: &mut fastrand::Rng,
+    ) -> Option<(Name, Vec<Record>)> {
+        let (name, address) = match target {
+            Target::Node(address) => (node_name(node, search.domain)?, Some(address)),
+            Target::Address(address) => {
+                let name = address_name(address, node, search.domain)?;
+                (name, Some(address))
+            }
+            Target::Host(host) => (host, None),
+        };
+        let mut records = match address {
+            Some(address) => vec![Record::address(Some(name.clone()), ttl, address)],
+            None => self.follow(search, &name, Keep::WithTtl(ttl), random),
+        };
+        if self.config.dns.node_meta_txt
+            && !node.meta.is_empty()
+            && let Some(owner) = node_name(node, search.domain)
+        {
+            for text in meta_texts(node) {
+                records.push(Record {
+                    owner: Some(owner.clone()),
+                    ttl,
+                    data: Data::Txt(text),
+                });
+            }
+        }
+        Some((name, records))
     }
 }
 
@@ -351,11 +369,12 @@ fn accept_of(qtype: u16) -> Accept {
     }
 }
 
-/// Returns whether an address record answers a query of this type; TXT queries also get addresses (observed).
+/// Returns whether an address record answers a query of this type.
 pub(super) fn answers(qtype: u16, address: IpAddr) -> bool {
     match qtype {
         TYPE_A => address.is_ipv4(),
         TYPE_AAAA => address.is_ipv6(),
+        // TXT queries also get addresses (observed).
         TYPE_ANY | TYPE_TXT => true,
         _ => false,
     }
@@ -369,8 +388,7 @@ const MAX_SERVERS: usize = 3;
 const SERVERS: &str = "consul";
 
 impl Zone {
-    /// Returns the address and metadata of a node, regardless of its health. A type that the node lacks gives
-    /// an empty answer without SOA; a type that no node has gives one for every name (observed).
+    /// Returns the address and metadata of a node, regardless of its health.
     pub(super) fn find_node(
         &self,
         search: &Search<'_>,
@@ -378,6 +396,7 @@ impl Zone {
         locality: &Locality,
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
+        // A type that no node has gives an empty answer for every name, also one of no node (observed).
         if !matches!(search.qtype, TYPE_A | TYPE_AAAA | TYPE_ANY | TYPE_TXT) {
             return Ok(Found::default());
         }
@@ -387,18 +406,17 @@ impl Zone {
             .find(&self.place(locality)?, name)
             .ok_or(Failure::NoSuchName)?;
         let ttl = self.config.dns.node_ttl;
-        let owner = || search.owner.cloned();
         let mut records = Vec::new();
         let mut additional = Vec::new();
         if search.qtype != TYPE_TXT {
             match node.location(&self.config, accept_of(search.qtype)) {
                 Some(Location::Ip(address)) if answers(search.qtype, address) => {
-                    records.push(Record::address(owner(), ttl, address));
+                    records.push(Record::address(search.owner.cloned(), ttl, address));
                 }
                 Some(Location::Host(host)) => {
                     let chain = self.follow(search, &host, Keep::AsTheyAre, random);
                     records.push(Record {
-                        owner: owner(),
+                        owner: search.owner.cloned(),
                         ttl,
                         data: Data::Cname(host),
                     });
@@ -408,7 +426,7 @@ impl Zone {
             }
         }
         let texts = meta_texts(node).map(|text| Record {
-            owner: owner(),
+            owner: search.owner.cloned(),
             ttl,
             data: Data::Txt(text),
         });
@@ -417,6 +435,7 @@ impl Zone {
             _ if self.config.dns.node_meta_txt => additional.extend(texts),
             _ => {}
         }
+        // A type that the node lacks gives an empty answer without SOA (observed).
         Ok(Found {
             answers: Answers::Records(records),
             additional,
@@ -441,7 +460,7 @@ impl Zone {
     }
 
     /// Returns the answer to a query below `arpa.`: the name of the node at an address, else of the
-    /// service, for every type (observed); `None` if the address is unknown.
+    /// service; `None` if the address is unknown.
     pub fn reverse(&self, query: &Query<'_>, asker: &Asker) -> Option<PendingAnswer> {
         let address = name::address_of(query.question.raw_name)?;
         let domain = &self.config.domain;
@@ -453,6 +472,7 @@ impl Zone {
                 service_name(&self.catalog.instance(id).service, datacenter, domain)?
             }
         };
+        // For every type of query (observed).
         let mut answer = PendingAnswer::authoritative(asker.recursion);
         answer.answers = Answers::Records(vec![Record {
             owner: None,

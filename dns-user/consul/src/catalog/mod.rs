@@ -106,19 +106,20 @@ impl Catalog {
             datacenters,
             distances,
         } = registrations;
-        let fixed = Fixed {
+        let mut fixed = Fixed {
             nodes,
             queries,
             gateways,
-            datacenters: datacenters
-                .into_iter()
-                .map(|known| (lower(&known.name), known.reachable))
-                .collect(),
-            distances: distances
-                .into_iter()
-                .map(|(node, nearest)| (lower(&node), nearest))
-                .collect(),
+            datacenters: HashMap::new(),
+            distances: HashMap::new(),
         };
+        for known in datacenters {
+            let name = lower(&known.name);
+            fixed.datacenters.insert(name, known.reachable);
+        }
+        for (node, nearest) in distances {
+            fixed.distances.insert(lower(&node), nearest);
+        }
         let own = Place::Datacenter(config.datacenter.as_str().into());
         let nodes = Nodes::index(fixed.nodes.iter().cloned(), &visibility, &own);
         let mut catalog = Self {
@@ -137,19 +138,7 @@ impl Catalog {
             ingress: Arc::default(),
             instance_count: 0,
         };
-        let mut groups: HashMap<PlacedName, Vec<Arc<Instance>>> = HashMap::new();
-        for instance in instances {
-            let Some(node) = catalog.nodes.of_file_instance(&instance) else {
-                continue;
-            };
-            groups
-                .entry((node.place(), lower(&instance.service)))
-                .or_default()
-                .push(instance);
-        }
-        for (key, instances) in groups {
-            catalog.replace(key, |sources| sources.fixed = instances);
-        }
+        catalog.add_fixed(instances);
         for VirtualAddress {
             service,
             peer,
@@ -157,12 +146,26 @@ impl Catalog {
         } in virtual_addresses
         {
             let key = (peer.as_deref().map(lower), lower(&service));
-            catalog
-                .virtual_addresses
-                .insert(key, vec![(FROM_FILES, address)]);
+            let address = vec![(FROM_FILES, address)];
+            catalog.virtual_addresses.insert(key, address);
         }
         catalog.index_ingress();
         catalog
+    }
+
+    /// Adds the instances of files to their services.
+    fn add_fixed(&mut self, instances: Vec<Arc<Instance>>) {
+        let mut groups: HashMap<PlacedName, Vec<Arc<Instance>>> = HashMap::new();
+        for instance in instances {
+            let Some(node) = self.nodes.of_file_instance(&instance) else {
+                continue;
+            };
+            let key = (node.place(), lower(&instance.service));
+            groups.entry(key).or_default().push(instance);
+        }
+        for (key, instances) in groups {
+            self.replace(key, |sources| sources.fixed = instances);
+        }
     }
 
     /// Replaces the live Consul's data; indexes only the differences to the previous data.
@@ -202,47 +205,29 @@ impl Catalog {
 
     /// Indexes the nodes if any changed. Returns the lower-case names of changed nodes.
     fn update_nodes(&mut self, now: &Live, before: &Live) -> HashSet<Box<str>> {
-        let lists = |live: &Live| -> Vec<Arc<Vec<Arc<Node>>>> {
-            live.places
-                .values()
-                .filter_map(|place| place.nodes.clone())
-                .collect()
-        };
-        let lists_now = lists(now);
-        let lists_before = lists(before);
-        let same = lists_now.len() == lists_before.len()
-            && lists_now
-                .iter()
-                .zip(&lists_before)
-                .all(|(now, before)| Arc::ptr_eq(now, before));
-        if same {
+        let lists_now = node_lists(now);
+        let lists_before = node_lists(before);
+        let mut pairs = lists_now.iter().zip(&lists_before);
+        if lists_now.len() == lists_before.len()
+            && pairs.all(|(now, before)| Arc::ptr_eq(now, before))
+        {
             return HashSet::new();
         }
-        let known = |lists: &[Arc<Vec<Arc<Node>>>]| -> HashSet<*const Node> {
-            lists
-                .iter()
-                .flat_map(|list| list.iter())
-                .map(Arc::as_ptr)
-                .collect()
-        };
-        let known_now = known(&lists_now);
-        let known_before = known(&lists_before);
-        let nodes = lists_now
+        let mut moved = HashSet::new();
+        let known_now = identities(&lists_now);
+        let known_before = identities(&lists_before);
+        for node in lists_now
             .iter()
             .chain(&lists_before)
-            .flat_map(|list| list.iter());
-        let moved = nodes
-            .filter(|node| {
-                known_now.contains(&Arc::as_ptr(node)) != known_before.contains(&Arc::as_ptr(node))
-            })
-            .map(|node| lower(&node.name))
-            .collect();
-        let all = self
-            .fixed
-            .nodes
-            .iter()
-            .cloned()
-            .chain(lists_now.iter().flat_map(|list| list.iter().cloned()));
+            .flat_map(|list| list.iter())
+        {
+            let node_id = Arc::as_ptr(node);
+            if known_now.contains(&node_id) != known_before.contains(&node_id) {
+                moved.insert(lower(&node.name));
+            }
+        }
+        let live = lists_now.iter().flat_map(|list| list.iter().cloned());
+        let all = self.fixed.nodes.iter().cloned().chain(live);
         self.nodes = Arc::new(Nodes::index(all, &self.visibility, &self.own));
         moved
     }
@@ -515,19 +500,17 @@ impl Catalog {
         if !self.visibility.service(service) {
             return Vec::new();
         }
-        let groups = self
-            .connect
-            .get(&(place.clone(), Box::from(service)))
-            .into_iter()
-            .flatten();
-        groups
-            .flat_map(|&group| self.ids_of(group))
-            .filter(|&id| {
-                self.instance(id)
-                    .destination()
-                    .is_some_and(|of| of.eq_ignore_ascii_case(service))
-            })
-            .collect()
+        let mut found = Vec::new();
+        let key = (place.clone(), Box::from(service));
+        for &group in self.connect.get(&key).into_iter().flatten() {
+            for id in self.ids_of(group) {
+                let destination = self.instance(id).destination();
+                if destination.is_some_and(|of| of.eq_ignore_ascii_case(service)) {
+                    found.push(id);
+                }
+            }
+        }
+        found
     }
 
     /// Returns the instances of the ingress gateways that a service is bound to; `service` is in
@@ -538,15 +521,20 @@ impl Catalog {
         }
         let exists =
             !self.service(place, service).is_empty() || !self.connect(place, service).is_empty();
-        let wildcard = self.ingress.get("*").filter(|_| exists);
-        let bound = self.ingress.get(service).into_iter().chain(wildcard);
-        let mut gateways: Vec<&str> = bound.flatten().map(|gateway| &**gateway).collect();
+        let mut gateways: Vec<&str> = Vec::new();
+        if let Some(bound) = self.ingress.get(service) {
+            gateways.extend(bound.iter().map(|gateway| &**gateway));
+        }
+        if exists && let Some(bound) = self.ingress.get("*") {
+            gateways.extend(bound.iter().map(|gateway| &**gateway));
+        }
         gateways.sort_unstable();
         gateways.dedup();
-        gateways
-            .into_iter()
-            .flat_map(|gateway| self.service(place, gateway))
-            .collect()
+        let mut found = Vec::new();
+        for gateway in gateways {
+            found.extend(self.service(place, gateway));
+        }
+        found
     }
 
     /// Returns the virtual address of a service, or an error if the token may not read the service.
@@ -558,12 +546,15 @@ impl Catalog {
         if !self.visibility.service(service) {
             return Err(Unreadable);
         }
-        let known = self
+        let key = (peer.map(Box::from), Box::from(service));
+        match self
             .virtual_addresses
-            .get(&(peer.map(Box::from), Box::from(service)));
-        Ok(known
+            .get(&key)
             .and_then(|known| known.last())
-            .map(|(_, address)| *address))
+        {
+            Some((_, address)) => Ok(Some(*address)),
+            None => Ok(None),
+        }
     }
 
     /// Returns the first instance, by node and id, registered with this address in the local datacenter.
@@ -623,6 +614,19 @@ impl Catalog {
             _ => None,
         }
     }
+}
+
+fn node_lists(live: &Live) -> Vec<Arc<Vec<Arc<Node>>>> {
+    let mut lists = Vec::new();
+    for place in live.places.values() {
+        lists.extend(place.nodes.clone());
+    }
+    lists
+}
+
+fn identities(lists: &[Arc<Vec<Arc<Node>>>]) -> HashSet<*const Node> {
+    let nodes = lists.iter().flat_map(|list| list.iter());
+    nodes.map(Arc::as_ptr).collect()
 }
 
 /// The token lacks read permission, which the answer must reveal.

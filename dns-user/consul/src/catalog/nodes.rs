@@ -61,11 +61,10 @@ impl Nodes {
             for (dot, _) in name.match_indices('.') {
                 index.above.insert((place.clone(), name[dot + 1..].into()));
             }
-            index.peers.extend(node.peer.as_deref().map(lower));
-            index
-                .by_peer
-                .insert((node.peer.as_deref().map(lower), lower(&node.name)), number);
-            index.by_name.insert((place, lower(&node.name)), number);
+            let peer = node.peer.as_deref().map(lower);
+            index.peers.extend(peer.clone());
+            index.by_peer.insert((peer, name.clone()), number);
+            index.by_name.insert((place, name), number);
         }
         Self { nodes, ..index }
     }
@@ -234,11 +233,9 @@ impl Instance {
     /// Returns the port that belongs to [`target`](Self::target); `None` if there is no port of this name.
     pub fn port(&self, node: &Node, config: &Config, name: Option<&str>) -> Option<u16> {
         if let Some(name) = name {
-            return self
-                .ports
-                .iter()
-                .find(|port| port.name.eq_ignore_ascii_case(name))
-                .map(|port| port.port);
+            let mut ports = self.ports.iter();
+            let port = ports.find(|port| port.name.eq_ignore_ascii_case(name))?;
+            return Some(port.port);
         }
         if config.translates(&node.datacenter)
             && let Some(tagged) = self.tagged_addresses.get("wan")
@@ -254,11 +251,10 @@ impl Instance {
         if self.impossible_port.is_some() && named.is_none_or(|port| !port.default) {
             return None;
         }
-        Some(
-            named
-                .filter(|port| port.default || self.port == 0)
-                .map_or(self.port, |port| port.port),
-        )
+        match named {
+            Some(named) if named.default || self.port == 0 => Some(named.port),
+            _ => Some(self.port),
+        }
     }
 }
 
@@ -269,19 +265,22 @@ fn choose<'a>(
     plain: &'a str,
     tag: impl Fn(&str) -> Option<&'a str>,
 ) -> &'a str {
-    let tag = |name| tag(name).filter(|address| !address.is_empty());
     let mut fallback = plain;
-    let mut v4 = tag("lan_ipv4");
-    let mut v6 = tag("lan_ipv6");
+    let mut v4 = filled(&tag, "lan_ipv4");
+    let mut v6 = filled(&tag, "lan_ipv6");
     if translate {
         // Each address alone, as Consul: `lan_ipv4` without `wan_ipv4` precedes `wan` (agent/translate_addr.go).
-        fallback = tag("wan").unwrap_or(fallback);
-        v4 = tag("wan_ipv4").or(v4);
-        v6 = tag("wan_ipv6").or(v6);
+        fallback = filled(&tag, "wan").unwrap_or(fallback);
+        v4 = filled(&tag, "wan_ipv4").or(v4);
+        v6 = filled(&tag, "wan_ipv6").or(v6);
     }
     let v6 = v6.filter(|_| accept != Accept::V4);
     let v4 = v4.filter(|_| accept != Accept::V6);
     v6.or(v4).unwrap_or(fallback)
+}
+
+fn filled<'a>(tag: &impl Fn(&str) -> Option<&'a str>, name: &str) -> Option<&'a str> {
+    tag(name).filter(|address| !address.is_empty())
 }
 
 //----------- Groups ---------------------------------------------------------
@@ -399,16 +398,16 @@ impl Group {
     ) -> Self {
         let mut members = Vec::new();
         if visibility.service(&key.1) {
-            let fixed = sources
-                .fixed
-                .iter()
-                .map(|instance| (nodes.of_file_instance(instance), instance));
-            let live = sources.live.iter().flat_map(|live| &live.instances);
-            let live = live.map(|instance| (nodes.of_live_instance(&key.0, instance), instance));
-            let placed = fixed.chain(live);
-            members = placed
-                .filter_map(|(node, instance)| Some(Member::new(node?, instance, config)))
-                .collect();
+            for instance in &sources.fixed {
+                if let Some(node) = nodes.of_file_instance(instance) {
+                    members.push(Member::new(node, instance, config));
+                }
+            }
+            for instance in sources.live.iter().flat_map(|live| &live.instances) {
+                if let Some(node) = nodes.of_live_instance(&key.0, instance) {
+                    members.push(Member::new(node, instance, config));
+                }
+            }
             members.sort_by_cached_key(Member::order);
             number_targets(&mut members);
         }

@@ -261,11 +261,6 @@ impl<'a> Parser<'a> {
 
     fn escaped(&mut self) -> Result<char, SyntaxError> {
         let rest = &self.rest()[1..];
-        let coded = |start: usize, digits: usize, radix: u32| {
-            let code = rest.get(start..start + digits)?;
-            let code = u32::from_str_radix(code, radix).ok()?;
-            Some((char::from_u32(code)?, 1 + start + digits))
-        };
         let found = match rest.chars().next() {
             Some('a') => Some(('\u{7}', 2)),
             Some('b') => Some(('\u{8}', 2)),
@@ -275,10 +270,10 @@ impl<'a> Parser<'a> {
             Some('t') => Some(('\t', 2)),
             Some('v') => Some(('\u{b}', 2)),
             Some(letter @ ('\\' | '"')) => Some((letter, 2)),
-            Some('x') => coded(1, 2, 16),
-            Some('u') => coded(1, 4, 16),
-            Some('U') => coded(1, 8, 16),
-            Some('0'..='7') => coded(0, 3, 8),
+            Some('x') => coded(rest, 1, 2, 16),
+            Some('u') => coded(rest, 1, 4, 16),
+            Some('U') => coded(rest, 1, 8, 16),
+            Some('0'..='7') => coded(rest, 0, 3, 8),
             _ => None,
         };
         let (letter, length) = found
@@ -380,6 +375,13 @@ impl<'a> Parser<'a> {
             problem: problem.to_owned(),
         }
     }
+}
+
+/// Reads a character's code behind a backslash; returns the character and its length with the backslash.
+fn coded(rest: &str, start: usize, digits: usize, radix: u32) -> Option<(char, usize)> {
+    let code = rest.get(start..start + digits)?;
+    let code = u32::from_str_radix(code, radix).ok()?;
+    Some((char::from_u32(code)?, 1 + start + digits))
 }
 
 fn is_key_start(letter: char) -> bool {

@@ -109,14 +109,9 @@ impl Definitions {
         let Registrations {
             nodes, instances, ..
         } = &mut self.registrations;
-        let is_known = |name: &str, peer: &Option<String>, nodes: &[Arc<Node>]| {
-            nodes
-                .iter()
-                .any(|node| node.name.eq_ignore_ascii_case(name) && node.peer == *peer)
-        };
         let wanted = config.advertise_addr.is_some()
             || instances.iter().any(|instance| instance.node == own.name);
-        if !own.name.is_empty() && wanted && !is_known(&own.name, &None, nodes) {
+        if !own.name.is_empty() && wanted && !has_node(nodes, &own.name, None) {
             nodes.push(own.into());
         }
         for instance in instances {
@@ -128,7 +123,7 @@ impl Definitions {
                     "service {service:?} (id {id:?}) has no node, and therefore no names: set \
                      consul.node_name, or the service's node"
                 ));
-            } else if !is_known(on, &instance.peer, nodes) {
+            } else if !has_node(nodes, on, instance.peer.as_deref()) {
                 self.warnings.push(format!(
                     "service {service:?} (id {id:?}) is on node {on:?}, which no file defines: it has no \
                      names"
@@ -172,85 +167,109 @@ impl OneFile {
         let mut errors = Vec::new();
         let mut own = Registrations::default();
         let mut sidecars = sidecars;
-        for name in ["service", "services"] {
-            for (instance, sidecar) in objects(
-                &root,
-                name,
-                |reader: &ObjectReader<'_>| {
-                    let instance = instance(reader, config)?;
-                    let sidecar = sidecar(reader, &instance)?;
-                    Ok((instance, sidecar))
-                },
-                &mut errors,
-            ) {
-                own.instances.push(instance.into());
-                own.instances.extend(sidecar.map(|mut sidecar| {
-                    if sidecar.port == 0 {
-                        // Beyond the last port, sidecars share it.
-                        sidecar.port = FIRST_SIDECAR_PORT.saturating_add(sidecars);
-                        sidecars = sidecars.saturating_add(1);
-                    }
-                    Arc::new(sidecar)
-                }));
-            }
-        }
+        own.instances = services(&root, config, &mut sidecars, &mut errors);
         let mut later = Vec::new();
         for name in ["check", "checks"] {
             later.extend(objects(
                 &root,
                 name,
                 |reader: &ObjectReader<'_>| {
-                    let service = reader.text("service_id")?.filter(|id| !id.is_empty());
+                    let service = reader.filled("service_id")?;
                     Ok((service.map(str::to_owned), check(reader)?))
                 },
                 &mut errors,
             ));
         }
-        own.nodes = objects(
-            &root,
-            "nodes",
-            |reader| Ok(node(reader, config)?.into()),
-            &mut errors,
-        );
-        own.queries = objects(&root, "queries", query, &mut errors);
-        own.virtual_addresses = objects(&root, "virtual_ips", virtual_address, &mut errors);
-        own.gateways = objects(
-            &root,
-            "ingress",
-            |reader: &ObjectReader<'_>| {
-                Ok(Gateway {
-                    gateway: needed(reader, "gateway")?,
-                    services: texts(reader, "services")?,
-                })
-            },
-            &mut errors,
-        );
-        own.datacenters = objects(
-            &root,
-            "datacenters",
-            |reader: &ObjectReader<'_>| {
-                let reachable = reader.boolean("reachable")?.unwrap_or(true);
-                Ok(Datacenter {
-                    name: needed(reader, "name")?,
-                    reachable,
-                })
-            },
-            &mut errors,
-        );
+        read_places(&root, config, &mut own, &mut errors);
         match distances(&root) {
             Ok(distances) => own.distances = distances,
             Err(error) => errors.push(error),
         }
-        match errors.is_empty() {
-            true => Ok(Self {
-                registrations: own,
-                later,
-                ignored,
-                sidecars,
-            }),
-            false => Err(errors),
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        Ok(Self {
+            registrations: own,
+            later,
+            ignored,
+            sidecars,
+        })
+    }
+}
+
+fn has_node(nodes: &[Arc<Node>], name: &str, peer: Option<&str>) -> bool {
+    nodes
+        .iter()
+        .any(|node| node.name.eq_ignore_ascii_case(name) && node.peer.as_deref() == peer)
+}
+
+/// Reads services, with their sidecars; `sidecars` is the number of those without a port of their own.
+fn services(
+    root: &ObjectReader<'_>,
+    config: &Config,
+    sidecars: &mut u16,
+    errors: &mut Vec<ConfigError>,
+) -> Vec<Arc<Instance>> {
+    let mut services = Vec::new();
+    for name in ["service", "services"] {
+        services.extend(objects(
+            root,
+            name,
+            |reader: &ObjectReader<'_>| {
+                let instance = instance(reader, config)?;
+                let sidecar = sidecar(reader, &instance)?;
+                Ok((instance, sidecar))
+            },
+            errors,
+        ));
+    }
+    let mut instances = Vec::new();
+    for (instance, sidecar) in services {
+        instances.push(instance.into());
+        if let Some(mut sidecar) = sidecar {
+            if sidecar.port == 0 {
+                // Beyond the last port, sidecars share it.
+                sidecar.port = FIRST_SIDECAR_PORT.saturating_add(*sidecars);
+                *sidecars = sidecars.saturating_add(1);
+            }
+            instances.push(sidecar.into());
         }
     }
+    instances
+}
+
+/// Reads everything but services and checks.
+fn read_places(
+    root: &ObjectReader<'_>,
+    config: &Config,
+    own: &mut Registrations,
+    errors: &mut Vec<ConfigError>,
+) {
+    own.nodes = objects(
+        root,
+        "nodes",
+        |reader| Ok(node(reader, config)?.into()),
+        errors,
+    );
+    own.queries = objects(root, "queries", query, errors);
+    own.virtual_addresses = objects(root, "virtual_ips", virtual_address, errors);
+    own.gateways = objects(root, "ingress", gateway, errors);
+    own.datacenters = objects(root, "datacenters", datacenter, errors);
+}
+
+fn gateway(reader: &ObjectReader<'_>) -> Result<Gateway, ConfigError> {
+    Ok(Gateway {
+        gateway: needed(reader, "gateway")?,
+        services: texts(reader, "services")?,
+    })
+}
+
+fn datacenter(reader: &ObjectReader<'_>) -> Result<Datacenter, ConfigError> {
+    let reachable = reader.boolean("reachable")?.unwrap_or(true);
+    Ok(Datacenter {
+        name: needed(reader, "name")?,
+        reachable,
+    })
 }
 
 /// Parses each object in the list `name`; adds every error to `errors`.
@@ -284,14 +303,16 @@ fn distances(root: &ObjectReader<'_>) -> Result<HashMap<String, Vec<String>>, Co
 }
 
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
-    let problem = |problem: String| ConfigError::of_file(file, problem);
     let is_json = bytes.trim_ascii_start().first() == Some(&b'{');
-    if !file.ends_with(".hcl") || is_json {
-        return Json::parse(bytes).map_err(|error| problem(format!("is not JSON: {error}")));
-    }
-    let text =
-        std::str::from_utf8(bytes).map_err(|error| problem(format!("is not UTF-8: {error}")))?;
-    hcl::parse(text).map_err(|error| problem(format!("is not HCL: {error}")))
+    let parsed = if !file.ends_with(".hcl") || is_json {
+        Json::parse(bytes).map_err(|error| format!("is not JSON: {error}"))
+    } else {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => hcl::parse(text).map_err(|error| format!("is not HCL: {error}")),
+            Err(error) => Err(format!("is not UTF-8: {error}")),
+        }
+    };
+    parsed.map_err(|problem| ConfigError::of_file(file, problem))
 }
 
 /// Parses an instance's sidecar proxy (`connect.sidecar_service`). It inherits the instance's
@@ -332,34 +353,10 @@ fn instance(reader: &ObjectReader<'_>, config: &Config) -> Result<Instance, Conf
     let service =
         either(reader, ["name", "service"])?.ok_or_else(|| reader.error("name", "is missing"))?;
     let weights = reader.object("weights")?;
-    let weight = |name| {
-        weights
-            .number(name, 0, u16::MAX.into())
-            .map(|weight| weight.unwrap_or(1) as u16)
-    };
     let weights = Weights {
-        passing: weight("passing")?,
-        warning: weight("warning")?,
+        passing: weight(&weights, "passing")?,
+        warning: weight(&weights, "warning")?,
     };
-    let tagged = reader.object("tagged_addresses")?;
-    let mut tagged_addresses = BTreeMap::new();
-    for (tag, value) in tagged.entries() {
-        let tagged = match value {
-            Json::Text(address) => TaggedAddress {
-                address: address.clone(),
-                port: 0,
-            },
-            Json::Object(_) => {
-                let one = tagged.entry(tag, value)?;
-                TaggedAddress {
-                    address: text(&one, "address")?.unwrap_or_default(),
-                    port: port(&one, "port")?,
-                }
-            }
-            _ => return Err(tagged.error(tag, "is not an object with an address")),
-        };
-        tagged_addresses.insert(tag.to_owned(), tagged);
-    }
     let mut ports = Vec::new();
     for named in reader.objects("ports")? {
         let default = named.boolean("default")?.unwrap_or(false);
@@ -387,7 +384,7 @@ fn instance(reader: &ObjectReader<'_>, config: &Config) -> Result<Instance, Conf
         tags: texts(reader, "tags")?,
         meta: strings(&reader.object("meta")?)?,
         weights,
-        tagged_addresses,
+        tagged_addresses: tagged_addresses(reader)?,
         proxy_for: either(&proxy, ["destination_service", "destination_service_name"])?,
         connect_native: reader
             .object("connect")?
@@ -396,6 +393,36 @@ fn instance(reader: &ObjectReader<'_>, config: &Config) -> Result<Instance, Conf
         checks,
         service,
     })
+}
+
+fn weight(weights: &ObjectReader<'_>, name: &'static str) -> Result<u16, ConfigError> {
+    let weight = weights.number(name, 0, u16::MAX.into())?;
+    Ok(weight.unwrap_or(1) as u16)
+}
+
+fn tagged_addresses(
+    reader: &ObjectReader<'_>,
+) -> Result<BTreeMap<String, TaggedAddress>, ConfigError> {
+    let tagged = reader.object("tagged_addresses")?;
+    let mut addresses = BTreeMap::new();
+    for (tag, value) in tagged.entries() {
+        let address = match value {
+            Json::Text(address) => TaggedAddress {
+                address: address.clone(),
+                port: 0,
+            },
+            Json::Object(_) => {
+                let one = tagged.entry(tag, value)?;
+                TaggedAddress {
+                    address: text(&one, "address")?.unwrap_or_default(),
+                    port: port(&one, "port")?,
+                }
+            }
+            _ => return Err(tagged.error(tag, "is not an object with an address")),
+        };
+        addresses.insert(tag.to_owned(), address);
+    }
+    Ok(addresses)
 }
 
 fn node(reader: &ObjectReader<'_>, config: &Config) -> Result<Node, ConfigError> {
@@ -429,12 +456,13 @@ fn query(reader: &ObjectReader<'_>) -> Result<PreparedQuery, ConfigError> {
         near: text(reader, "near")?.unwrap_or_default(),
         ttl: reader.duration("dns_ttl")?.map(seconds),
         failover: failover(&reader.object("failover")?)?,
-        template: match is_template {
-            true => Some(Template {
+        template: if is_template {
+            Some(Template {
                 regexp: text(&template, "regexp")?.unwrap_or_default(),
                 remove_empty_tags: template.boolean("remove_empty_tags")?.unwrap_or(false),
-            }),
-            false => None,
+            })
+        } else {
+            None
         },
     })
 }
@@ -493,10 +521,7 @@ fn needed(reader: &ObjectReader<'_>, name: &'static str) -> Result<String, Confi
 
 /// Parses a text; `None` if missing or empty.
 fn text(reader: &ObjectReader<'_>, name: &'static str) -> Result<Option<String>, ConfigError> {
-    Ok(reader
-        .text(name)?
-        .filter(|text| !text.is_empty())
-        .map(str::to_owned))
+    Ok(reader.filled(name)?.map(str::to_owned))
 }
 
 /// Parses the first of these texts that is neither missing nor empty.
@@ -622,21 +647,21 @@ fn normalize(json: &mut Json) {
 /// as errors for the reader.
 fn gather(json: &mut Json, name: &str) {
     let Json::Object(members) = json else { return };
-    let is_named = |(member, _): &(String, Json)| member.eq_ignore_ascii_case(name);
-    let named = || {
-        members
-            .iter()
-            .filter(|member| is_named(member))
-            .map(|(_, value)| value)
-    };
-    if named().next().is_none()
-        || named().any(|value| !matches!(value, Json::Object(_) | Json::List(_)))
-    {
+    let mut is_found = false;
+    for (member, value) in members.iter() {
+        if member.eq_ignore_ascii_case(name) {
+            is_found = true;
+            if !matches!(value, Json::Object(_) | Json::List(_)) {
+                return;
+            }
+        }
+    }
+    if !is_found {
         return;
     }
     let mut items = Vec::new();
     members.retain_mut(|member| {
-        if !is_named(member) {
+        if !member.0.eq_ignore_ascii_case(name) {
             return true;
         }
         match std::mem::replace(&mut member.1, Json::Null) {
@@ -666,14 +691,17 @@ fn each(json: &mut Json, name: &str, change: impl Fn(&mut Json)) {
 fn join_words(json: &mut Json) {
     let Json::Object(members) = json else { return };
     for (member, _) in members {
-        let squeezed = |name: &str| name.replace('_', "").to_ascii_lowercase();
-        if let Some(known) = COMPOUND_NAMES
-            .iter()
-            .find(|known| squeezed(known) == squeezed(member))
-        {
-            *member = (*known).to_owned();
+        for known in COMPOUND_NAMES {
+            if squeezed(known) == squeezed(member) {
+                *member = known.to_owned();
+                break;
+            }
         }
     }
+}
+
+fn squeezed(name: &str) -> String {
+    name.replace('_', "").to_ascii_lowercase()
 }
 
 #[cfg(test)]
