@@ -75,25 +75,22 @@ pub(super) fn close(socket: &mut (impl Read + Write)) -> io::Result<()> {
 
 /// Reads a control frame of this type and returns its fields.
 fn expect(socket: &mut impl Read, kind: Control) -> io::Result<Vec<u8>> {
-    let no_frame = || {
-        io::Error::other(format!(
+    let escape = word(socket)?;
+    let length = word(socket)?;
+    if escape != 0 || !(4..=MAX_CONTROL).contains(&length) || word(socket)? != kind as u32 {
+        return Err(io::Error::other(format!(
             "the reader sent something else than a frame {kind:?}"
-        ))
-    };
-    let mut word = || {
-        let mut bytes = [0; 4];
-        socket
-            .read_exact(&mut bytes)
-            .map(|()| u32::from_be_bytes(bytes))
-    };
-    let escape = word()?;
-    let length = word()?;
-    if escape != 0 || !(4..=MAX_CONTROL).contains(&length) || word()? != kind as u32 {
-        return Err(no_frame());
+        )));
     }
     let mut fields = vec![0; length as usize - 4];
     socket.read_exact(&mut fields)?;
     Ok(fields)
+}
+
+fn word(socket: &mut impl Read) -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    socket.read_exact(&mut bytes)?;
+    Ok(u32::from_be_bytes(bytes))
 }
 
 /// Returns whether the fields of ACCEPT allow dnstap: they name it, or nothing.

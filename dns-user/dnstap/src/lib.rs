@@ -338,14 +338,13 @@ fn metrics(shared: &Shared) -> Vec<MetricFamily> {
         lost,
         lost_at_interfaces,
     } = shared;
-    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let written = written.load(Ordering::Relaxed);
+    let lost = lost.load(Ordering::Relaxed);
+    let lost_at_interfaces = lost_at_interfaces.load(Ordering::Relaxed);
     let is_open = f64::from(u8::from(is_open.load(Ordering::Relaxed)));
     vec![
-        families::DNSTAP_MESSAGES_TOTAL.of::<String>([([], count(written))]),
-        families::DNSTAP_LOST_TOTAL.of([
-            (["queue"], count(lost)),
-            (["interface"], count(lost_at_interfaces)),
-        ]),
-        families::DNSTAP_UP.of::<String>([([], is_open)]),
+        families::DNSTAP_MESSAGES_TOTAL.is(written),
+        families::DNSTAP_LOST_TOTAL.of([(["queue"], lost), (["interface"], lost_at_interfaces)]),
+        families::DNSTAP_UP.is(is_open),
     ]
 }

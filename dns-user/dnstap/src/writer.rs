@@ -228,11 +228,12 @@ impl Writer {
 
     /// Returns whether the file was moved or deleted, for example by logrotate.
     fn is_moved(&self, stream: &Stream) -> bool {
-        let (Stream::File { inode, .. }, DnstapOutput::File(path)) = (stream, &self.config.output)
-        else {
-            return false;
-        };
-        fs::metadata(path).map_or(true, |now| now.ino() != *inode)
+        match (stream, &self.config.output) {
+            (Stream::File { inode, .. }, DnstapOutput::File(path)) => {
+                fs::metadata(path).map_or(true, |now| now.ino() != *inode)
+            }
+            _ => false,
+        }
     }
 
     /// Ends the stream as the protocol wants it.

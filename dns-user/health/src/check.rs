@@ -296,9 +296,9 @@ pub struct Report {
     pub group_state: BTreeMap<String, &'static str>,
 }
 
-/// Parses a report by bosh-dns's rules (observed): member names in any letter case, unknown members ignored;
-/// a state that is not a string invalidates the whole report, and so does text after the end.
+/// Parses a report by bosh-dns's rules (observed).
 pub(super) fn parse(body: &[u8]) -> anyhow::Result<InstanceHealth> {
+    // Text after the end invalidates the report.
     let members = match Json::parse(body)? {
         Json::Object(members) => members,
         Json::Null => Vec::new(),
@@ -307,6 +307,7 @@ pub(super) fn parse(body: &[u8]) -> anyhow::Result<InstanceHealth> {
     let mut state = HealthState::Unknown;
     let mut groups: BTreeMap<String, HealthState> = BTreeMap::new();
     for (name, value) in members {
+        // Member names match in any letter case; unknown members are ignored.
         if name.eq_ignore_ascii_case("state") {
             state = text(&value)?.map_or(state, state_of);
         } else if name.eq_ignore_ascii_case("group_state") {
@@ -337,16 +338,17 @@ fn text(value: &Json) -> anyhow::Result<Option<&str>> {
     match value {
         Json::Text(text) => Ok(Some(text)),
         Json::Null => Ok(None),
+        // It invalidates the whole report.
         other => bail!("a state is {}, not text", other.kind()),
     }
 }
 
-/// Parses the text of a state, case-sensitively. An instance may report itself as unchecked, and is
-/// then treated as such (observed).
+/// Parses the text of a state, case-sensitively.
 fn state_of(text: &str) -> HealthState {
     match text {
         "running" => HealthState::Running,
         "failing" => HealthState::Failing,
+        // An instance may report itself as unchecked, and is then treated as such (observed).
         "unchecked" => HealthState::Unchecked,
         _ => HealthState::Unknown,
     }

@@ -299,14 +299,16 @@ impl Schedule {
     /// Returns the time of the next call of [`Self::start`], unless a check ends earlier.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let has_fast_room = self.running.len() - self.running_slow < self.lanes.fast;
-        let fast = self
-            .due
-            .first()
-            .filter(|_| has_fast_room)
-            .map(|(at, _)| *at);
-        let slow = self.silent.first().filter(|_| self.has_slow_room(false));
-        let slow = slow.map(|(at, _)| self.next_slow.max(*at));
-        fast.into_iter().chain(slow).min()
+        let mut wakes = Vec::new();
+        if has_fast_room && let Some((at, _)) = self.due.first() {
+            wakes.push(*at);
+        }
+        if self.has_slow_room(false)
+            && let Some((at, _)) = self.silent.first()
+        {
+            wakes.push(self.next_slow.max(*at));
+        }
+        wakes.into_iter().min()
     }
 
     pub(super) fn in_flight(&self) -> usize {

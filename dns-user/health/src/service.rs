@@ -1,6 +1,7 @@
 //! Health checks as one component that the daemon starts and stops.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     thread::JoinHandle,
@@ -131,7 +132,6 @@ impl HealthService {
                 return Ok(());
             }
         };
-        let no_thread = |error| anyhow!("health: cannot start a thread: {error}");
         let Budget { lanes, kept } = Budget::of(raise_file_limit(), self.checks.timeout);
         let watcher = Watcher {
             checks: self.checks.clone(),
@@ -158,10 +158,10 @@ impl HealthService {
                     ..
                 } = &*checks;
                 metrics.count_instances(states);
-                let outage = failures.outage(&tls.current(), SystemTime::now());
-                let is_blind = outage
-                    .as_ref()
-                    .is_some_and(HealthOutage::is_of_certificates);
+                let mut is_blind = false;
+                if let Some(outage) = failures.outage(&tls.current(), SystemTime::now()) {
+                    is_blind = outage.is_of_certificates();
+                }
                 metrics.blind.set(i64::from(is_blind));
             }));
             local.block_on(&runtime, watcher.run(commands, stopped));
@@ -232,6 +232,10 @@ impl HealthService {
             }
         }
     }
+}
+
+fn no_thread(error: io::Error) -> anyhow::Error {
+    anyhow!("health: cannot start a thread: {error}")
 }
 
 impl Drop for HealthService {

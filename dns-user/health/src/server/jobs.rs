@@ -245,26 +245,22 @@ fn groups(path: &Path) -> BTreeSet<String> {
             Vec::new()
         }
     };
-    links
-        .into_iter()
-        .filter_map(|link| {
-            if let Json::Object(members) = link {
-                Some(members)
-            } else {
-                None
-            }
-        })
-        .filter_map(|members| {
-            members
-                .into_iter()
-                .rev()
-                .find_map(|(name, value)| match value {
-                    Json::Text(group) if name.eq_ignore_ascii_case("group") => Some(group),
-                    _ => None,
-                })
-        })
-        .filter(|group| !group.is_empty())
-        .collect()
+    let mut groups = BTreeSet::new();
+    for link in links {
+        let Json::Object(members) = link else {
+            continue;
+        };
+        // The last one of equal names counts, as in Go.
+        let group = members
+            .into_iter()
+            .rev()
+            .find_map(|(name, value)| match value {
+                Json::Text(group) if name.eq_ignore_ascii_case("group") => Some(group),
+                _ => None,
+            });
+        groups.extend(group.filter(|group| !group.is_empty()));
+    }
+    groups
 }
 
 /// Runs a script in its own process group; `Ok` for exit status 0. After `limit`, the script is

@@ -34,12 +34,12 @@ use dns_core::config::{
     reader::{Json, ObjectReader},
 };
 use dns_kit::{
-    command_line::until_ended,
     files::{FileStamp, bounded},
     http_server::{Client, Listener, Server, ServerLimits},
     limits::raise_file_limit,
     logs::{LineLimit, LogFormat, Logs, print_error},
     tls::RotatingTls,
+    until_ended,
 };
 
 /// Maximum number of open connections, if the limit on open files allows: every VM that resolves
@@ -161,8 +161,9 @@ fn is_known(client: &Client) -> bool {
     is_known
 }
 
-/// Answers a request. The method and the query string are ignored (observed).
+/// Answers a request.
 async fn answer(path: &str, is_known: bool, vm: &Vm) -> Response {
+    // bosh-dns ignores the method and the query string (observed).
     if path != "/health" {
         return (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
     }
@@ -185,8 +186,7 @@ async fn answer(path: &str, is_known: bool, vm: &Vm) -> Response {
 }
 
 impl Vm {
-    /// Builds the current report. Groups of jobs with a script follow the script, all others the
-    /// whole VM (observed); a group with both kinds of jobs fails if either does.
+    /// Builds the current report.
     fn report(&self) -> Report {
         let Summary {
             all_healthy,
@@ -194,20 +194,25 @@ impl Vm {
             unscripted,
         } = self.jobs.summary();
         let whole = all_healthy && self.agent.is_running();
+        // Groups of jobs with a script follow the script, all others the whole VM (observed); a group with both kinds
+        // of jobs fails if either does.
         let mut groups = scripted;
         for group in unscripted {
             *groups.entry(group).or_insert(true) &= whole;
         }
-        let text = |healthy| if healthy { "running" } else { "failing" };
-        let group_state: BTreeMap<_, _> = groups
-            .into_iter()
-            .map(|(group, healthy)| (group, text(healthy)))
-            .collect();
+        let mut group_state = BTreeMap::new();
+        for (group, healthy) in groups {
+            group_state.insert(group, state_text(healthy));
+        }
         Report {
-            state: text(whole),
+            state: state_text(whole),
             group_state,
         }
     }
+}
+
+fn state_text(is_healthy: bool) -> &'static str {
+    if is_healthy { "running" } else { "failing" }
 }
 
 //----------- Agent --------------------------------------------------------
@@ -234,14 +239,14 @@ impl AgentFile {
         }
     }
 
-    /// Returns whether the agent reports `running`; a missing or invalid file does not count as
-    /// such (observed).
+    /// Returns whether the agent reports `running`.
     fn is_running(&self) -> bool {
         let stamp = FileStamp::of(&self.path);
         // A panic cannot leave the value half changed.
         let mut last = self.last.lock();
         if last.0 != stamp {
             let content = bounded::read_at_most(&self.path, MAX_FILE);
+            // A missing or invalid file does not count as such (observed).
             *last = (stamp, content.is_ok_and(|bytes| says_running(&bytes)));
         }
         last.1
@@ -318,32 +323,26 @@ impl HealthServerConfig {
             .ok_or_else(|| root.error("port", "is missing; the usual port is 8853"))?;
         let tls = tls_files(&root)?
             .map_err(|NoFile(name)| root.error(name, "is missing; set it to a PEM file"))?;
-        let path = |name| {
-            Ok(root
-                .text(name)?
-                .filter(|text| !text.is_empty())
-                .map(PathBuf::from))
-        };
-        let or_default = |time: Option<Duration>, default| {
-            time.filter(|time| !time.is_zero()).unwrap_or(default)
-        };
+        let interval = root.duration("health_executable_interval")?;
+        let timeout = root.duration("request_timeout")?;
+        let executable = root.path("health_executable_path")?;
         Ok(Self {
             listen: SocketAddr::new(address, port),
             tls,
-            jobs_dir: path("jobs_dir")?,
-            executable_path: path("health_executable_path")?
-                .unwrap_or_else(|| PathBuf::from("bin/dns/healthy")),
-            executable_interval: or_default(
-                root.duration("health_executable_interval")?,
-                Duration::from_secs(5),
-            ),
-            health_file: path("health_file_name")?.ok_or_else(|| {
+            jobs_dir: root.path("jobs_dir")?,
+            executable_path: executable.unwrap_or_else(|| PathBuf::from("bin/dns/healthy")),
+            executable_interval: interval
+                .filter(|time| !time.is_zero())
+                .unwrap_or(Duration::from_secs(5)),
+            health_file: root.path("health_file_name")?.ok_or_else(|| {
                 root.error(
                     "health_file_name",
                     "is missing; name the agent's health.json",
                 )
             })?,
-            request_timeout: or_default(root.duration("request_timeout")?, Duration::from_secs(5)),
+            request_timeout: timeout
+                .filter(|time| !time.is_zero())
+                .unwrap_or(Duration::from_secs(5)),
             logging: logging(&root)?,
         })
     }
