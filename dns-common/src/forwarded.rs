@@ -18,7 +18,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{UDP_PAYLOAD_SIZE, entry::padded, name::NameHasher};
+use crate::{MIN_UDP_SIZE, UDP_PAYLOAD_SIZE, entry::padded, name::NameHasher};
 
 /// Maximum number of records per answer. Answers with more are left to userspace.
 pub const MAX_RECORDS: usize = 24;
@@ -68,12 +68,19 @@ impl QueryKey {
     }
 }
 
-/// Returns whether the programs answer queries of this type from forwarded answers. The rest is
-/// left to userspace: DS, which the parent zone holds, and question and meta types (RFC 6895,
-/// section 3.1). ANY they answer from local replies only.
+/// Returns whether the programs leave every query of this type to userspace: OPT, which cannot be queried; DS, which
+/// the parent zone holds; and question and meta types but ANY (RFC 6895, section 3.1).
+#[inline(always)]
+pub const fn is_left_to_userspace(qtype: u16) -> bool {
+    matches!(qtype, 41 | 43 | 128..=254)
+}
+
+/// Returns whether the programs answer queries of this type from forwarded answers. ANY they answer from local replies
+/// only: what a recursor gives for it is any part of the name's data (RFC 8482).
 #[inline(always)]
 pub const fn is_answered(qtype: u16) -> bool {
-    !matches!(qtype, 41 | 43 | 128..=255)
+    const ANY: u16 = 255;
+    qtype != ANY && !is_left_to_userspace(qtype)
 }
 
 /// Header of every entry. Integers are in host byte order unless noted.
@@ -125,19 +132,15 @@ pub const PLAIN: usize = 0;
 /// Clients with EDNS that accept no more than without it.
 pub const NARROW: usize = 1;
 
-/// Clients that accept more than [`PLAIN_LIMIT`] bytes.
+/// Clients that accept more than [`MIN_UDP_SIZE`] bytes.
 pub const WIDE: usize = 2;
 
-/// Largest reply to a query without EDNS, and the smallest limit with it, in bytes (RFC 1035, section
-/// 2.3.4; RFC 6891, section 6.2.5).
-pub const PLAIN_LIMIT: usize = 512;
-
 /// Returns the group of a client: `opt_count` is 1 if its query has an OPT, else 0, and `limit` the
-/// largest reply that it accepts, at least [`PLAIN_LIMIT`].
+/// largest reply that it accepts, at least [`MIN_UDP_SIZE`].
 #[inline(always)]
 pub const fn client_group(opt_count: usize, limit: usize) -> usize {
     // Branch-free: the verifier would follow both results of a branch separately from here on.
-    opt_count + (PLAIN_LIMIT.wrapping_sub(limit) >> (usize::BITS - 1))
+    opt_count + (MIN_UDP_SIZE.wrapping_sub(limit) >> (usize::BITS - 1))
 }
 
 /// One form of an answer. Integers are in host byte order unless noted.
@@ -247,10 +250,21 @@ mod tests {
     }
 
     #[test]
+    fn any_is_answered_from_local_replies_only() {
+        let left = |types: &[u16]| types.iter().all(|&qtype| is_left_to_userspace(qtype));
+        // OPT, DS; TKEY, TSIG, IXFR, AXFR, MAILB and MAILA among the meta types.
+        assert!(left(&[41, 43, 128, 249, 250, 251, 252, 253, 254]));
+        for qtype in [1, 28, 65, 127, 255, 256, 257, u16::MAX] {
+            assert!(!is_left_to_userspace(qtype), "{qtype}");
+            assert_eq!(is_answered(qtype), qtype != 255, "{qtype}");
+        }
+    }
+
+    #[test]
     fn groups_follow_edns() {
-        assert_eq!(client_group(0, PLAIN_LIMIT), PLAIN);
-        assert_eq!(client_group(1, PLAIN_LIMIT), NARROW);
-        for limit in [PLAIN_LIMIT + 1, 1232, 4096, 65_535] {
+        assert_eq!(client_group(0, MIN_UDP_SIZE), PLAIN);
+        assert_eq!(client_group(1, MIN_UDP_SIZE), NARROW);
+        for limit in [MIN_UDP_SIZE + 1, 1232, 4096, 65_535] {
             assert_eq!(client_group(1, limit), WIDE, "{limit}");
         }
     }

@@ -38,6 +38,10 @@ pub const XDP_HEAD_ROOM: usize = 256 - 64;
 /// usual paths without fragmentation (RFC 9715, section 3.1).
 pub const UDP_PAYLOAD_SIZE: u16 = 1232;
 
+/// Maximum size of a UDP reply without EDNS in bytes (RFC 1035, section 2.3.4), and the least that a size in an OPT means
+/// (RFC 6891, section 6.2.5).
+pub const MIN_UDP_SIZE: usize = 512;
+
 /// Names of the maps and programs in the object file, as used by the loader and shown by `bpftool`.
 pub mod object {
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, of [`crate::index::Pair`]s: the hash

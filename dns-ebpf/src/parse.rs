@@ -6,8 +6,10 @@
 //! for. A wrong guess (trailing bytes) yields a name that is not published.
 
 use dns_common::{
+    MIN_UDP_SIZE,
     control::{COOKIES, Control},
     counters::{Outcome, QueryKind},
+    forwarded::is_left_to_userspace,
     name::{MAX_NAME_LEN, MAX_NAME_WORDS, NameHasher, first_zero, lower8, zero_byte},
 };
 
@@ -77,7 +79,11 @@ pub fn parse<H: Hook>(
     // SAFETY: just compared with the end.
     let kind = kind(unsafe { load(after_name) })?;
     let size = u16::from_be((opt >> 24) as u16) as usize;
-    let limit = if size > 512 { size } else { 512 };
+    let limit = if size > MIN_UDP_SIZE {
+        size
+    } else {
+        MIN_UDP_SIZE
+    };
     // Make the results of branches opaque where the branches merge.
     let (kind, limit) = (
         zero.value_barrier(kind as usize, 3),
@@ -102,9 +108,7 @@ fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
         1 => Ok(QueryKind::A),
         28 => Ok(QueryKind::Aaaa),
         255 => Ok(QueryKind::Any),
-        // OPT cannot be queried; DS belongs to the parent's servers; 128 to 254 are question and
-        // meta types (RFC 6895, section 3.1).
-        41 | 43 | 128..=254 => pass_to_stack(Outcome::BadType),
+        qtype if is_left_to_userspace(qtype) => pass_to_stack(Outcome::BadType),
         _ => Ok(QueryKind::Other),
     }
 }

@@ -4,9 +4,9 @@ use core::mem::offset_of;
 
 use aya_ebpf::bindings::bpf_fib_lookup as FibLookup;
 use dns_common::{
+    MIN_UDP_SIZE, UDP_PAYLOAD_SIZE,
     counters::{Outcome, QueryKind},
     entry::{AnswerPolicy, EntryHeader, HAS_POLICY, padded},
-    forwarded::PLAIN_LIMIT,
     scope::{BOUNDED, LOOPBACK_IFINDEX, NEAR},
 };
 
@@ -34,7 +34,7 @@ const SAFE_PACKET_LEN: usize = 576;
 
 /// Longest message to another machine in bytes, which passes every path without fragmentation (RFC
 /// 9715).
-const MAX_FAR_REPLY_LEN: usize = 1232;
+const MAX_FAR_REPLY_LEN: usize = UDP_PAYLOAD_SIZE as usize;
 
 /// Plans the reply from `entry`.
 #[inline(always)]
@@ -90,7 +90,7 @@ pub fn plan<H: Hook>(
         return pass_to_stack(Outcome::NotPublished);
     }
     let all = at_most(available, policy.most());
-    let is_plain = (question.limit == PLAIN_LIMIT) as usize;
+    let is_plain = (question.limit == MIN_UDP_SIZE) as usize;
     let wanted = at_most(
         all,
         policy.plain(question.kind() == AAAA) & is_plain.wrapping_neg(),

@@ -191,7 +191,7 @@ fn file_system() -> Result<PathBuf> {
     let built = [
         "build",
         "--package",
-        "dns-resolver",
+        "dns-cli",
         "--bin",
         "bosh-dns-xdp",
         "--target",

@@ -264,7 +264,7 @@ fn name_server(command: &mut Process, profile: Profile) -> Result<&mut Process> 
 }
 
 // Package and binary name of each program.
-pub(crate) const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
+pub(crate) const SERVER: [&str; 2] = ["dns-cli", "bosh-dns-xdp"];
 pub(crate) const HEALTH: [&str; 2] = ["dns-health", "bosh-dns-xdp-health"];
 pub(crate) const SYNC: [&str; 2] = ["dns-sync", "bosh-dns-sync"];
 pub(crate) const PUBLISHER: [&str; 2] = ["dns-publish", "bosh-dns-publish"];

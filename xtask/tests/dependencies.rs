@@ -165,6 +165,35 @@ fn dependents() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
+fn daemon_needs_no_command_line() {
+    // Of this package alone: cargo metadata joins the features of all packages.
+    let output = Command::new("cargo")
+        .args([
+            "tree",
+            "--locked",
+            "--package=dns-resolver",
+            "--edges=normal,build,dev",
+            "--prefix=none",
+        ])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let tree = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        tree.contains("dns-kit ") && tree.contains("test-support "),
+        "{tree}"
+    );
+    for line in tree.lines() {
+        let name = line.split(' ').next().unwrap_or_default();
+        let is_of_commands = ["clap", "clap_complete", "clap_mangen", "ratatui"].contains(&name);
+        assert!(
+            !is_of_commands,
+            "dns-resolver uses {name}: see `cargo tree --invert`"
+        );
+    }
+}
+
+#[test]
 fn crate_registries_are_allowed() {
     let allowed = listed(&rules(), "sources", "allow-registry");
     for package in packages() {

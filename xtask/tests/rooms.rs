@@ -17,11 +17,6 @@ use std::{
 /// Known cycles: a crate, a folder of it, and the modules in its cycles. The list only shrinks.
 const KNOWN: &[(&str, &str, &[&str])] = &[
     (
-        "dns-user/resolver",
-        "server",
-        &["metrics", "service", "tcp"],
-    ),
-    (
         "dns-user/upstream",
         "",
         &["forward", "host_names", "recursor"],

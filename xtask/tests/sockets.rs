@@ -57,11 +57,11 @@ const KEPT: &[(&str, &[Figure])] = &[
         "server: DNS by TCP",
         &[
             ("8 s", "resolver/src/server/mod.rs", "tcp_idle_timeout"),
-            ("10 s", "resolver/src/server/tcp.rs", "WRITE_TIMEOUT"),
-            ("128 KiB", "resolver/src/server/tcp.rs", "MAX_HELD"),
+            ("10 s", "resolver/src/server/tcp_limits.rs", "WRITE_TIMEOUT"),
+            ("128 KiB", "resolver/src/server/tcp_limits.rs", "MAX_HELD"),
             ("1,024", "resolver/src/server/mod.rs", "MAX_TCP_CONNECTIONS"),
-            ("64", "resolver/src/server/tcp.rs", "MAX_WAITING"),
-            ("16 MiB", "resolver/src/server/tcp.rs", "MAX_HELD_BY_ALL"),
+            ("64", "resolver/src/server/tcp_limits.rs", "MAX_WAITING"),
+            ("16 MiB", "resolver/src/server/tcp_limits.rs", "MAX_HELD_BY_ALL"),
         ],
     ),
     (
@@ -204,14 +204,14 @@ const KEPT: &[(&str, &[Figure])] = &[
     ),
     (
         "commands: server",
-        &[("30 s", "resolver/src/cli/operate/waiting.rs", "MAX_WAIT")],
+        &[("30 s", "cli/src/operate/waiting.rs", "MAX_WAIT")],
     ),
     (
         "`shadow`: name servers",
         &[
             ("3 s", "shadow/src/ask.rs", "PATIENCE"),
-            ("10 s", "resolver/src/cli/shadow/health.rs", "time"),
-            ("64 MiB", "resolver/src/cli/shadow/health.rs", "body"),
+            ("10 s", "cli/src/shadow/health.rs", "time"),
+            ("64 MiB", "cli/src/shadow/health.rs", "body"),
             ("64", "shadow/src/ask.rs", "MAX_WAITING"),
         ],
     ),

@@ -21,6 +21,7 @@ use crate::{
     connections::{ConnectionError, Connections},
 };
 use dns_consul::config::{ApiAddress, HttpApi};
+use dns_kit::{backoff, rate::TokenBucket};
 use dns_upstream::HostNames;
 
 /// Maximum time until a non-blocking response begins.
@@ -251,31 +252,22 @@ const MAX_FAILURES: u32 = 8;
 
 /// Limits requests to a steady rate with bursts of 0.1 s.
 #[derive(Debug)]
-pub(crate) struct RateLimit {
-    interval: Duration,
-    /// Time at which the next request is due if none waits.
-    next: Mutex<Option<Instant>>,
-}
+pub(crate) struct RateLimit(Mutex<TokenBucket>);
 
 impl RateLimit {
     /// Creates a limit of at least one request per second.
     pub(crate) fn new(per_second: u32) -> Self {
-        Self {
-            interval: Duration::from_secs(1) / per_second.max(1),
-            next: Mutex::new(None),
-        }
+        let per_second = f64::from(per_second.max(1));
+        Self(Mutex::new(TokenBucket::full(
+            per_second,
+            1.0 + per_second / 10.0,
+        )))
     }
 
     pub(crate) async fn wait(&self) {
-        let at = {
-            let mut next = self.next.lock();
-            let now = Instant::now();
-            let earliest = now.checked_sub(Duration::from_millis(100)).unwrap_or(now);
-            let at = next.map_or(earliest, |next| next.max(earliest));
-            *next = Some(at + self.interval);
-            at
-        };
-        sleep_until(at).await;
+        let now = Instant::now();
+        let wait = self.0.lock().take_ahead(now.into_std());
+        sleep_until(now + wait).await;
     }
 }
 
@@ -299,8 +291,7 @@ impl Backoff {
 
 /// Returns the pause after this many errors: half to all of a time that doubles with each error.
 fn random_pause(failures: u32) -> Duration {
-    let longest = (MIN_PAUSE * 2u32.pow(failures.clamp(1, 7) - 1)).min(MAX_PAUSE);
-    longest.mul_f64(0.5 + fastrand::f64() / 2.0)
+    backoff::pause(MIN_PAUSE, MAX_PAUSE, failures).mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
 /// Opens while no agent responds. Then only one request at a time is sent, with pauses, and all

@@ -4,7 +4,6 @@
 use std::{
     collections::HashMap,
     fmt, fs,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -22,8 +21,8 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::{Mutex, MutexGuard};
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -33,7 +32,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use dns_consul::config::{ApiAddress, HttpApi};
-use dns_kit::tls::{self, ClientIdentity, ServerTrust};
+use dns_kit::tls;
 use dns_upstream::{HostName, HostNames};
 
 /// Timeout of connecting, including TLS.
@@ -404,41 +403,15 @@ impl Tls {
     }
 
     fn load(&self) -> anyhow::Result<ClientConfig> {
-        let trust = match &self.api.ca_file {
-            Some(path) => {
-                let mut roots = RootCertStore::empty();
-                for authority in certificates(path)? {
-                    roots.add(authority).map_err(|error| file(path, error))?;
-                }
-                ServerTrust::Roots(roots)
-            }
-            None => ServerTrust::System,
-        };
-        let identity = match &self.api.identity {
-            Some((certificate, key)) => {
-                let key = PrivateKeyDer::from_pem_file(key).map_err(|error| file(key, error))?;
-                ClientIdentity::Pair(certificates(certificate)?, key)
-            }
-            None => ClientIdentity::Anonymous,
-        };
-        let mut config = tls::client_config(trust, identity)?;
+        let HttpApi {
+            ca_file, identity, ..
+        } = &self.api;
+        let identity = identity
+            .as_ref()
+            .map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+        let mut config = tls::client_config_of_files(ca_file.as_deref(), identity)?;
         // Many blocking queries share one HTTP/2 connection.
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }
-}
-
-fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    match read {
-        Ok(certificates) if certificates.is_empty() => {
-            Err(file(path, "contains no certificate in PEM format"))
-        }
-        Ok(certificates) => Ok(certificates),
-        Err(error) => Err(file(path, error)),
-    }
-}
-
-fn file(path: &Path, problem: impl fmt::Display) -> anyhow::Error {
-    anyhow!("{}: {problem}", path.display())
 }

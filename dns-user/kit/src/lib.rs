@@ -1,5 +1,5 @@
-//! Parts that the programs share: files, sockets, certificates, clocks and threads, metrics, logs, HTTP,
-//! command lines.
+//! Parts that the programs share: files, sockets, certificates, clocks and threads, metrics, logs, HTTP. Their command
+//! lines share `dns-command-line`.
 //!
 //! * [`files`]: reads, stamps, watches and replaces files.
 //! * [`foreign`]: texts of other parties, made safe to show.
@@ -11,19 +11,18 @@
 //! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per client.
 //! * [`aws_signature`], [`hex()`]: requests and URLs signed for AWS; bytes as text.
 //! * [`backoff`]: pauses after failures.
+//! * [`rate`]: limits on how often something may happen.
 //! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
 //! * [`eager`]: futures that are polled where they are created and woken.
 //! * [`clock`]: the kernel's clock, and periods in which the process did not run.
 //! * [`limits`], [`memory`]: the limit on open files; the allocator's memory.
-//! * [`command_line`]: the commands `man` and `completions`, output, parsing and errors, and the signals that
-//!   end a program.
+//! * [`until_ended`]: the signals that end a program.
 //! * [`admission`], [`connections`]: fair limits on the work and the connections of clients.
 
 pub mod admission;
 pub mod aws_signature;
 pub mod backoff;
 pub mod clock;
-pub mod command_line;
 pub mod connections;
 pub mod eager;
 pub mod files;
@@ -35,10 +34,11 @@ pub mod logs;
 pub mod metrics;
 pub mod mmsg;
 mod process;
+pub mod rate;
 pub mod sandbox;
 pub mod threads;
 pub mod tls;
 pub mod unix_socket;
 
 pub use hex::hex;
-pub use process::{limits, memory, priority};
+pub use process::{limits, memory, priority, until_ended};

@@ -1,4 +1,9 @@
-//! Settings of the process and its threads: the limit on open files, the allocator's memory, priorities.
+//! Settings of the process and its threads: the limit on open files, the allocator's memory, priorities. The signals that
+//! end it.
+
+use std::future;
+
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The limit on open files.
 pub mod limits {
@@ -154,6 +159,21 @@ pub mod priority {
             let problem = std::io::Error::last_os_error();
             tracing::debug!("cannot lower the priority of {work}: {problem}");
         }
+    }
+}
+
+/// Waits for SIGTERM or SIGINT.
+pub async fn until_ended() {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    ) else {
+        // Without handlers, the default action of the signals ends the process.
+        return future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
 }
 

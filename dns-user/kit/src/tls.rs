@@ -30,7 +30,8 @@ pub use self::certificates::{
     AcceptedName, Certificate, CertificateFacts, ServerVerifier, common_name, first_common_name,
 };
 pub use self::configuration::{
-    ClientCertificates, ClientIdentity, ServerTrust, certified_key, client_config, server_config,
+    ClientCertificates, ClientIdentity, ServerTrust, certified_key, client_config,
+    client_config_of_files, server_config,
 };
 use crate::files::FileStamp;
 use dns_core::config::TlsFiles;
@@ -326,10 +327,9 @@ impl TlsMaterial {
             private_key,
             ca,
         } = files;
-        let chain = read_certificates(certificate, "a certificate (and its chain)")?;
-        let key = PrivateKeyDer::from_pem_file(private_key)
-            .map_err(|error| TlsError::in_file(private_key, "a private key", error))?;
-        let bundle = read_certificates(ca, "one or several CA certificates")?;
+        let chain = read_certificates(certificate, CHAIN)?;
+        let key = read_key(private_key)?;
+        let bundle = read_certificates(ca, AUTHORITIES)?;
 
         let facts = CertificateFacts::parse(&chain[0])
             .map_err(|error| TlsError::unusable(certificate, error))?;
@@ -396,6 +396,17 @@ impl TlsMaterial {
     pub fn authorities_not_after(&self) -> Option<SystemTime> {
         self.authorities.iter().map(|facts| facts.not_after).min()
     }
+}
+
+/// Content of the file with a certificate that its owner presents.
+const CHAIN: &str = "a certificate (and its chain)";
+
+/// Content of a file with trusted certificates.
+const AUTHORITIES: &str = "one or several CA certificates";
+
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_file(path)
+        .map_err(|error| TlsError::in_file(path, "a private key", error))
 }
 
 /// Reads all certificates of a PEM file, at least one.

@@ -4,7 +4,6 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
-use dns_kit::command_line;
 
 use crate::{compare::Compare, queries, respond::Respond, run::Run, search::Search};
 
@@ -39,9 +38,9 @@ enum Command {
     /// Writes a query file for dnsperf, kxdpgun and `run`: a line `name type` for each query.
     Querygen(Querygen),
     /// Prints the manual page, or writes a page for each command.
-    Man(command_line::Man),
+    Man(dns_command_line::Man),
     /// Prints a script that completes commands and options in a shell.
-    Completions(command_line::Completions),
+    Completions(dns_command_line::Completions),
 }
 
 #[derive(Debug, Args)]
@@ -59,7 +58,7 @@ struct Querygen {
 
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
-    let Cli { command } = command_line::parse();
+    let Cli { command } = dns_command_line::parse();
     let done = match command {
         Command::Run(options) => options.run(),
         Command::Search(options) => options.run(),
@@ -71,7 +70,7 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => command_line::failed("bosh-dns-xdp-load", &problem),
+        Err(problem) => dns_command_line::failed("bosh-dns-xdp-load", &problem),
     }
 }
 
@@ -81,7 +80,7 @@ fn querygen(options: &Querygen) -> Result<()> {
     for query in &queries {
         lines += &format!("{query}\n");
     }
-    Ok(command_line::print(lines.as_bytes())?)
+    Ok(dns_command_line::print(lines.as_bytes())?)
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::{
 };
 
 use anyhow::Result;
-use dns_kit::command_line;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -75,7 +74,9 @@ impl Output {
 
     /// Prints above the progress bar.
     pub(crate) fn print(&self, text: &str) -> Result<()> {
-        let printed = self.bar.suspend(|| command_line::print(text.as_bytes()));
+        let printed = self
+            .bar
+            .suspend(|| dns_command_line::print(text.as_bytes()));
         Ok(printed?)
     }
 

@@ -1,5 +1,6 @@
 //! Help for tests of several crates.
 
+#[cfg(feature = "pages")]
 pub mod command_page;
 pub mod forwarded;
 mod ports;

@@ -17,13 +17,14 @@ use std::{
 
 use dns_common::entry::{CELL_SIZE, Location};
 use dns_core::wire::ForwardedAnswer;
+use dns_kit::rate::TokenBucket;
 use hashbrown::HashMap;
 
 use super::{
     lease::GracePeriods,
     publisher::{LearnFilter, QuestionFilter, filter_key},
     replies::{self, HeldReply, MIN_WIDE},
-    second_chance::{Allowance, SecondChance},
+    second_chance::{SecondChance, allowance},
     source::NameSource,
     table::{EntryStore, Placed},
 };
@@ -149,14 +150,14 @@ struct Room {
     limit: usize,
     cells: u32,
     max_cells: u32,
-    admission: Allowance,
+    admission: TokenBucket,
     evicted: u64,
 }
 
 impl Room {
     fn new(limit: usize, bytes: usize) -> Self {
         let max_cells = u32::try_from(bytes / CELL_SIZE).unwrap_or(u32::MAX);
-        let admission = Allowance::new(limit / ADMITTED_SHARE, Instant::now());
+        let admission = allowance(limit / ADMITTED_SHARE);
         Self {
             queue: SecondChance::default(),
             count: 0,
@@ -1209,7 +1210,7 @@ mod tests {
         let mut bench = Bench::with_replies(100, 80);
         // Without its rate, which a test would have to wait for.
         for room in &mut bench.table.rooms {
-            room.admission = Allowance::new(1 << 20, Instant::now());
+            room.admission = allowance(1 << 20);
         }
         let source = Ports(&[1, 2]);
         let outside = bench.offer(1, SECOND, 1);

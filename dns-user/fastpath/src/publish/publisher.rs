@@ -13,7 +13,7 @@ use crossbeam_channel::Sender;
 use dns_common::{
     control::CLIENT_BUCKETS,
     entry::EntryHeader,
-    forwarded::{QueryKey, is_answered},
+    forwarded::{QueryKey, is_answered, is_left_to_userspace},
     name::hash_name,
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -31,9 +31,9 @@ use crate::map::{
 };
 use dns_core::{
     name::{Name, NameRef},
-    wire::{ForwardedAnswer, TYPE_ANY},
+    wire::ForwardedAnswer,
 };
-use dns_kit::clock::kernel_monotonic_ns;
+use dns_kit::{clock::kernel_monotonic_ns, rate::EachSecond};
 
 //----------- Publisher ------------------------------------------------------
 
@@ -185,9 +185,7 @@ impl Publisher {
             checking_disabled,
         } = question;
         let key = question.key(handle.seed);
-        if !(is_answered(qtype) || qtype == TYPE_ANY)
-            || !question_filter.is_repeated(key, kernel_monotonic_ns())
-        {
+        if is_left_to_userspace(qtype) || !question_filter.is_repeated(key, kernel_monotonic_ns()) {
             return;
         }
         let question = AnswerQuestion {
@@ -417,7 +415,7 @@ impl QuestionFilter {
 //----------- ClientAllowance ------------------------------------------------
 
 /// Denials and questions that the clients of a group may hand over per second.
-const EACH_SECOND: u64 = 32;
+const MAX_EACH_SECOND: u32 = 32;
 
 /// Groups of clients.
 const GROUPS: usize = 256;
@@ -426,14 +424,13 @@ const GROUPS: usize = 256;
 /// client that floods leaves room for other clients' names.
 #[derive(Debug)]
 pub(crate) struct ClientAllowance {
-    /// The number handed over by each group, in the lowest 16 bits, and the second in which it was counted.
-    groups: Box<[AtomicU64]>,
+    groups: Box<[EachSecond]>,
 }
 
 impl Default for ClientAllowance {
     fn default() -> Self {
         Self {
-            groups: (0..GROUPS).map(|_| AtomicU64::new(0)).collect(),
+            groups: (0..GROUPS).map(|_| EachSecond::new()).collect(),
         }
     }
 }
@@ -449,13 +446,7 @@ impl ClientAllowance {
             None => 0,
         };
         let group = QueryKey::new(0, false, false).hash(number ^ seed) as usize % GROUPS;
-        let now = now_ns / 1_000_000_000;
-        self.groups[group]
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seen: u64| {
-                let handed_over = if seen >> 16 == now { seen & 0xffff } else { 0 };
-                (handed_over < EACH_SECOND).then_some(now << 16 | (handed_over + 1))
-            })
-            .is_ok()
+        self.groups[group].take(MAX_EACH_SECOND, (now_ns / 1_000_000_000) as u32)
     }
 }
 
@@ -470,16 +461,16 @@ mod tests {
         let taken = |client: &str, at: u64| {
             (0..1000)
                 .filter(|_| allowance.take(Some(client.parse().unwrap()), 7, at))
-                .count() as u64
+                .count() as u32
         };
-        assert_eq!(taken("10.0.0.1", SECOND), EACH_SECOND);
-        let others: u64 = (2..10)
+        assert_eq!(taken("10.0.0.1", SECOND), MAX_EACH_SECOND);
+        let others: u32 = (2..10)
             .map(|last| taken(&format!("10.0.0.{last}"), SECOND))
             .sum();
-        assert!(others >= 6 * EACH_SECOND, "{others}");
+        assert!(others >= 6 * MAX_EACH_SECOND, "{others}");
         assert_eq!(taken("::ffff:10.0.0.1", SECOND), 0, "the same client");
-        assert_eq!(taken("10.0.0.1", 2 * SECOND), EACH_SECOND);
-        assert_eq!(taken("fd00::1", SECOND), EACH_SECOND);
+        assert_eq!(taken("10.0.0.1", 2 * SECOND), MAX_EACH_SECOND);
+        assert_eq!(taken("fd00::1", SECOND), MAX_EACH_SECOND);
         assert_eq!(taken("fd00::2", SECOND), 0, "the same network");
     }
 

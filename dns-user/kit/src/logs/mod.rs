@@ -32,6 +32,7 @@ pub use requests::Request;
 pub use writer::{time_of, with_causes};
 
 use self::writer::LineWriter;
+use crate::rate::TokenBucket;
 use dns_core::config::{LogLevel, LoggingConfig};
 
 //----------- Logs -----------------------------------------------------------
@@ -56,13 +57,23 @@ struct Shared {
 }
 
 /// Format of log lines (`--log-format`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// `2026-01-02T03:04:05.678901Z INFO  [tag] message key=value`.
     #[default]
     Text,
     /// One flat JSON object a line: time, level, tag, message, then the fields.
     Json,
+}
+
+impl LogFormat {
+    /// Returns the format's name on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 /// Prints an error of a program on standard error, where there is no log yet. Other machines may have written
@@ -370,8 +381,7 @@ pub struct LineLimit(Mutex<LimitState>);
 
 #[derive(Debug)]
 struct LimitState {
-    tokens: f64,
-    refilled: Option<Instant>,
+    tokens: TokenBucket,
     /// Peers with a line within the last [`PEER_PAUSE`], oldest first.
     peers: VecDeque<(IpAddr, Instant)>,
     suppressed: u64,
@@ -385,8 +395,7 @@ impl LineLimit {
     )]
     pub const fn new() -> Self {
         Self(Mutex::new(LimitState {
-            tokens: BURST,
-            refilled: None,
+            tokens: TokenBucket::full(PER_SECOND, BURST),
             peers: VecDeque::new(),
             suppressed: 0,
         }))
@@ -410,11 +419,6 @@ impl LineLimit {
 
 impl LimitState {
     fn admit(&mut self, peer: Option<IpAddr>, now: Instant) -> Option<u64> {
-        let passed = self.refilled.map_or(Duration::ZERO, |before| {
-            now.saturating_duration_since(before)
-        });
-        self.tokens = (self.tokens + passed.as_secs_f64() * PER_SECOND).min(BURST);
-        self.refilled = Some(now);
         while self
             .peers
             .front()
@@ -423,11 +427,10 @@ impl LimitState {
             self.peers.pop_front();
         }
         let is_known = peer.is_some_and(|peer| self.peers.iter().any(|(known, _)| *known == peer));
-        if is_known || self.tokens < 1.0 {
+        if is_known || !self.tokens.take(now) {
             self.suppressed += 1;
             return None;
         }
-        self.tokens -= 1.0;
         if let Some(peer) = peer {
             if self.peers.len() >= PEERS {
                 self.peers.pop_front();

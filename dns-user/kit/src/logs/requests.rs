@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::metrics::labels::{rcode_label, type_label};
+use crate::{
+    metrics::labels::{rcode_label, type_label},
+    rate::EachSecond,
+};
 use dns_core::name::Name;
 
 /// Target of these lines, for the filter; the tag is `RequestLoggerHandler`.
@@ -46,7 +49,7 @@ pub fn limit() -> u32 {
 /// Logs the number of lines suppressed since the last report, if any.
 pub(super) fn report_suppressed() {
     let suppressed = LIMITER.suppressed.load(Ordering::Relaxed);
-    if suppressed == 0 || LIMITER.second.load(Ordering::Relaxed) >> 32 == now_seconds() {
+    if suppressed == 0 || LIMITER.written.latest() == now_seconds() {
         return;
     }
     let suppressed = LIMITER.suppressed.swap(0, Ordering::Relaxed);
@@ -74,44 +77,34 @@ fn write(request: &Request<'_>) {
 
 static LIMITER: Limiter = Limiter {
     limit: AtomicU32::new(DEFAULT_LIMIT),
-    second: AtomicU64::new(0),
+    written: EachSecond::new(),
     suppressed: AtomicU64::new(0),
 };
 
 /// Limits lines per whole second.
 struct Limiter {
     limit: AtomicU32,
-    /// The current second (upper half) and the lines written in it (lower half).
-    second: AtomicU64,
+    written: EachSecond,
     /// Lines suppressed since the last report.
     suppressed: AtomicU64,
 }
 
 impl Limiter {
     /// Returns whether a line may be written in second `now`; counts suppressed lines.
-    fn admit(&self, now: u64) -> bool {
-        let limit = u64::from(self.limit.load(Ordering::Relaxed));
-        let admitted = self
-            .second
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| {
-                let written = if state >> 32 == now {
-                    state & u64::from(u32::MAX)
-                } else {
-                    0
-                };
-                (written < limit).then_some(now << 32 | (written + 1))
-            });
-        if admitted.is_err() {
+    fn admit(&self, now: u32) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let is_admitted = self.written.take(limit, now);
+        if !is_admitted {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
         }
-        admitted.is_ok()
+        is_admitted
     }
 }
 
 /// Returns the seconds since the first call, truncated to 32 bits.
-fn now_seconds() -> u64 {
+fn now_seconds() -> u32 {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_secs()
+    START.get_or_init(Instant::now).elapsed().as_secs() as u32
 }
 
 //----------- Request --------------------------------------------------------
@@ -147,7 +140,7 @@ mod tests {
     fn excess_lines_are_counted() {
         let limiter = Limiter {
             limit: AtomicU32::new(3),
-            second: AtomicU64::new(0),
+            written: EachSecond::new(),
             suppressed: AtomicU64::new(0),
         };
         let admitted = |now| (0..10).filter(|_| limiter.admit(now)).count();

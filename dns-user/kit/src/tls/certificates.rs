@@ -24,7 +24,7 @@ use x509_cert::{
     name::Name,
 };
 
-use super::{RotatingTls, TlsError, read_certificates, trusted};
+use super::{AUTHORITIES, RotatingTls, TlsError, read_certificates, trusted};
 use crate::files::FileStamp;
 
 /// The names that a server's certificate may have.
@@ -120,8 +120,7 @@ impl ServerVerifier {
         {
             return Ok(Some(roots.clone()));
         }
-        let read =
-            read_certificates(path, "CA certificates").and_then(|bundle| trusted(path, bundle));
+        let read = read_certificates(path, AUTHORITIES).and_then(|bundle| trusted(path, bundle));
         match (read, &*loaded) {
             (Ok(roots), _) => {
                 let roots = Arc::new(roots);

@@ -4,7 +4,7 @@
 //! session: resuming skips the certificate, so one that has expired, or whose CA was replaced, would still be
 //! accepted.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use hyper_rustls::ConfigBuilderExt as _;
 use rustls::{
@@ -16,7 +16,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::{ServerVerifier, TlsError};
+use super::{AUTHORITIES, CHAIN, ServerVerifier, TlsError, read_certificates, read_key, trusted};
 
 /// Whether a client must present a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,4 +109,23 @@ pub fn client_config(
             .with_client_auth_cert(chain, key)
             .map_err(TlsError::general),
     }
+}
+
+/// Returns the configuration of a client that trusts the CAs in the PEM file `ca`, by default the system's, and
+/// presents the certificate and the key in these files, if any.
+pub fn client_config_of_files(
+    ca: Option<&Path>,
+    identity: Option<(&Path, &Path)>,
+) -> Result<ClientConfig, TlsError> {
+    let trust = match ca {
+        Some(ca) => ServerTrust::Roots(trusted(ca, read_certificates(ca, AUTHORITIES)?)?),
+        None => ServerTrust::System,
+    };
+    let identity = match identity {
+        Some((certificate, key)) => {
+            ClientIdentity::Pair(read_certificates(certificate, CHAIN)?, read_key(key)?)
+        }
+        None => ClientIdentity::Anonymous,
+    };
+    client_config(trust, identity)
 }

@@ -11,7 +11,6 @@ use std::{
 };
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
-use dns_kit::command_line;
 use indicatif::MultiProgress;
 
 use crate::{
@@ -72,10 +71,10 @@ enum Command {
     Status(publish::Status),
     /// Print completions for a shell
     #[command(hide = true)]
-    Completions(command_line::Completions),
+    Completions(dns_command_line::Completions),
     /// Print the manual page, or write all pages to a folder
     #[command(hide = true)]
-    Man(command_line::Man),
+    Man(dns_command_line::Man),
 }
 
 #[derive(Debug, Args)]
@@ -141,12 +140,12 @@ impl Colour {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let CommandLine { config, command } = command_line::parse::<CommandLine>();
+    let CommandLine { config, command } = dns_command_line::parse::<CommandLine>();
     let bars = MultiProgress::new();
     start_logs(&bars);
     match execute(config, command, &bars) {
         Ok(code) => code,
-        Err(error) => command_line::failed("bosh-dns-publish", &error),
+        Err(error) => dns_command_line::failed("bosh-dns-publish", &error),
     }
 }
 
@@ -223,7 +222,7 @@ impl io::Write for Log {
 
 /// Prints to standard output; a closed pipe is not an error.
 fn print(text: &str) -> io::Result<()> {
-    command_line::print(text.as_bytes())
+    dns_command_line::print(text.as_bytes())
 }
 
 /// Prints a problem to standard error. Servers and documents of others may have written its text.

@@ -17,7 +17,6 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use clap::ValueEnum as _;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::{SigHandler, SigSet, Signal, signal},
@@ -30,7 +29,7 @@ use super::{
     INTERNAL_FAILURE, RunOptions, followed_file::Sources, listeners::all_addresses, privileges,
     service_manager,
 };
-use crate::system;
+use crate::accounts;
 use dns_core::config::{Config, ConfigErrors, HookMode, ParsedFiles, parse::parse_addresses};
 use dns_fastpath::{Attacher, Authority, ReadAuthority};
 use dns_kit::{
@@ -44,9 +43,6 @@ use dns_kit::{
 /// Must be called before the server gives up its privileges.
 pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream> {
     let (ours, attachers) = UnixStream::pair()?;
-    let log_format = log_format
-        .to_possible_value()
-        .ok_or(io::ErrorKind::InvalidInput)?;
     // Use the path of the program, so that the process has its name.
     let program = env::current_exe().ok().filter(|path| path.exists());
     Command::new(program.as_deref().unwrap_or(Path::new("/proc/self/exe")))
@@ -55,7 +51,7 @@ pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream
             "attach",
             "--parent",
             "--log-format",
-            log_format.get_name(),
+            log_format.name(),
             "--config",
         ])
         .arg(path)
@@ -126,7 +122,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> anyhow::Result<O
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
     let known = |key, name: &Option<String>| {
         name.as_ref()
-            .map(|name| system::user(key, name))
+            .map(|name| accounts::user(key, name))
             .transpose()
     };
     let server = known("xdp.user", &xdp.user)?.as_ref().map_or(own, ids);

@@ -125,7 +125,7 @@ impl CheckReport {
 fn surroundings(config: &Config) -> Vec<String> {
     let has_fast_path = config.xdp.enabled && config.xdp.mode != HookMode::Off;
     let control = config.control.as_ref();
-    let user = |key, name: Option<&String>| system::user(key, name?).err();
+    let user = |key, name: Option<&String>| accounts::user(key, name?).err();
     let accounts = [
         user("xdp.user", config.xdp.user.as_ref()),
         user(
@@ -138,7 +138,7 @@ fn surroundings(config: &Config) -> Vec<String> {
         ),
         control
             .and_then(|control| control.group.as_ref())
-            .and_then(|name| system::group("control.group", name).err()),
+            .and_then(|name| accounts::group("control.group", name).err()),
     ];
     let mut errors: Vec<String> = accounts
         .into_iter()
@@ -195,7 +195,7 @@ fn own_recursors(
 /// this process's, or the owner of the socket's folder, which a service manager creates for it.
 fn foreign_group(config: &Config) -> Option<String> {
     let control = config.control.as_ref()?;
-    let group = system::group("control.group", control.group.as_ref()?).ok()?;
+    let group = accounts::group("control.group", control.group.as_ref()?).ok()?;
     let own = Uid::effective();
     let owner = if own.is_root() {
         Uid::from_raw(fs::metadata(control.socket.parent()?).ok()?.uid())
@@ -239,7 +239,7 @@ fn examine(
     warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
     if let Some(dnstap) = &config.dnstap {
         let user = config.xdp.user.as_deref();
-        let user = user.and_then(|name| system::user("xdp.user", name).ok());
+        let user = user.and_then(|name| accounts::user("xdp.user", name).ok());
         let problem = dns_dnstap::problem(&dnstap.output, user.as_ref());
         warnings.extend(problem.map(|problem| format!("dnstap: {problem}")));
     }

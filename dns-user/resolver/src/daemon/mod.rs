@@ -7,7 +7,7 @@
 //! * `files`, `records`, `consul`, `followed_file`: follow files on disk.
 //! * [`domains`]: the domains that only this server answers, for systemd-resolved.
 //! * `listeners`: the listening sockets, updated when addresses files change; the API and the control socket.
-//! * `upcheck`: self-checks.
+//! * [`upcheck`]: self-checks.
 //! * `attacher`: the privileged process that loads and attaches the programs, and its replacement.
 //! * `failures`: handling of panics.
 
@@ -27,7 +27,7 @@ mod service_manager;
 mod settings;
 pub mod shadow;
 mod start;
-pub(crate) mod upcheck;
+pub mod upcheck;
 mod upstreams;
 
 pub use self::{

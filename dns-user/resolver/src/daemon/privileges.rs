@@ -7,7 +7,7 @@ use anyhow::{anyhow, bail};
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{self, Uid, User};
 
-use crate::system;
+use crate::accounts;
 
 /// Capabilities of the server: CAP_NET_BIND_SERVICE, because listen addresses may be added at any
 /// time.
@@ -38,7 +38,7 @@ pub(super) fn keep_for_serving(user: Option<&str>) -> anyhow::Result<()> {
         let held = caps::read(None, CapSet::Permitted).map_err(failed)?;
         return keep_only(&held.difference(&ATTACHING.into()).copied().collect());
     };
-    let user = system::user("xdp.user", name)?;
+    let user = accounts::user("xdp.user", name)?;
     if user.uid == Uid::effective() {
         Ok(())
     } else {

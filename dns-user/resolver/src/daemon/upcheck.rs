@@ -182,7 +182,7 @@ pub(super) struct Findings {
 
 /// Queries a server once over UDP for an address of `name`; the error is the reason why there is
 /// none.
-pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> anyhow::Result<()> {
+pub async fn resolves(target: SocketAddr, name: &Name) -> anyhow::Result<()> {
     let id = fastrand::u16(..);
     let question = query_message(id, 0, name.as_wire(), TYPE_A);
     check_reply(
@@ -193,7 +193,7 @@ pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> anyhow::Result<
 }
 
 /// Waits for a reply for at most `limit`.
-pub(crate) async fn within<T>(
+pub async fn within<T>(
     limit: Duration,
     exchange: impl Future<Output = io::Result<T>>,
 ) -> anyhow::Result<T> {
@@ -203,7 +203,7 @@ pub(crate) async fn within<T>(
 }
 
 /// The reply lacks the expected address.
-pub(crate) const NO_ADDRESS: &str = "a reply without the address of the up-check";
+pub const NO_ADDRESS: &str = "a reply without the address of the up-check";
 
 /// Returns the address at which the server reaches itself.
 fn reachable(listen: SocketAddr) -> SocketAddr {

@@ -512,10 +512,10 @@ impl ServerMetrics {
             families::ACCEPT_FAILURES_TOTAL.is(value(&shared.tcp_not_accepted)),
             families::TCP_PAUSED_TOTAL
                 .of(Paused::ALL.map(|(reason, label)| ([label], value(&shared.tcp_paused[reason as usize])))),
-            families::LIMIT.of(super::tcp::LIMITS.map(|(resource, limit)| ([resource], limit as f64))),
+            families::LIMIT.of(super::tcp_limits::LIMITS.map(|(resource, limit)| ([resource], limit as f64))),
             families::LIMIT.of([(["tcp_connections"], value(&shared.tcp_limit) as f64)]),
             families::TCP_UNREAD_CLOSED_TOTAL.is(value(&shared.tcp_unread)),
-            families::TCP_REPLY_BYTES.is(super::tcp::held_by_all() as f64),
+            families::TCP_REPLY_BYTES.is(super::tcp_limits::held_by_all() as f64),
             families::REQUESTS_IN_FLIGHT.is(shared.in_flight.load(Ordering::Relaxed) as f64),
         ]
     }

@@ -15,6 +15,7 @@ mod service;
 pub mod socketless;
 mod sockets;
 mod tcp;
+mod tcp_limits;
 #[cfg(test)]
 mod tests;
 mod udp;

@@ -4,15 +4,7 @@
 //! Clients match replies by id: glibc, systemd-resolved, unbound and BIND do, and others have one query
 //! in flight.
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::{Buf, BytesMut};
 use tokio::{
@@ -26,28 +18,11 @@ use tokio::{
 use super::{
     metrics::{Dropped, Paused, Responder},
     service::{Handled, Immediate, QueryHandler},
+    tcp_limits::{HeldBytes, MAX_HELD, MAX_WAITING, WRITE_TIMEOUT},
 };
 use dns_core::wire::{self, Parsed, RequestInfo, Shuffle, Transport};
 use dns_kit::connections::Place;
 
-/// Maximum number of queries of one connection that wait for recursors, handlers or checks at a
-/// time; at the limit no more are read.
-const MAX_WAITING: usize = 64;
-/// How long a client may take to accept replies before its connection is closed.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of replies that a connection may hold. At the limit it reads no further query; the
-/// reply that exceeds the limit has at most 64 KiB.
-const MAX_HELD: usize = 128 << 10;
-/// Maximum bytes of replies that all connections together may hold. A connection with held replies
-/// reads further queries only while it holds less than the remainder.
-const MAX_HELD_BY_ALL: usize = 16 << 20;
-/// The limits above, by resource.
-pub(super) const LIMITS: [(&str, usize); 4] = [
-    ("tcp_connection_waiting_queries", MAX_WAITING),
-    ("tcp_connection_reply_bytes", MAX_HELD),
-    ("tcp_reply_bytes", MAX_HELD_BY_ALL),
-    ("tcp_unread_seconds", WRITE_TIMEOUT.as_secs() as usize),
-];
 /// Capacity of the buffer that a connection keeps for its next replies.
 const KEPT_BUFFER: usize = 16 << 10;
 /// Pause after a failed `accept`, for example for lack of descriptors.
@@ -344,43 +319,5 @@ impl Session {
         self.bytes.set(0);
         self.active = Instant::now();
         Ok(())
-    }
-}
-
-/// Bytes of replies that all connections hold.
-static HELD_BY_ALL: AtomicUsize = AtomicUsize::new(0);
-
-pub(super) fn held_by_all() -> usize {
-    HELD_BY_ALL.load(Ordering::Relaxed)
-}
-
-/// Bytes of replies that one connection holds, as part of the total.
-struct HeldBytes(usize);
-
-impl HeldBytes {
-    const fn new() -> Self {
-        Self(0)
-    }
-
-    fn set(&mut self, bytes: usize) {
-        let Self(before) = self;
-        if bytes >= *before {
-            HELD_BY_ALL.fetch_add(bytes - *before, Ordering::Relaxed);
-        } else {
-            HELD_BY_ALL.fetch_sub(*before - bytes, Ordering::Relaxed);
-        }
-        *before = bytes;
-    }
-
-    /// Returns whether one more reply may be added; always true for a connection that holds none.
-    fn has_room(&self) -> bool {
-        let left = MAX_HELD_BY_ALL.saturating_sub(held_by_all());
-        self.0 == 0 || self.0 < MAX_HELD.min(left)
-    }
-}
-
-impl Drop for HeldBytes {
-    fn drop(&mut self) {
-        self.set(0);
     }
 }

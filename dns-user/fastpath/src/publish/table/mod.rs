@@ -29,7 +29,7 @@ use crate::{
     map::layout::{Encoded, is_named, read_name},
     publish::{
         dependents::Dependents, lease::GracePeriods, publisher::LearnFilter,
-        second_chance::Allowance, source::NameSource,
+        second_chance::allowance, source::NameSource,
     },
 };
 use dns_core::{
@@ -37,6 +37,7 @@ use dns_core::{
     name::Name,
     resolve::{Existence, Health, Resolution},
 };
+use dns_kit::rate::TokenBucket;
 
 /// Number of most recently used names that a new snapshot updates first.
 const HOTTEST: usize = 1024;
@@ -90,7 +91,7 @@ pub(crate) struct Table {
     /// Index from instances to the keys that depend on them.
     dependents: Dependents,
     /// Limits how fast learned names are exchanged.
-    exchange: Allowance,
+    exchange: TokenBucket,
     listing: Listing,
     /// The remaining work of the current pass over all names.
     pass: Option<Pass>,
@@ -124,7 +125,7 @@ impl Table {
             filter,
             records: Records::default(),
             dependents: Dependents::default(),
-            exchange: Allowance::new(limits.max_names / EXCHANGED_EACH_SECOND, Instant::now()),
+            exchange: allowance(limits.max_names / EXCHANGED_EACH_SECOND),
             listing: Listing::default(),
             pass: None,
             has_begun: false,

@@ -38,7 +38,7 @@ pub use self::{
     control::{CacheContents, CacheFlush, Criteria, DEFAULT_LEVEL, LEVELS, LogChange},
     instances::InstanceLine,
 };
-use crate::system;
+use crate::accounts;
 use dns_core::config::ControlConfig;
 use dns_kit::{
     http_server::{Listener, Server, ServerLimits},
@@ -136,7 +136,7 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
     } = config;
     let missing = |error| io::Error::new(io::ErrorKind::NotFound, error);
     let of_user = |key, name: &str| {
-        system::user(key, name)
+        accounts::user(key, name)
             .map(|user| user.uid)
             .map_err(missing)
     };
@@ -149,7 +149,7 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
     };
     let group = group
         .as_ref()
-        .map(|name| system::group("control.group", name))
+        .map(|name| accounts::group("control.group", name))
         .transpose();
     let group = group.map_err(missing)?;
     let gid = group.as_ref().map(|group| group.gid);

@@ -1,0 +1,311 @@
+//! `address`: builds query names in the syntax of BOSH links.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Problem, print};
+use dns_core::{
+    link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, LinkStatus},
+    name::Name,
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct Address {
+    /// Group id of a link, for the short form q-....q-g<ID>.<domain>
+    #[arg(long, value_name = "ID", required_unless_present = "instance_group", conflicts_with_all = ["instance_group", "network", "deployment"])]
+    group: Option<String>,
+    /// Instance group, for the long form; needs --network and --deployment
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "network",
+        requires = "deployment"
+    )]
+    instance_group: Option<String>,
+    /// Network of the long form
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
+    /// Deployment of the long form
+    #[arg(long, value_name = "NAME")]
+    deployment: Option<String>,
+    /// Domain that the name ends in
+    #[arg(long, default_value = "bosh")]
+    domain: String,
+    /// Id of a single instance, instead of a query
+    #[arg(long, value_name = "ID", conflicts_with_all = ["az", "index", "num_id", "network_id", "status", "initial_health_check"])]
+    instance: Option<String>,
+    /// Put `*` in place of the query, for a certificate
+    #[arg(long, conflicts_with_all = ["instance", "az", "index", "num_id", "network_id", "status", "initial_health_check"])]
+    wildcard: bool,
+    /// Availability zone, by id (digits) or name (looked up in the records); repeatable, any may match
+    #[arg(long, value_name = "AZ", value_delimiter = ',')]
+    az: Vec<String>,
+    /// Instance index; repeatable, any may match
+    #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
+    index: Vec<u64>,
+    /// Numerical instance id; repeatable, any may match
+    #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
+    num_id: Vec<u64>,
+    /// Network id; repeatable, any may match
+    #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
+    network_id: Vec<u64>,
+    /// Instances to include, by health
+    #[arg(long, value_enum, default_value_t = HealthFilter::Smart)]
+    status: HealthFilter,
+    /// Whether the first query waits for health checks
+    #[arg(long, value_enum, value_name = "WHEN")]
+    initial_health_check: Option<InitialCheck>,
+    /// records.json, for the names of availability zones
+    #[arg(long, value_name = "FILE")]
+    records: Option<PathBuf>,
+    /// config.json of the server, which names records.json
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// `status` of a link's address, `health_filter` of an alias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum HealthFilter {
+    /// Healthy ones; all if there are none.
+    Smart,
+    /// Only the unhealthy ones
+    Unhealthy,
+    /// Only the healthy ones
+    Healthy,
+    /// All, whatever their health
+    All,
+}
+
+impl From<HealthFilter> for LinkStatus {
+    fn from(filter: HealthFilter) -> Self {
+        match filter {
+            HealthFilter::Smart => Self::Smart,
+            HealthFilter::Unhealthy => Self::Unhealthy,
+            HealthFilter::Healthy => Self::Healthy,
+            HealthFilter::All => Self::All,
+        }
+    }
+}
+
+/// `initial_health_check` of an alias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum InitialCheck {
+    /// The query does not wait for the checks
+    Asynchronous,
+    /// The query waits for the checks
+    Synchronous,
+}
+
+impl Address {
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let zones = self.zones()?;
+        let text = self.name(zones).to_string();
+        Name::from_text(&text).map_err(|error| Problem::BadAnswer(format!("{text}: {error}")))?;
+        if self.json {
+            print(&format!("{}\n", serde_json::json!({ "name": text })))
+        } else {
+            print(&(text + "\n"))
+        }
+    }
+
+    fn name(&self, zones: Vec<String>) -> LinkAddress {
+        let first = match &self.instance {
+            Some(id) => FirstLabel::Instance(id.clone()),
+            None if self.wildcard => FirstLabel::Wildcard,
+            None => FirstLabel::Query(Criteria {
+                zones,
+                indexes: self.index.clone(),
+                numbers: self.num_id.clone(),
+                networks: self.network_id.clone(),
+                status: self.status.into(),
+                synchronous: self
+                    .initial_health_check
+                    .map(|when| when == InitialCheck::Synchronous),
+            }),
+        };
+        let group = match &self.group {
+            Some(id) => AddressGroup::Id(id.clone()),
+            None => {
+                // clap requires all three if there is no group id.
+                let part = |part: &Option<String>| part.clone().unwrap_or_default();
+                AddressGroup::Names {
+                    instance_group: part(&self.instance_group),
+                    network: part(&self.network),
+                    deployment: part(&self.deployment),
+                }
+            }
+        };
+        LinkAddress {
+            group,
+            first,
+            domain: self.domain.clone(),
+        }
+    }
+
+    fn zones(&self) -> Result<Vec<String>, Problem> {
+        let is_id =
+            |zone: &String| !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit());
+        if self.az.iter().all(is_id) {
+            return Ok(self.az.clone());
+        }
+        let known = self.known_zones()?;
+        let id = |zone: &String| {
+            if is_id(zone) {
+                return Ok(zone.clone());
+            }
+            let found = known
+                .iter()
+                .find(|(name, _)| name == zone)
+                .map(|(_, id)| id.clone());
+            found.ok_or_else(|| {
+                let names: Vec<&str> = known.iter().map(|(name, _)| name.as_str()).collect();
+                Problem::BadAnswer(format!(
+                    "the records do not contain the availability zone {zone}; they contain {}",
+                    names.join(", ")
+                ))
+            })
+        };
+        self.az.iter().map(id).collect()
+    }
+
+    /// Reads the names and ids of the availability zones from the records.
+    fn known_zones(&self) -> Result<Vec<(String, String)>, Problem> {
+        let file = match (&self.records, &self.config) {
+            (Some(file), _) => file.clone(),
+            (None, Some(config)) => {
+                let loaded = dns_kit::files::load_config(config)
+                    .map_err(|error| Problem::BadAnswer(error.to_string()))?;
+                loaded.config.records_file.ok_or_else(|| {
+                    Problem::BadAnswer(format!("{}: records_file is missing", config.display()))
+                })?
+            }
+            (None, None) => {
+                let hint = "looking up a zone by name needs --records FILE or --config FILE; or use its id";
+                return Err(Problem::BadAnswer(hint.to_owned()));
+            }
+        };
+        let bytes = std::fs::read(&file)
+            .map_err(|error| Problem::BadAnswer(format!("{}: {error}", file.display())))?;
+        zones_of(&bytes).map_err(|error| Problem::BadAnswer(format!("{}: {error}", file.display())))
+    }
+}
+
+/// The part of records.json that lists availability zones.
+#[derive(Deserialize)]
+struct Records {
+    record_keys: Vec<String>,
+    record_infos: Vec<Vec<Value>>,
+}
+
+/// Returns the distinct pairs of name and id of the availability zones in records.json.
+fn zones_of(bytes: &[u8]) -> Result<Vec<(String, String)>, serde_json::Error> {
+    let Records {
+        record_keys,
+        record_infos,
+    } = serde_json::from_slice(bytes)?;
+    let column = |name: &str| record_keys.iter().position(|key| key == name);
+    let (Some(name), Some(id)) = (column("az"), column("az_id")) else {
+        return Ok(Vec::new());
+    };
+    let cell = |row: &Vec<Value>, column: usize| {
+        row.get(column).and_then(Value::as_str).map(str::to_owned)
+    };
+    let mut zones: Vec<_> = record_infos
+        .iter()
+        .filter_map(|row| Some((cell(row, name)?, cell(row, id)?)))
+        .collect();
+    zones.sort_unstable();
+    zones.dedup();
+    Ok(zones)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// A command line that consists of `address` alone.
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        address: Address,
+    }
+
+    /// Returns the name built from these options.
+    fn built(options: &str) -> String {
+        let words = std::iter::once("address").chain(options.split_whitespace());
+        let line = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
+        let zones = line.address.zones().unwrap();
+        line.address.name(zones).to_string()
+    }
+
+    #[test]
+    fn names_match_link_addresses() {
+        for (options, name) in [
+            ("--group 5", "q-s0.q-g5.bosh"),
+            ("--group 5 --status healthy --az 1,2", "q-a1a2s3.q-g5.bosh"),
+            (
+                "--group 5 --status all --index 0 --num-id 7 --network-id 3",
+                "q-i0m7n3s4.q-g5.bosh",
+            ),
+            (
+                "--group 5 --initial-health-check synchronous --domain x.y.",
+                "q-s0y1.q-g5.x.y",
+            ),
+            (
+                "--instance-group web --network net --deployment dep",
+                "q-s0.web.net.dep.bosh",
+            ),
+            (
+                "--instance abc --instance-group web --network net --deployment dep",
+                "abc.web.net.dep.bosh",
+            ),
+            ("--instance abc --group 1", "abc.q-g1.bosh"),
+            (
+                "--group 5 --az 2,10,1 --network-id 1 --status healthy",
+                "q-a1a10a2n1s3.q-g5.bosh",
+            ),
+            (
+                "--wildcard --instance-group web --network net --deployment dep",
+                "*.web.net.dep.bosh",
+            ),
+        ] {
+            assert_eq!(built(options), name, "{options}");
+        }
+    }
+
+    #[test]
+    fn incomplete_long_form_is_refused() {
+        for options in [
+            "",
+            "--instance-group web",
+            "--group 1 --network net",
+            "--group 1 --instance a --az 1",
+            "--group 1 --wildcard --az 1",
+        ] {
+            let words = std::iter::once("address").chain(options.split_whitespace());
+            assert!(Line::try_parse_from(words).is_err(), "{options}");
+        }
+    }
+
+    #[test]
+    fn zones_by_name_come_from_the_records() {
+        let records = br#"{"record_keys": ["az_id", "az"], "record_infos":
+            [["1", "z1"], ["2", "z2"], ["1", "z1"], [null, null]]}"#;
+        let zones = zones_of(records).unwrap();
+        assert_eq!(
+            zones,
+            [
+                ("z1".to_owned(), "1".to_owned()),
+                ("z2".to_owned(), "2".to_owned())
+            ]
+        );
+    }
+}

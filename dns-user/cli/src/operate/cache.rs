@@ -1,0 +1,317 @@
+//! `cache`: lists, looks up and flushes cached answers.
+
+use bytes::Bytes;
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use super::{
+    Problem,
+    client::{Answer, Connection, escaped, get, post},
+    print, print_json,
+    table::{self, Table},
+    tap::query_type,
+};
+use dns_core::terminal;
+use dns_resolver::ops::api::{CacheContents, CacheFlush, Criteria, LocalReply};
+use dns_upstream::CachedAnswer;
+
+#[derive(Debug, Args)]
+pub(crate) struct Cache {
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// Commands for cached answers.
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List cached answers, sorted by name
+    List(List),
+    /// Show the cached answers for a name, with their records
+    Lookup(Lookup),
+    /// Remove cached answers; returns once they are no longer served
+    Flush(FlushArguments),
+}
+
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    connection: Connection,
+    /// Only names at and below this one
+    #[arg(long, value_name = "NAME")]
+    zone: Option<String>,
+    /// Only this query type: A, AAAA, TYPE65, ...
+    #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
+    query_type: Option<String>,
+    /// Maximum number of answers
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
+    limit: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Lookup {
+    #[command(flatten)]
+    connection: Connection,
+    /// Name to look up; the final dot is optional
+    name: String,
+    /// Only this query type: A, AAAA, TYPE65, ...
+    #[arg(value_name = "TYPE", value_parser = query_type)]
+    query_type: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("selected").required(true).multiple(true))]
+struct FlushArguments {
+    #[command(flatten)]
+    connection: Connection,
+    /// The name to remove, or the word `all` for every answer
+    #[arg(group = "selected")]
+    name: Option<String>,
+    /// Only this query type: A, AAAA, TYPE65, ...
+    #[arg(long = "type", value_name = "TYPE", value_parser = query_type, group = "selected")]
+    query_type: Option<String>,
+    /// Only names at and below this one
+    #[arg(long, value_name = "NAME", conflicts_with = "name", group = "selected")]
+    zone: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Cache {
+    pub(super) fn run(self) -> Result<(), Problem> {
+        match self.action {
+            Action::List(list) => list.run(),
+            Action::Lookup(lookup) => lookup.run(),
+            Action::Flush(flush) => flush.run(),
+        }
+    }
+}
+
+impl List {
+    fn run(self) -> Result<(), Problem> {
+        let Self {
+            connection,
+            zone,
+            query_type,
+            limit,
+            json,
+        } = self;
+        let limit = limit.to_string();
+        let parameters = [("zone", zone), ("type", query_type), ("limit", Some(limit))];
+        let answer = fetch(&connection, parameters)?;
+        if json {
+            return print_json(&format!("{}\n", answer.json::<Value>()?));
+        }
+        let CacheContents {
+            listing,
+            local_replies,
+        } = answer.json()?;
+        let headings = "NAME TYPE CLASS FLAGS RCODE FRESH TTL BYTES INTERFACE HANDLER";
+        let mut table = Table::new(&headings.split(' ').collect::<Vec<_>>());
+        for entry in listing.entries {
+            table.line([
+                entry.name.clone(),
+                entry.query_type.clone(),
+                entry.class.clone(),
+                flags(entry.dnssec_ok, entry.checking_disabled),
+                entry.rcode.clone(),
+                freshness(&entry),
+                entry.ttl.to_string(),
+                entry.bytes.to_string(),
+                if entry.on_interface { "yes" } else { "-" }.to_owned(),
+                entry.handler.unwrap_or_else(|| "-".to_owned()),
+            ]);
+        }
+        for reply in local_replies {
+            let flags = flags(reply.dnssec_ok, reply.checking_disabled);
+            let name = reply.name.as_str();
+            let bytes = reply.bytes.to_string();
+            let cells = [
+                name,
+                &reply.query_type,
+                "IN",
+                &flags,
+                "-",
+                "until a change",
+                "-",
+                &bytes,
+                "yes",
+                "-",
+            ];
+            table.line(cells.map(str::to_owned));
+        }
+        print(&table.text(0))?;
+        match listing.omitted {
+            0 => Ok(()),
+            count => print(&format!(
+                "{} more; see --limit\n",
+                table::count(count as u64)
+            )),
+        }
+    }
+}
+
+impl Lookup {
+    /// Prints the answers with their records; a name that is not cached is a negative result.
+    fn run(self) -> Result<(), Problem> {
+        let Self {
+            connection,
+            name,
+            query_type,
+            json,
+        } = self;
+        let answer = fetch(
+            &connection,
+            [
+                ("name", Some(name.clone())),
+                ("type", query_type),
+                ("zone", None),
+            ],
+        )?;
+        let CacheContents {
+            listing,
+            local_replies,
+        } = answer.json()?;
+        let found = !listing.entries.is_empty() || !local_replies.is_empty();
+        if json {
+            print_json(&format!("{}\n", answer.json::<Value>()?))?;
+        } else {
+            listing
+                .entries
+                .iter()
+                .try_for_each(|entry| print(&entry_text(entry)))?;
+            for LocalReply {
+                name,
+                query_type,
+                bytes,
+                ..
+            } in local_replies
+            {
+                print(&format!(
+                    "{name} IN {query_type}: a local reply, answered by the interface until a change, {bytes} bytes\n"
+                ))?;
+            }
+        }
+        if found {
+            Ok(())
+        } else {
+            Err(Problem::BadAnswer(format!("{name}: nothing is cached")))
+        }
+    }
+}
+
+fn entry_text(entry: &CachedAnswer) -> String {
+    let CachedAnswer {
+        name,
+        class,
+        query_type,
+        rcode,
+        bytes,
+        age_seconds,
+        ..
+    } = entry;
+    let fresh = freshness(entry);
+    let mut text = format!(
+        "{name} {class} {query_type}: {rcode}, {fresh}, {bytes} bytes, {age_seconds} s old"
+    );
+    match flags(entry.dnssec_ok, entry.checking_disabled).as_str() {
+        "-" => {}
+        flags => text.push_str(&format!(", for queries with {flags}")),
+    }
+    if let Some(recursor) = &entry.recursor {
+        text.push_str(&format!(", from {recursor}"));
+    }
+    if entry.on_interface {
+        text.push_str(", answered by the interface");
+    }
+    if let Some(handler) = &entry.handler {
+        text.push_str(&format!(", cache of the handler for {handler}"));
+    }
+    text.push('\n');
+    for record in entry.records.iter().flatten() {
+        text.push_str(&format!("  {}\n", terminal::line(record)));
+    }
+    text
+}
+
+impl FlushArguments {
+    fn run(self) -> Result<(), Problem> {
+        let Self {
+            connection,
+            name,
+            query_type,
+            zone,
+            json,
+        } = self;
+        let all = name.as_deref() == Some("all");
+        let name = name.filter(|_| !all);
+        let all = all && query_type.is_none();
+        flush(
+            &connection,
+            &CacheFlush {
+                all,
+                criteria: Criteria {
+                    name,
+                    zone,
+                    query_type,
+                },
+            },
+            json,
+        )
+    }
+}
+
+pub(super) fn flush(
+    connection: &Connection,
+    selection: &CacheFlush,
+    json: bool,
+) -> Result<(), Problem> {
+    let body = Bytes::from(serde_json::to_vec(selection).unwrap_or_default());
+    let answer = post(connection, "/cache/flush", body)?;
+    if json {
+        return print_json(&(answer.text() + "\n"));
+    }
+    match answer
+        .json::<Value>()?
+        .get("flushed")
+        .and_then(Value::as_u64)
+    {
+        Some(count) => print(&format!("{} cached answers dropped\n", table::count(count))),
+        None => print("there is no cache\n"),
+    }
+}
+
+fn fetch(
+    connection: &Connection,
+    parameters: [(&str, Option<String>); 3],
+) -> Result<Answer, Problem> {
+    let given = parameters
+        .iter()
+        .filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
+    let path = format!("/cache?{}", given.collect::<Vec<_>>().join("&"));
+    get(connection, &path)
+}
+
+/// Returns the flags of the queries that an answer is for.
+fn flags(dnssec_ok: bool, checking_disabled: bool) -> String {
+    match (dnssec_ok, checking_disabled) {
+        (false, false) => "-",
+        (true, false) => "DO",
+        (false, true) => "CD",
+        (true, true) => "DO+CD",
+    }
+    .to_owned()
+}
+
+fn freshness(entry: &CachedAnswer) -> String {
+    match entry.fresh_seconds {
+        0 => "stale".to_owned(),
+        seconds => format!("fresh for {}", table::duration(seconds as f64)),
+    }
+}

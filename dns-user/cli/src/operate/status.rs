@@ -1,0 +1,442 @@
+//! `status`: shows the health of the server.
+
+use std::fmt::Write;
+
+use clap::Args;
+use dns_core::terminal;
+
+use super::{
+    GREEN, Problem, RED, YELLOW,
+    client::{Connection, get},
+    print_coloured, print_json,
+    table::{self, Table, count, duration, percent},
+};
+use dns_kit::logs::time_of;
+use dns_resolver::ops::{
+    status::{
+        Budget, CertificateStatus, FastPathView, InterfaceView, OverloadStatus, RecordsStatus,
+        RepliesStatus, ServerStatus,
+    },
+    tap::seconds_since_1970,
+};
+use dns_upstream::RecursorStatus;
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl StatusArgs {
+    /// Prints the status; a server that is not ready is a negative result.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, json } = self;
+        let answer = get(&connection, "/status")?;
+        let status: ServerStatus = answer.json()?;
+        if json {
+            print_json(&(answer.text() + "\n"))?;
+        } else {
+            print_coloured(&text(&status), colour_of)?;
+        }
+        if status.ready {
+            Ok(())
+        } else {
+            Err(Problem::BadAnswer("the server is not ready".to_owned()))
+        }
+    }
+}
+
+fn colour_of(line: &str) -> Option<u8> {
+    let starts = |texts: &[&str]| texts.iter().any(|text| line.starts_with(text));
+    if starts(&["  FAIL"]) || (starts(&["bosh-dns-xdp "]) && line.trim_end().ends_with("NOT READY"))
+    {
+        Some(RED)
+    } else if starts(&["  warn", "  note"])
+        || (starts(&["bosh-dns-xdp "]) && line.contains("degraded"))
+    {
+        Some(YELLOW)
+    } else if starts(&["bosh-dns-xdp "]) {
+        Some(GREEN)
+    } else {
+        None
+    }
+}
+
+/// Formats the status as text. Writing to a string cannot fail.
+fn text(status: &ServerStatus) -> String {
+    let mut out = String::new();
+    let up = duration(status.uptime_seconds);
+    let _ = writeln!(
+        out,
+        "bosh-dns-xdp {} ({}), pid {}, up {up}: {}",
+        status.server_version,
+        status.commit,
+        status.pid,
+        match (status.ready, status.degraded) {
+            (true, false) => "ready",
+            (true, true) => "ready, degraded",
+            (false, _) => "NOT READY",
+        }
+    );
+    for check in &status.checks {
+        let _ = writeln!(
+            out,
+            "  {:<4}  {}: {}",
+            if check.ok {
+                check.result.word()
+            } else {
+                "FAIL"
+            },
+            check.name,
+            terminal::line(&check.detail)
+        );
+    }
+    for note in &status.notes {
+        let _ = writeln!(out, "  note  {}", terminal::line(note));
+    }
+    let _ = writeln!(out, "\nlisten      {}", status.listen.join(", "));
+    records_text(&mut out, &status.records);
+    replies_text(&mut out, &status.replies);
+    match (&status.fast_path, &status.fast_path_off) {
+        (Some(fast_path), _) => fast_path_text(&mut out, fast_path),
+        (None, Some(why)) => drop(writeln!(out, "fast path   off: {why}")),
+        (None, None) => drop(writeln!(out, "fast path   off")),
+    }
+    overload_text(&mut out, &status.overload);
+    recursors_text(&mut out, &status.recursors);
+    for (title, value) in [
+        ("Consul", &status.consul),
+        ("cache", &status.cache),
+        ("health", &status.health),
+    ] {
+        if !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty()) {
+            let _ = write!(out, "\n{title}\n{}", table::value(value, 2));
+        }
+    }
+    certificates_text(&mut out, &status.certificates);
+    reloads_text(&mut out, status);
+    if !status.problems.is_empty() {
+        out.push_str("\nnewest warnings and errors\n");
+        for problem in &status.problems {
+            let time = time_of(problem.time);
+            let _ = writeln!(
+                out,
+                "  {time} {} [{}] {}",
+                problem.level, problem.tag, problem.text
+            );
+        }
+    }
+    out
+}
+
+fn records_text(out: &mut String, records: &RecordsStatus) {
+    let version = records
+        .version
+        .map_or_else(|| "-".to_owned(), |version| version.to_string());
+    let age = records
+        .age_seconds
+        .map_or_else(|| "never".to_owned(), |age| duration(age) + " ago");
+    let _ = writeln!(
+        out,
+        "records     version {version}, read {age}: {} instances, {} aliases, domains {}",
+        count(records.instances as u64),
+        count(records.aliases as u64),
+        if records.domains.is_empty() {
+            "-".into()
+        } else {
+            terminal::line(&records.domains.join(" ")).into_owned()
+        }
+    );
+}
+
+fn replies_text(out: &mut String, replies: &RepliesStatus) {
+    let all = replies.fast + replies.userspace;
+    let _ = writeln!(
+        out,
+        "replies     {}: fast path {} ({}), userspace {}; for the fleet {}, to recursors {}",
+        count(all),
+        count(replies.fast),
+        percent(replies.fast, all),
+        count(replies.userspace),
+        count(replies.internal),
+        count(replies.external)
+    );
+}
+
+fn certificates_text(out: &mut String, certificates: &[CertificateStatus]) {
+    let mut lines = Table::new(&["CERTIFICATE", "SUBJECT", "ENDS IN", "PROBLEM"]);
+    for certificate in certificates {
+        let left = certificate.not_after - seconds_since_1970();
+        lines.line([
+            certificate.purpose.clone(),
+            certificate
+                .subject
+                .clone()
+                .unwrap_or_else(|| "-".to_owned()),
+            if left > 0.0 {
+                duration(left)
+            } else {
+                "EXPIRED".to_owned()
+            },
+            certificate.error.clone().unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    lines.add_to(out, 0);
+}
+
+/// Adds the section of queries dropped and refused under overload, with the affected clients.
+fn overload_text(out: &mut String, overload: &OverloadStatus) {
+    let OverloadStatus { shed, budgets } = overload;
+    let refused: u64 = budgets.iter().map(|budget| budget.status.refused).sum();
+    let waiting = budgets.first().map_or(0, |budget| budget.status.waiting);
+    let _ = writeln!(
+        out,
+        "overload    {} queries wait, {} refused, {} dropped by interfaces",
+        count(waiting as u64),
+        count(refused),
+        count(*shed)
+    );
+    let mut lines = Table::new(&[
+        "WAITING FOR",
+        "QUERIES",
+        "LIMIT",
+        "CLIENTS",
+        "MOST BY",
+        "REFUSED",
+    ]);
+    for Budget { name, status } in budgets.iter().filter(|budget| budget.status.refused > 0) {
+        let most = status
+            .heaviest
+            .map(|(client, queries)| format!("{client} ({})", count(queries as u64)));
+        lines.line([
+            terminal::line(name).into_owned(),
+            count(status.waiting as u64),
+            count(status.limit as u64),
+            count(status.clients as u64),
+            most.unwrap_or_else(|| "-".to_owned()),
+            count(status.refused),
+        ]);
+    }
+    lines.add_to(out, 2);
+    let mut lines = Table::new(&[
+        "LIMITED CLIENT",
+        "WAITING FOR",
+        "QUERIES",
+        "REFUSED",
+        "LAST",
+    ]);
+    for (budget, client) in overload.limited() {
+        lines.line([
+            client.client.to_string(),
+            terminal::line(budget).into_owned(),
+            count(client.waiting as u64),
+            count(client.refused),
+            duration(client.seconds_ago) + " ago",
+        ]);
+    }
+    lines.add_to(out, 2);
+}
+
+fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
+    let lease = fast_path
+        .lease_seconds
+        .map_or_else(|| "RUN OUT".to_owned(), duration);
+    let _ = writeln!(
+        out,
+        "fast path   {} names published, {} learned, {} negative, {} left to userspace; map {:.0} % full, \
+         memory {:.0} %; {} of {} forwarded answers; {} of {} other types; lease {lease}",
+        count(fast_path.published as u64),
+        count(fast_path.learned as u64),
+        count(fast_path.negative as u64),
+        count(fast_path.unfitting as u64),
+        fast_path.map_fill * 100.0,
+        fast_path.memory_fill * 100.0,
+        count(fast_path.forwarded_answers as u64),
+        count(fast_path.max_forwarded_answers as u64),
+        count(fast_path.local_replies as u64),
+        count(fast_path.max_local_replies as u64),
+    );
+    for (state, title) in [
+        ("served", "INTERFACES SERVED"),
+        ("waiting", "WAITING FOR QUERIES"),
+        ("refused", "LEFT TO USERSPACE"),
+    ] {
+        let mut lines = Table::new(&[title, "HOOK", "REPLIES", "WHY"]);
+        for group in InterfaceGroup::all(&fast_path.interfaces, state) {
+            lines.line([
+                group.names(),
+                group.hook.to_owned(),
+                count(group.replies),
+                group.why.to_owned(),
+            ]);
+        }
+        lines.add_to(out, 2);
+    }
+    let mut lines = Table::new(&["PROGRAM", "STATE", "INSTRUCTIONS", "TOOK", "WHY"]);
+    for program in &fast_path.programs {
+        lines.line([
+            program.name.to_string(),
+            program.state.label().to_owned(),
+            program
+                .instructions
+                .map_or_else(|| "-".to_owned(), |number| count(number.into())),
+            program
+                .load_ms
+                .map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
+            program.why.clone().unwrap_or_default(),
+        ]);
+    }
+    lines.add_to(out, 2);
+    for program in fast_path
+        .programs
+        .iter()
+        .filter(|program| !program.verifier.is_empty())
+    {
+        let _ = writeln!(out, "\n  the verifier's last lines on {}", program.name);
+        for line in &program.verifier {
+            let _ = writeln!(out, "    {line}");
+        }
+    }
+    let mut lines = Table::new(&["OUTCOME", "PACKETS"]);
+    for (outcome, packets) in fast_path
+        .outcomes
+        .iter()
+        .filter(|(_, packets)| **packets > 0)
+    {
+        lines.line([outcome.clone(), count(*packets)]);
+    }
+    lines.add_to(out, 2);
+}
+
+/// Interfaces with the same hook and reason.
+struct InterfaceGroup<'a> {
+    hook: &'a str,
+    /// Reason for the hook, or for the lack of one.
+    why: &'a str,
+    names: Vec<&'a str>,
+    /// Total number of replies.
+    replies: u64,
+}
+
+impl<'a> InterfaceGroup<'a> {
+    /// Maximum number of names listed.
+    const MAX_NAMES: usize = 4;
+
+    /// Groups the interfaces in this state, largest group first.
+    fn all(interfaces: &'a [InterfaceView], state: &str) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        for interface in interfaces
+            .iter()
+            .filter(|interface| interface.state == state)
+        {
+            let InterfaceView {
+                name,
+                hook,
+                why,
+                replies,
+                ..
+            } = interface;
+            match groups
+                .iter_mut()
+                .find(|group| group.hook == hook && group.why == why)
+            {
+                Some(group) => {
+                    group.names.push(name);
+                    group.replies += replies;
+                }
+                None => groups.push(Self {
+                    hook,
+                    why,
+                    names: vec![name],
+                    replies: *replies,
+                }),
+            }
+        }
+        groups.sort_by_key(|group| std::cmp::Reverse(group.names.len()));
+        groups
+    }
+
+    /// Returns the first names and the number of the others.
+    fn names(&self) -> String {
+        let listed = self.names[..self.names.len().min(Self::MAX_NAMES)].join(" ");
+        match self.names.len().saturating_sub(Self::MAX_NAMES) {
+            0 => listed,
+            more => format!("{listed} and {more} more"),
+        }
+    }
+}
+
+/// Adds the section of recursors, in the order in which they are queried.
+fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
+    let mut lines = Table::new(&[
+        "RECURSOR",
+        "ASKED",
+        "QUERIES",
+        "FAILED",
+        "OF LAST 25",
+        "LATENCY",
+        "REASONS",
+    ]);
+    for recursor in recursors {
+        let mut failures: Vec<_> = recursor.failures.iter().collect();
+        failures.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        let mut reasons: Vec<String> = failures
+            .into_iter()
+            .map(|(reason, failed)| format!("{reason} {}", count(*failed)))
+            .collect();
+        if recursor.drops_edns {
+            reasons.push("drops EDNS".to_owned());
+        }
+        let address = match recursor.resolved.map(|address| address.to_string()) {
+            Some(resolved) if recursor.address != resolved => {
+                format!("{} ({resolved})", recursor.address)
+            }
+            _ => recursor.address.clone(),
+        };
+        lines.line([
+            address,
+            if recursor.preferred { "first" } else { "next" }.to_owned(),
+            count(recursor.tries),
+            count(recursor.failures.values().sum()),
+            recursor.recent_failures.to_string(),
+            recursor
+                .latency_ms
+                .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            reasons.join(", "),
+        ]);
+    }
+    lines.add_to(out, 0);
+}
+
+/// Adds the section of reloads and failures. Failures followed by a successful reload are omitted.
+fn reloads_text(out: &mut String, status: &ServerStatus) {
+    let now = seconds_since_1970();
+    let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);
+    for (result, events) in [
+        ("read", &status.last_reload),
+        ("FAILED", &status.last_failure),
+    ] {
+        for (kind, event) in events {
+            let is_cured = status
+                .last_reload
+                .get(kind)
+                .is_some_and(|reload| reload.time > event.time);
+            if result == "FAILED" && is_cured {
+                continue;
+            }
+            lines.line([
+                kind.clone(),
+                result.to_owned(),
+                duration((now - event.time).max(0.0)) + " ago",
+                event
+                    .took_ms
+                    .map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
+                event.detail.clone(),
+            ]);
+        }
+    }
+    lines.add_to(out, 0);
+}

@@ -1,0 +1,98 @@
+//! What a command says while a server does not answer.
+
+use std::{
+    fs,
+    os::{fd::AsFd as _, unix::net::UnixStream},
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+
+use super::Problem;
+use crate::complain;
+
+/// Time limit for the start of a response; reloading a large foundation takes a second.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+
+/// Time after which a command says what it waits for.
+const MAX_SILENCE: Duration = Duration::from_secs(2);
+
+/// Whether the server has answered this process. Later requests are silent, because the screen of
+/// `top` may be in use.
+static HAS_ANSWERED: AtomicBool = AtomicBool::new(false);
+
+/// Waits for an exchange with the server at a place, which is a control socket if `socket` names it.
+pub(super) async fn answer<T>(
+    place: &str,
+    socket: Option<&Path>,
+    exchange: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
+    let mut exchange = std::pin::pin!(exchange);
+    let mut result = tokio::time::timeout(MAX_SILENCE, &mut exchange).await;
+    if result.is_err() {
+        if !HAS_ANSWERED.load(Ordering::Relaxed) {
+            let server = described(place, socket);
+            complain(&format_args!("waiting for an answer from {server}"));
+        }
+        result = tokio::time::timeout(MAX_WAIT - MAX_SILENCE, exchange).await;
+    }
+    match result {
+        Ok(answer) => {
+            HAS_ANSWERED.store(true, Ordering::Relaxed);
+            answer
+        }
+        Err(_) => Err(Problem::Unreachable(format!(
+            "no answer within {MAX_WAIT:?} from {}",
+            described(place, socket)
+        ))),
+    }
+}
+
+/// Describes the server: the place where it was reached, and its process if the kernel tells it.
+fn described(place: &str, socket: Option<&Path>) -> String {
+    match socket.and_then(process_at) {
+        Some(process) => format!("{place}: {process}"),
+        None => place.to_owned(),
+    }
+}
+
+/// Describes the process that listens at a control socket, with its state.
+fn process_at(socket: &Path) -> Option<String> {
+    // The credentials are those of the process that called listen(2) (unix(7)).
+    let stream = UnixStream::connect(socket).ok()?;
+    let pid = getsockopt(&stream.as_fd(), PeerCredentials).ok()?.pid();
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (name, state) = name_and_state(&stat)?;
+    Some(format!("process {pid} ({name}) {}", in_words(state)))
+}
+
+/// Parses `/proc/PID/stat` (proc_pid_stat(5)). The name may contain any character.
+fn name_and_state(stat: &str) -> Option<(&str, char)> {
+    let (before, after) = stat.rsplit_once(')')?;
+    let (_, name) = before.split_once('(')?;
+    Some((name, after.trim_start().chars().next()?))
+}
+
+fn in_words(state: char) -> &'static str {
+    match state {
+        'T' => "is stopped by a signal (kill -CONT continues it)",
+        't' => "is stopped by a debugger",
+        'D' => "waits for a device or file system",
+        'Z' | 'X' => "has ended",
+        'R' => "runs and does not answer",
+        _ => "sleeps and does not answer",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_process_names_are_parsed() {
+        assert_eq!(name_and_state("7 (a) (b) T 1 7 7"), Some(("a) (b", 'T')));
+        assert_eq!(name_and_state("7"), None);
+    }
+}

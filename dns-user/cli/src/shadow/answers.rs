@@ -1,0 +1,321 @@
+//! Our answers, from the states that were in use lately.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    net::{IpAddr, SocketAddr},
+    os::unix::net::UnixDatagram,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::health::FollowedHealth;
+use dns_core::{
+    catalog::Snapshot,
+    config::Compat,
+    name::Name,
+    resolve::explain,
+    wire::{Parsed, Transport, parse_by},
+};
+use dns_fastpath::is_answerable;
+use dns_resolver::{
+    daemon::shadow::FollowedFleet,
+    server::{
+        Cookies, Identity,
+        socketless::{Answerer, Considered, SocketlessServer},
+    },
+};
+use dns_shadow::{
+    judge::TRANSITION,
+    reference::{Asked, HealthKnowledge, Nature, OurReply, Ours, Reference, Route, Settings},
+    watch::thread_cpu,
+};
+
+/// Maximum number of states that are kept: five changes per second within the window of [`TRANSITION`], twice.
+const MAX_STATES: usize = 100;
+/// Number of queries that are kept for the measurement of costs, and how often each is answered.
+const MAX_SAMPLES: usize = 64;
+const REPETITIONS: u32 = 50;
+
+/// A state with its time.
+struct State {
+    /// When another one replaced it.
+    until: Option<Instant>,
+    configured: SocketlessServer,
+    compatible: SocketlessServer,
+    snapshot: Arc<Snapshot>,
+    addresses: HashSet<IpAddr>,
+}
+
+/// The states in use lately, the newest first.
+#[derive(Clone, Default)]
+pub(super) struct States(Arc<Mutex<VecDeque<State>>>);
+
+impl States {
+    /// Adds the fleet's current state.
+    pub(super) fn install(&self, fleet: &FollowedFleet, health: &FollowedHealth) {
+        let config = &fleet.config;
+        let state = fleet.state(health.states());
+        let identity = Arc::new(Identity::of_this_host(config.identity));
+        let server = |compat: Compat| {
+            SocketlessServer::new(
+                state.clone(),
+                identity.clone(),
+                compat,
+                Cookies::new(&config.cookies),
+            )
+        };
+        let snapshot = fleet.snapshot();
+        let addresses = snapshot
+            .instances()
+            .filter_map(|instance| instance.ip)
+            .collect();
+        let new = State {
+            until: None,
+            configured: server(config.compat),
+            compatible: server(Compat::REFERENCE),
+            snapshot,
+            addresses,
+        };
+        let mut states = self.0.lock();
+        let now = Instant::now();
+        if let Some(last) = states.front_mut() {
+            last.until = Some(now);
+            // Only those of the current state are asked for.
+            last.addresses = HashSet::new();
+        }
+        states.push_front(new);
+        states.truncate(MAX_STATES);
+        // Twice the window: a difference is judged again when it has passed.
+        states.retain(|state| {
+            state
+                .until
+                .is_none_or(|until| now.duration_since(until) < 4 * TRANSITION)
+        });
+    }
+
+    /// Returns the number of instances of the current state.
+    pub(super) fn instances(&self) -> usize {
+        let states = self.0.lock();
+        states
+            .front()
+            .map_or(0, |state| state.snapshot.instances().len())
+    }
+}
+
+/// Our server.
+pub(super) struct OurServer {
+    states: States,
+    health: FollowedHealth,
+    /// Whether interfaces answer by the configuration.
+    has_interfaces: bool,
+    /// Queries for the measurement of costs.
+    samples: Vec<(Vec<u8>, SocketAddr, Transport)>,
+}
+
+impl OurServer {
+    pub(super) fn new(states: States, health: FollowedHealth, has_interfaces: bool) -> Self {
+        Self {
+            states,
+            health,
+            has_interfaces,
+            samples: Vec::new(),
+        }
+    }
+
+    /// Returns the CPU time of one query, measured with queries that were seen, and how.
+    pub(super) fn cost(&self) -> Option<(Duration, String)> {
+        if self.samples.is_empty() {
+            return None;
+        }
+        let mut states = self.states.0.lock();
+        let state = states.front_mut()?;
+        let before = thread_cpu();
+        for _ in 0..REPETITIONS {
+            for (query, client, transport) in &self.samples {
+                state.configured.consider(query, *client, *transport);
+            }
+        }
+        let answering = thread_cpu().saturating_sub(before);
+        let count = REPETITIONS * u32::try_from(self.samples.len()).ok()?;
+        let transfer = cost_of_transfer().ok()?;
+        let method = format!(
+            "{} queries that were seen, answered {REPETITIONS} times each by this program ({:.1} us), and a datagram \
+             received and sent on a pair of sockets ({:.1} us); interfaces need less",
+            self.samples.len(),
+            (answering / count).as_secs_f64() * 1e6,
+            transfer.as_secs_f64() * 1e6,
+        );
+        Some((answering / count + transfer, method))
+    }
+}
+
+/// Measures the CPU time of receiving and sending a datagram on this machine, by a pair of sockets without an address.
+fn cost_of_transfer() -> std::io::Result<Duration> {
+    const ROUNDS: u32 = 2000;
+    let (here, there) = UnixDatagram::pair()?;
+    let mut buffer = [0; 512];
+    let before = thread_cpu();
+    for _ in 0..ROUNDS {
+        here.send(&buffer[..100])?;
+        there.recv(&mut buffer)?;
+    }
+    Ok(thread_cpu().saturating_sub(before) / ROUNDS)
+}
+
+impl Reference for OurServer {
+    fn states(&self, since: Instant) -> usize {
+        let states = self.states.0.lock();
+        states
+            .iter()
+            .position(|state: &State| state.until.is_some_and(|until| until < since))
+            .unwrap_or(states.len())
+    }
+
+    fn answer(&mut self, asked: &Asked<'_>, settings: Settings, state: usize) -> Ours {
+        if self.samples.len() < MAX_SAMPLES && settings == Settings::Configured {
+            let sample = (asked.query.to_vec(), asked.client, asked.transport);
+            self.samples.push(sample);
+        }
+        let mut states = self.states.0.lock();
+        // States only become fewer by the passing of time: then the current one is meant.
+        let state = if state < states.len() { state } else { 0 };
+        let Some(state) = states.get_mut(state) else {
+            return nothing();
+        };
+        let server = match settings {
+            Settings::Configured => &mut state.configured,
+            Settings::Compatible => &mut state.compatible,
+        };
+        let Considered {
+            reply,
+            answerer,
+            resolution,
+        } = server.consider(asked.query, asked.client, asked.transport);
+        drop(states);
+
+        let mut health = HealthKnowledge::Settled;
+        let mut instances = Vec::new();
+        if let (Some(resolution), Some(name)) = (resolution, name_of(asked)) {
+            health = self.health.knowledge(&name, &resolution);
+            instances = resolution.checks.instances;
+        }
+        let (route, reply) = match (answerer, reply) {
+            (Answerer::Nobody, _) => (Route::Nobody, OurReply::Silence),
+            (answerer, Some(reply)) => (route(answerer), OurReply::Message(reply)),
+            // A reverse name that the records do not have.
+            (Answerer::Reverse, None) => (Route::Recursors, OurReply::Elsewhere),
+            (answerer, None) => (route(answerer), OurReply::Elsewhere),
+        };
+        Ours {
+            interface: self.by_interface(asked, route, &reply),
+            reply,
+            route,
+            instances,
+            health,
+        }
+    }
+
+    fn is_of_fleet(&self, address: IpAddr) -> bool {
+        let states = self.states.0.lock();
+        states
+            .front()
+            .is_some_and(|state| state.addresses.contains(&address))
+    }
+
+    fn steps(&self, name: &Name) -> String {
+        let states = self.states.0.lock();
+        let Some(state) = states.front() else {
+            return String::new();
+        };
+        explain(&state.snapshot, &*self.health.states(), name).to_string()
+    }
+
+    fn nature(&self, name: &Name) -> Nature {
+        let states = self.states.0.lock();
+        let Some(state) = states.front() else {
+            return Nature::default();
+        };
+        let explained = explain(&state.snapshot, &*self.health.states(), name);
+        Nature {
+            is_alias: explained.alias.is_some(),
+            is_malformed: explained
+                .targets
+                .iter()
+                .any(|target| target.problem.is_some()),
+            is_above_ours: state.configured.is_above_ours(name),
+            has_other_domain: has_other_domain(&state.snapshot, name),
+        }
+    }
+}
+
+impl OurServer {
+    /// Returns whether an interface would have answered; the table of names has room for all of a usual fleet.
+    fn by_interface(
+        &self,
+        asked: &Asked<'_>,
+        route: Route,
+        reply: &OurReply,
+    ) -> Result<(), &'static str> {
+        if !self.has_interfaces {
+            return Err("interfaces are off (xdp.enabled)");
+        }
+        if asked.transport == Transport::Tcp {
+            return Err("TCP");
+        }
+        let Parsed::Query(query) = parse_by(Transport::Udp, asked.query) else {
+            return Err("malformed or unusual message");
+        };
+        match route {
+            Route::Fleet | Route::Reverse | Route::Consul if !is_answerable(&query) => {
+                Err("EDNS options, another class or no recursion desired")
+            }
+            Route::Fleet | Route::Reverse => Ok(()),
+            Route::Consul => Err("Consul's names: learned at the first query"),
+            Route::Upcheck => Err("up-check"),
+            Route::Handler | Route::Recursors if matches!(reply, OurReply::Elsewhere) => {
+                Err("forwarded (with cache.enabled, interfaces answer from the second query on)")
+            }
+            Route::Handler | Route::Recursors | Route::Nobody => Err("refused or denied"),
+        }
+    }
+}
+
+/// Returns whether another domain than that of the name is a suffix of its text, with which bosh-dns may answer.
+fn has_other_domain(snapshot: &Snapshot, name: &Name) -> bool {
+    let own = snapshot.local_zone(name);
+    let text = name.to_string();
+    snapshot
+        .domains()
+        .any(|domain| Some(domain) != own && text.ends_with(&domain.to_string()))
+}
+
+fn nothing() -> Ours {
+    Ours {
+        reply: OurReply::Silence,
+        route: Route::Nobody,
+        instances: Vec::new(),
+        health: HealthKnowledge::Settled,
+        interface: Err("nothing loaded"),
+    }
+}
+
+fn name_of(asked: &Asked<'_>) -> Option<Name> {
+    match parse_by(asked.transport, asked.query) {
+        Parsed::Query(query) => Some(query.question.name()),
+        Parsed::Reply(_) | Parsed::Drop => None,
+    }
+}
+
+fn route(answerer: Answerer) -> Route {
+    match answerer {
+        Answerer::Fleet => Route::Fleet,
+        Answerer::Recursors => Route::Recursors,
+        Answerer::Handler => Route::Handler,
+        Answerer::Consul => Route::Consul,
+        Answerer::Reverse => Route::Reverse,
+        Answerer::Upcheck => Route::Upcheck,
+        Answerer::Server | Answerer::Nobody => Route::Nobody,
+    }
+}

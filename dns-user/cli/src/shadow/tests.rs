@@ -1,0 +1,198 @@
+//! The server compared with itself, in one process: as many replies as a machine sends in an hour.
+
+use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Instant};
+
+use super::{
+    answers::{OurServer, States},
+    health::FollowedHealth,
+    progress_line,
+};
+use dns_core::{
+    name::Name,
+    resolve::AllRunning,
+    wire::{
+        FLAG_RD, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, TYPE_TXT, Transport, opt_record,
+        query_message,
+    },
+};
+use dns_resolver::{
+    daemon::shadow::FollowedFleet,
+    server::{Cookies, Identity, socketless::SocketlessServer},
+};
+use dns_shadow::{
+    judge::{Judge, TRANSITION, Tally},
+    pairs::Exchange,
+    report::Seen,
+};
+
+/// Versions of the records, and replies while both servers have the same one, and while one is behind.
+const VERSIONS: u32 = 100;
+const SAME: usize = 900;
+const BEHIND: usize = 100;
+
+/// Questions of every kind that has an answer at once.
+const QUESTIONS: [(&str, u16); 12] = [
+    ("q-s0.q-g1.bosh.", TYPE_A),
+    ("q-s0.q-g1.bosh.", TYPE_ANY),
+    ("q-s0.q-g1.bosh.", TYPE_AAAA),
+    ("q-s0.q-g2.bosh.", TYPE_A),
+    ("q-i1s4.q-g2.bosh.", TYPE_A),
+    ("id-1-0.web1.net.dep.bosh.", TYPE_A),
+    ("id-1-0.web1.net.dep.bosh.", TYPE_TXT),
+    ("alias.internal.", TYPE_A),
+    ("none.q-g1.bosh.", TYPE_A),
+    ("www.bosh.", TYPE_A),
+    ("1.1.0.10.in-addr.arpa.", TYPE_PTR),
+    ("outside.example.", TYPE_A),
+];
+
+/// Writes records whose groups have other members in each version.
+fn write_records(folder: &Path, version: u32) {
+    let mut rows = Vec::new();
+    for (group, count) in [(1, 3), (2, 60)] {
+        for number in 0..count {
+            let last = if number == 0 { 1 } else { number + version % 7 };
+            rows.push(serde_json::json!([
+                format!("id-{group}-{number}"),
+                format!("web{group}"),
+                "net",
+                "dep",
+                format!("10.0.{group}.{last}"),
+                "bosh",
+                [group.to_string()],
+                number,
+            ]));
+        }
+    }
+    let records = serde_json::json!({
+        "record_keys": [
+            "id", "instance_group", "network", "deployment", "ip", "domain", "group_ids", "instance_index",
+        ],
+        "record_infos": rows, "version": version,
+        "records": [["10.0.1.1", "id-1-0.web1.net.dep.bosh"]],
+        "aliases": {"alias.internal": [{"group_id": "1", "root_domain": "bosh"}]},
+    });
+    fs::write(folder.join("new"), records.to_string()).unwrap();
+    fs::rename(folder.join("new"), folder.join("records.json")).unwrap();
+}
+
+fn message(random: &mut fastrand::Rng) -> Vec<u8> {
+    let (name, qtype) = QUESTIONS[random.usize(..QUESTIONS.len())];
+    let mut wire = Name::from_text(name).unwrap().as_wire().to_vec();
+    for byte in &mut wire {
+        if byte.is_ascii_lowercase() && random.bool() {
+            byte.make_ascii_uppercase();
+        }
+    }
+    let mut message = query_message(random.u16(..), FLAG_RD, &wire, qtype);
+    if let Some(size) = [None, Some(512), Some(1232)][random.usize(..3)] {
+        message.extend_from_slice(&opt_record(size, 0, random.bool()));
+        message[11] = 1;
+    }
+    message
+}
+
+/// The server in use, and the comparison with it.
+struct Comparison {
+    observed: SocketlessServer,
+    judge: Judge<OurServer>,
+    random: fastrand::Rng,
+}
+
+impl Comparison {
+    fn ask(&mut self, count: usize) {
+        let client: SocketAddr = "10.9.9.9:4000".parse().unwrap();
+        for _ in 0..count {
+            let query = message(&mut self.random);
+            let transport = if self.random.u8(..5) == 0 {
+                Transport::Tcp
+            } else {
+                Transport::Udp
+            };
+            let asked = Instant::now();
+            let considered = self.observed.consider(&query, client, transport);
+            self.judge.judge(Exchange {
+                client,
+                transport,
+                query,
+                reply: considered.reply.unwrap(),
+                asked,
+                replied: Instant::now(),
+                latency: None,
+            });
+        }
+    }
+}
+
+fn server(fleet: &FollowedFleet) -> SocketlessServer {
+    let config = &fleet.config;
+    let identity = Arc::new(Identity::of_this_host(config.identity));
+    let state = fleet.state(Arc::new(AllRunning));
+    SocketlessServer::new(
+        state,
+        identity,
+        config.compat,
+        Cookies::new(&config.cookies),
+    )
+}
+
+#[test]
+fn progress_fits_usual_terminal() {
+    let mut seen = Seen::default();
+    let mut tally = Tally::default();
+    let line = progress_line(&seen, &tally);
+    assert!(line.starts_with("0 unexplained, ") && line.ends_with(" equal of 0 queries"));
+    // A day of 50,000 queries per second.
+    seen.estimated_queries = 4_320_000_000;
+    tally.equal = seen.estimated_queries;
+    tally.documented = seen.estimated_queries;
+    assert!(progress_line(&seen, &tally).len() < 80);
+}
+
+/// 100,000 replies of an unchanged server, whose records change 100 times before or after ours.
+#[tokio::test]
+async fn unchanged_server_is_never_different() {
+    let folder = tempfile::tempdir().unwrap();
+    write_records(folder.path(), 0);
+    let config = serde_json::json!({
+        "address": "127.0.0.1", "port": 53, "disable_recursors": true,
+        "records_file": folder.path().join("records.json"), "upcheck_domains": ["upcheck.bosh-dns."],
+    });
+    let path = folder.path().join("config.json");
+    fs::write(&path, config.to_string()).unwrap();
+    let mut fleet = FollowedFleet::of(&path).unwrap();
+    let (states, health) = (States::default(), FollowedHealth::Off);
+    states.install(&fleet, &health);
+    let ours = OurServer::new(states.clone(), health.clone(), true);
+    let mut comparison = Comparison {
+        observed: server(&fleet),
+        judge: Judge::new(ours),
+        random: fastrand::Rng::with_seed(69),
+    };
+    for version in 1..=VERSIONS {
+        write_records(folder.path(), version);
+        while fleet.snapshot().version() != Some(version.into()) {
+            fleet.follow().await;
+        }
+        if version % 2 == 0 {
+            states.install(&fleet, &health);
+            comparison.ask(BEHIND);
+            comparison.observed = server(&fleet);
+        } else {
+            comparison.observed = server(&fleet);
+            comparison.ask(BEHIND);
+            states.install(&fleet, &health);
+        }
+        comparison.judge.settle(Instant::now() + 2 * TRANSITION);
+        comparison.ask(SAME);
+    }
+    comparison.judge.settle(Instant::now() + 2 * TRANSITION);
+    comparison.judge.finish();
+    let tally = &comparison.judge.tally;
+    assert_eq!(tally.compared, 100_000);
+    assert_eq!(tally.unexplained, 0, "{:#?}", tally.groups);
+    assert_eq!((tally.unjudged, tally.documented), (0, 0), "{tally:?}");
+    // Replies from other versions were among them.
+    assert!(tally.in_transition > 1_000, "{}", tally.in_transition);
+    assert!(comparison.judge.is_settled());
+}
