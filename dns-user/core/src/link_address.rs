@@ -215,5 +215,20 @@ mod canonical_tests {
         ] {
             assert_eq!(canonical(name), Err(error), "{name}");
         }
+        let longest = "a".repeat(63);
+        assert_eq!(canonical(&longest), Ok(longest.clone()));
+        assert_eq!(canonical(&(longest + "a")), Err(NotCanonical::TooLong));
+    }
+
+    #[test]
+    fn certificates_have_names_without_criteria() {
+        let address = LinkAddress {
+            group: AddressGroup::Id("7".to_owned()),
+            first: FirstLabel::Instance("i".to_owned()),
+            domain: "bosh.".to_owned(),
+        };
+        assert_eq!(address.to_string(), "i.q-g7.bosh");
+        assert_eq!(address.clone().san(true).to_string(), "*.q-g7.bosh");
+        assert_eq!(address.san(false).to_string(), "q-s0.q-g7.bosh");
     }
 }

@@ -301,7 +301,35 @@ mod tests {
         assert_eq!(Name::from_text(".a"), Err(NameError::EmptyLabel));
         assert_eq!(Name::from_text(&"a".repeat(64)), Err(NameError::LongLabel));
         assert_eq!(Name::from_text(&"a.".repeat(128)), Err(NameError::LongName));
-        assert_eq!(Name::from_text("a\\2"), Err(NameError::BadEscape));
+        for escape in ["a\\2", "\\", "\\25", "\\256", "\\2x5", "\\25x"] {
+            assert_eq!(
+                Name::from_text(escape),
+                Err(NameError::BadEscape),
+                "{escape}"
+            );
+        }
+        assert_eq!(
+            Name::from_text(&"a".repeat(63)).map(|name| name.as_wire().len()),
+            Ok(65)
+        );
+        // 254 bytes and the root.
+        let longest = "a.".repeat(127);
+        assert_eq!(
+            Name::from_text(&longest).map(|name| name.as_wire().len()),
+            Ok(255)
+        );
+    }
+
+    #[test]
+    fn escapes_are_kept() {
+        let name = Name::from_text("a\\.b\\\\\\032\\255.C").unwrap();
+        assert_eq!(name.as_wire(), b"\x06a.b\\ \xff\x01c\0");
+        assert_eq!(name.to_string(), "a\\.b\\\\\\032\\255.c.");
+        assert_eq!(format!("{name:?}"), format!("Name({name})"));
+        assert_eq!(name.to_string().parse(), Ok(name.clone()));
+        assert_eq!(NameRef::from(&name).to_name(), name);
+        assert_eq!(NameRef::of_wire(name.as_wire()).as_wire(), name.as_wire());
+        assert_eq!(Name::wire_as_written("Ab.c").unwrap(), b"\x02Ab\x01c\0");
     }
 
     #[test]
@@ -311,6 +339,10 @@ mod tests {
         assert_eq!(suffixes, [&b"\x01a\x01b\0"[..], b"\x01b\0", b"\0"]);
         assert!(name.is_within(&Name::from_text("b").unwrap()));
         assert!(!name.is_within(&Name::from_text("a").unwrap()));
+        assert_eq!((name.label_count(), Name::root().label_count()), (2, 0));
+        assert_eq!(name.labels().collect::<Vec<_>>(), [b"a", b"b"]);
+        assert_eq!(name.parent(), Name::from_text("b").ok());
+        assert_eq!(Name::root().parent(), None);
     }
 
     #[test]
@@ -343,6 +375,12 @@ mod tests {
             Name::from_wire(&[b"\x01a".repeat(200), vec![0]].concat()),
             Err(NameError::LongName)
         );
+        // 254 bytes and the root, with bytes behind the name.
+        let longest = [b"\x01a".repeat(127), vec![0, 9]].concat();
+        let (name, length) = Name::from_wire(&longest).unwrap();
+        assert_eq!((name.as_wire(), length), (&longest[..255], 255));
+        assert_eq!(Name::from_wire(&[64; 70]), Err(NameError::Compressed));
+        assert_eq!(Name::from_wire(&[63; 65]), Err(NameError::Truncated));
     }
 }
 
