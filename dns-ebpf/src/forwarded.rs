@@ -5,6 +5,7 @@ use core::mem::offset_of;
 
 use aya_ebpf::helpers::{bpf_get_prandom_u32, generated::bpf_ktime_get_boot_ns};
 use dns_common::{
+    control::Control,
     counters::Outcome,
     forwarded::{
         AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS, QueryKey,
@@ -86,13 +87,14 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
         return pass_to_stack(Outcome::NoRoom);
     }
     reply::check_path(hook, context, &frame, reply_len)?;
-    let layout = reply::layout(context, frame, question, reply_len).value_barrier(zero);
+    let layout = reply::layout(frame, question, reply_len).value_barrier(zero);
     let now = maps::coarse_now(scratch);
     let is_partial = reply::is_partial(hook, &frame, &question, name_sum)?;
     let layout = layout.with_partial(is_partial, zero);
     pipeline::make_room(hook, context, &layout, now)?;
     write(
         hook,
+        control,
         &layout,
         &answer,
         chosen,
@@ -186,6 +188,7 @@ fn key<H: Hook>(hook: &H, frame: &Frame, question: &Question) -> Result<QueryKey
 #[inline(always)]
 fn write<H: Hook>(
     hook: &H,
+    control: &Control,
     layout: &Layout,
     answer: &Answer,
     chosen: Chosen,
@@ -243,9 +246,8 @@ fn write<H: Hook>(
     sum.add_times(ttl, ttl_count.wrapping_sub(odd) & 0xff);
     sum.add_times(ttl.swap_bytes(), odd);
     if question.has_opt() {
-        reply::write_opt(hook, layout)?;
         let mut opt = Sum::new();
-        opt.add(question.opt);
+        opt.add(reply::write_opt(hook, control, layout)?);
         sum.add_sum(opt, body_len & 1 != 0);
     }
     let id = question.header & 0xffff;

@@ -52,15 +52,13 @@ impl Frame {
     /// Saves the frame for the program called next, which loads it with [`Self::load`].
     #[inline(always)]
     pub fn save_to_scratch(self, scratch: *mut Scratch) {
-        let Self {
-            tagged,
-            v6,
-            message,
-            message_len,
-            endpoint,
-            slot,
-        } = self;
-        let kept = [tagged, v6, message, message_len, endpoint, slot];
+        // One word: each of six would pass through the stack (measured: 2 of 100 instructions of a reply).
+        let kept = self.tagged
+            | self.v6 << 1
+            | self.endpoint << 2
+            | self.message << 8
+            | self.message_len << 16
+            | self.slot << 32;
         // SAFETY: this CPU's own element.
         unsafe { (&raw mut (*scratch).frame).write_volatile(kept) };
     }
@@ -69,15 +67,14 @@ impl Frame {
     #[inline(always)]
     pub fn load(scratch: *mut Scratch) -> Self {
         // SAFETY: this CPU's own element.
-        let [tagged, v6, message, message_len, endpoint, slot] =
-            unsafe { (&raw const (*scratch).frame).read_volatile() };
+        let kept = unsafe { (&raw const (*scratch).frame).read_volatile() };
         Self {
-            tagged: barrier(tagged) & 1,
-            v6: barrier(v6) & 1,
-            message: barrier(message) & 0x7f,
-            message_len: barrier(message_len) & 0xffff,
-            endpoint: barrier(endpoint) & (MAX_ENDPOINTS - 1),
-            slot: barrier(slot) & (INTERFACES - 1),
+            tagged: barrier(kept) & 1,
+            v6: barrier(kept >> 1) & 1,
+            endpoint: barrier(kept >> 2) & (MAX_ENDPOINTS - 1),
+            message: barrier(kept >> 8) & 0x7f,
+            message_len: barrier(kept >> 16) & 0xffff,
+            slot: barrier(kept >> 32) & (INTERFACES - 1),
         }
     }
 

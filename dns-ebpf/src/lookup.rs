@@ -8,7 +8,6 @@ use dns_common::{
     entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, padded},
     forwarded::{AnswerHeader, QueryKey},
     index::{self, BUCKET_SLOTS, Bucket, Pair, Root},
-    name::MAX_NAME_WORDS,
 };
 
 use aya_ebpf::maps::Array;
@@ -90,17 +89,18 @@ pub fn forwarded(
 /// Compares the entry's name at `name` with the question's; both have `name_len` bytes.
 #[inline(always)]
 fn compare(name: usize, name_len: usize, words: &Words) -> Result<(), Outcome> {
-    let count = padded(name_len) / 8;
-    let mut index = 0;
-    while index < MAX_NAME_WORDS {
-        if index == count {
+    let (words, len) = (&raw const *words as usize, padded(name_len));
+    // In bytes, which spares a shift for each word and place (measured).
+    let mut offset = 0;
+    while offset < size_of::<Words>() {
+        if offset == len {
             break;
         }
-        // SAFETY: inside the entry.
-        if unsafe { load::<u64>(name + index * 8) } != words[index & (MAX_NAME_WORDS - 1)] {
+        // SAFETY (both): inside the entry, and inside the words.
+        if unsafe { load::<u64>(name + offset) != load::<u64>(words + offset) } {
             return pass_to_stack(Outcome::Collision);
         }
-        index = barrier(index + 1);
+        offset = barrier(offset + 8);
     }
     Ok(())
 }

@@ -107,7 +107,7 @@ pub struct Scratch {
     /// Always zero, see [`crate::bytes::Zero`].
     pub zero: usize,
     /// See [`crate::frame::Frame::save_to_scratch`].
-    pub frame: [usize; 6],
+    pub frame: usize,
     /// See [`crate::question::Question::save_to_scratch`].
     pub question: [u64; 7],
     /// The question's name, lower-cased; see [`crate::parse::read_name`].

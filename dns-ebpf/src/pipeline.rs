@@ -162,7 +162,7 @@ fn try_answer<H: Hook>(
     let is_partial = reply::is_partial(hook, &plan.layout.frame, &plan.layout.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     make_room(hook, context, &plan.layout, now)?;
-    reply::write(hook, scratch, zero, &plan)?;
+    reply::write(hook, context, &plan)?;
     // SAFETY: the helper has no precondition.
     let last_used = if control.exact_last_used == 0 {
         now

@@ -179,7 +179,7 @@ const LIST_MASK: usize = 0x1fff;
 pub struct Layout {
     /// Offsets in the query's frame.
     pub frame: Frame,
-    /// The parsed header and question section of the query; its OPT is used for the reply.
+    /// The parsed header and question section of the query.
     pub question: Question,
     /// All ones in 16 bits if the checksum stays unfinished, as in the query; else 0. A mask, so
     /// that IPv4 needs no branch and the verifier does not follow the remaining code twice.

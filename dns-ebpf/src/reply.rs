@@ -5,13 +5,14 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::bpf_fib_lookup as FibLookup;
 use dns_common::{
     MIN_UDP_SIZE, UDP_PAYLOAD_SIZE,
+    control::Control,
     counters::{Outcome, QueryKind},
     entry::{AnswerPolicy, EntryHeader, HAS_POLICY, padded},
     scope::{BOUNDED, LOOPBACK_IFINDEX, NEAR},
 };
 
 use crate::{
-    bytes::{Span, Zero, barrier, barrier_and, has, load, store},
+    bytes::{Span, barrier, barrier_and, has, load, store},
     checksum::{self, Sum},
     frame::{
         A_LEN, AAAA_LEN, Frame, HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUERY_LEN, MAX_QUESTION_LEN,
@@ -19,7 +20,7 @@ use crate::{
     },
     hook::{Hook, MAX_FIRST_QUERY_LEN},
     lookup::Entry,
-    maps::{self, Context, Scratch, pass_to_stack},
+    maps::{self, Context, pass_to_stack},
     question::{Layout, Plan, Question},
     shuffle,
 };
@@ -113,7 +114,7 @@ pub fn plan<H: Hook>(
         return pass_to_stack(Outcome::NoRoom);
     }
     Ok(Plan {
-        layout: layout(context, frame, question, reply_len),
+        layout: layout(frame, question, reply_len),
         rcode,
         entry: entry.address,
         list,
@@ -128,13 +129,10 @@ pub fn plan<H: Hook>(
 
 /// Returns the layout of a reply of `reply_len` bytes.
 #[inline(always)]
-pub fn layout(context: &Context, frame: Frame, question: Question, reply_len: usize) -> Layout {
+pub fn layout(frame: Frame, question: Question, reply_len: usize) -> Layout {
     Layout {
         frame,
-        question: Question {
-            opt: question.reply_opt(context.control.edns),
-            ..question
-        },
+        question,
         partial: 0,
         answers_offset: frame.message + question.end(),
         reply_len,
@@ -249,18 +247,14 @@ fn at_most(count: usize, limit: usize) -> usize {
 /// Writes the reply into the packet, which already has its length. Fails only at checks that the
 /// verifier requires and that cannot fail.
 #[inline(always)]
-pub fn write<H: Hook>(
-    hook: &H,
-    scratch: *mut Scratch,
-    zero: Zero,
-    plan: &Plan,
-) -> Result<(), Outcome> {
-    write_parts(hook, scratch, zero, plan).ok_or(Outcome::NoRoom)
+pub fn write<H: Hook>(hook: &H, context: &Context, plan: &Plan) -> Result<(), Outcome> {
+    write_parts(hook, context, plan).ok_or(Outcome::NoRoom)
 }
 
 /// Writes the parts of the reply, back to front.
 #[inline(always)]
-fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Option<()> {
+fn write_parts<H: Hook>(hook: &H, context: &Context, plan: &Plan) -> Option<()> {
+    let &Context { scratch, zero, .. } = context;
     let layout = &plan.layout;
     let question = &layout.question;
     // Before the IPv4 addresses are written: the verifier knows their number afterwards, and would follow
@@ -277,8 +271,7 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan
         sum.add_sum(written, false);
     }
     if question.has_opt() {
-        write_opt(hook, layout)?;
-        sum.add(question.opt);
+        sum.add(write_opt(hook, context.control, layout)?);
     }
     let id = question.header & 0xffff;
     let third = question.header >> 16 & 0x01 | 0x84 | (plan.truncated as u64) << 1;
@@ -304,9 +297,10 @@ pub struct Header {
 /// QDCOUNT 1 in the first eight bytes of a header.
 pub const ONE_QUESTION: u64 = (1u16.to_be() as u64) << 32;
 
-/// Writes the OPT at the end of the reply.
+/// Writes the OPT at the end of the reply; returns its first eight bytes. The others are zero.
 #[inline(always)]
-pub fn write_opt<H: Hook>(hook: &H, layout: &Layout) -> Option<()> {
+pub fn write_opt<H: Hook>(hook: &H, control: &Control, layout: &Layout) -> Option<u64> {
+    let start = layout.question.reply_opt(control.edns);
     let Span { start: opt, end } =
         hook.span(barrier_and(layout.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
     if opt + OPT_LEN > end {
@@ -315,9 +309,9 @@ pub fn write_opt<H: Hook>(hook: &H, layout: &Layout) -> Option<()> {
     // SAFETY: just compared with the end.
     unsafe {
         store(opt + 7, 0u32);
-        store(opt, layout.question.opt);
+        store(opt, start);
     }
-    Some(())
+    Some(start)
 }
 
 /// Writes the Ethernet, IP, UDP and DNS headers over the query's headers. `answers` is the sum of

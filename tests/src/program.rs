@@ -66,7 +66,7 @@ impl Hook {
 }
 
 /// Words of the programs' scratch space.
-const SCRATCH_WORDS: usize = 578;
+const SCRATCH_WORDS: usize = 573;
 
 /// The programs' scratch space; word 3 is 1 while a run uses it.
 #[derive(Clone, Copy)]
