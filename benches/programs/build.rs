@@ -2,7 +2,7 @@
 
 use std::{env, fs, path::PathBuf, process::ExitCode};
 
-#[path = "../../dns-user/fastpath/build/object.rs"]
+#[path = "../../dns-user/attacher/build/object.rs"]
 mod object;
 
 fn main() -> ExitCode {

@@ -2,7 +2,7 @@
 
 use std::{env, fs, path::PathBuf, process::ExitCode};
 
-#[path = "../fastpath/build/object.rs"]
+#[path = "../attacher/build/object.rs"]
 mod object;
 
 fn main() -> ExitCode {

@@ -133,7 +133,7 @@ impl Program {
             Some(path) => {
                 Cow::from(std::fs::read(&path).with_context(|| format!("{}", path.display()))?)
             }
-            None => Cow::from(dns_fastpath::OBJECT),
+            None => Cow::from(dns_attacher::OBJECT),
         };
         let cpus =
             aya::util::nr_cpus().map_err(|(file, error)| anyhow::anyhow!("{file}: {error}"))?;

@@ -1,5 +1,5 @@
 //! Set-up of the BPF compiler, its clippy, and `.toolchain/env`, which configures the
-//! build scripts of BPF crates (`dns-user/fastpath/build/object.rs`).
+//! build scripts of BPF crates (`dns-user/attacher/build/object.rs`).
 //!
 //! Of two toolchains the first available one is used:
 //!
@@ -19,7 +19,7 @@ use crate::{
     process::{install, on_path, root, run},
 };
 
-#[path = "../../dns-user/fastpath/build/bpf_cargo.rs"]
+#[path = "../../dns-user/attacher/build/bpf_cargo.rs"]
 mod bpf_cargo;
 
 /// The BPF crates: the programs of the server, of benches and tests, and of the load generator.

@@ -7,7 +7,7 @@
 
 use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
-#[path = "../../dns-user/fastpath/build/object.rs"]
+#[path = "../../dns-user/attacher/build/object.rs"]
 mod object;
 
 #[test]

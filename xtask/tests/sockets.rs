@@ -121,9 +121,9 @@ const KEPT: &[(&str, &[Figure])] = &[
     (
         "attacher: servers",
         &[
-            ("5 s", "fastpath/src/attacher/session.rs", "TIMEOUT"),
-            ("1 MiB", "fastpath/src/connection.rs", "MAX_LINE"),
-            ("4", "fastpath/src/attacher/mod.rs", "MAX_SESSIONS"),
+            ("5 s", "attacher/src/service/session.rs", "TIMEOUT"),
+            ("1 MiB", "fastpath/src/protocol/transport.rs", "MAX_LINE"),
+            ("4", "attacher/src/service/mod.rs", "MAX_SESSIONS"),
         ],
     ),
     (
@@ -132,7 +132,7 @@ const KEPT: &[(&str, &[Figure])] = &[
             ("60 s", "fastpath/src/connection.rs", "LOAD_TIMEOUT"),
             ("20 s", "fastpath/src/connection.rs", "STOP_TIMEOUT"),
             ("1 s", "fastpath/src/connection.rs", "ROUND"),
-            ("1 MiB", "fastpath/src/connection.rs", "MAX_LINE"),
+            ("1 MiB", "fastpath/src/protocol/transport.rs", "MAX_LINE"),
         ],
     ),
     (

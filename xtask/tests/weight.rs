@@ -18,23 +18,24 @@ use std::{
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The most tokens of each crate. Numbers fall when code is removed, never because it is written more tightly.
-const BUDGETS: [(&str, usize); 24] = [
+const BUDGETS: [(&str, usize); 25] = [
     ("benches", 42_000),
     ("benches/demo", 3_500),
     ("benches/programs", 500),
     ("benches/programs/ebpf", 2_800),
     ("dns-common", 4_800),
     ("dns-ebpf", 25_000),
+    ("dns-user/attacher", 83_500),
     ("dns-user/cli", 43_100),
     ("dns-user/command-line", 900),
     ("dns-user/consul", 45_400),
     ("dns-user/consul-source", 21_700),
     ("dns-user/core", 69_000),
     ("dns-user/dnstap", 6_800),
-    ("dns-user/fastpath", 128_200),
+    ("dns-user/fastpath", 47_200),
     ("dns-user/health", 19_200),
     ("dns-user/identity", 54_700),
-    ("dns-user/kit", 41_700),
+    ("dns-user/kit", 43_200),
     ("dns-user/load", 20_900),
     ("dns-user/load/ebpf", 3_200),
     ("dns-user/publish", 126_600),

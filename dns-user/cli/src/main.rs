@@ -174,15 +174,8 @@ fn main() -> ExitCode {
             config,
             log_format,
             parent,
-        } => daemon::attach(
-            &config,
-            RunOptions {
-                log_format: log_format.into(),
-                ..RunOptions::default()
-            },
-            parent,
-        ),
-        Command::PreparePins { config, user } => daemon::prepare_pins(&config, &user),
+        } => dns_attacher::attach(&config, log_format.into(), parent),
+        Command::PreparePins { config, user } => dns_attacher::prepare_pins(&config, &user),
         Command::Resolver(resolver) => resolver.run(),
         Command::Operate(operate) => operate.run(Cli::command()),
     }

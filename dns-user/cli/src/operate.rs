@@ -38,9 +38,9 @@ use self::{
     tap::query_type,
 };
 use super::manual;
+use dns_attacher::{Detached, FolderState, detach_all};
 use dns_command_line::{Completions, Man};
 use dns_core::terminal;
-use dns_fastpath::{Detached, FolderState, detach_all};
 use dns_kit::logs::{parse_level, tags};
 use dns_resolver::ops::{
     api::{CacheFlush, DEFAULT_LEVEL, Group, InstanceLine, LEVELS, LogChange},
@@ -549,7 +549,7 @@ impl Detach {
         let loaded = dns_kit::files::load_config(&self.config)
             .map_err(|error| Problem::BadAnswer(error.to_string()))?;
         let config = loaded.config;
-        let detached = detach_all(&config.xdp, &[config.listen])
+        let detached = detach_all(&config.xdp, config.listen)
             .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;
         // The running server may have another configuration than the file.
         let is_served = match wait_for(client::status_of(&self.config)) {

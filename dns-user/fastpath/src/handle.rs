@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     AnswerKey, AnswerQuestion, Counters, FastPath, HeldReply, NameSource, Publisher,
-    attach::reconcile::report::InterfacesStatus,
+    protocol::InterfacesStatus,
 };
 use dns_core::{
     name::{Name, NameRef},

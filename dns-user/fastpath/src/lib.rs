@@ -2,37 +2,28 @@
 //!
 //! * [`map`]: the memory from which the programs answer queries.
 //! * [`publish`]: its contents, which only the publisher's thread changes.
-//! * [`attach`]: the programs on the interfaces; a thread attaches them once the maps are filled.
-//! * [`observe`]: log messages and samples from the programs.
-//! * [`attacher`]: the privileged side, which loads, pins and attaches programs; [`connection`]:
-//!   the server's side, the messages between them, and the hand-over of the maps' descriptors.
+//! * [`connection`]: the session with the attacher (`dns-attacher`), the privileged process that loads, pins and attaches
+//!   the programs; [`protocol`]: what both say to each other.
 //! * [`memory`]: the maps as the server uses them.
-//! * [`mailbox`]: channels to threads that wait in poll(2).
-//! * [`object`] loads the maps, [`programs`] loads each program once it is needed, both from an [`image`]; [`bpf`]
-//!   holds the system calls.
+//! * [`observe`]: samples from the programs.
 //!
-//! [`FastPath`] owns all of it; [`FastPathHandle`] is the handle for its users.
+//! [`FastPath`] owns all of it; [`FastPathHandle`] is the handle for its users. Nothing here needs a capability or calls
+//! bpf(2).
 
-mod attach;
-mod attacher;
-mod bpf;
 mod connection;
 mod handle;
-mod image;
-mod mailbox;
-mod map;
+pub mod map;
 mod memory;
-mod object;
 mod observe;
-mod programs;
+pub mod protocol;
 mod publish;
 
 use std::{
     any::Any,
     hash::{BuildHasher as _, Hasher as _},
     io,
-    net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    net::SocketAddr,
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -40,16 +31,6 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 
 pub use self::{
-    attach::{
-        attachment::Hook,
-        gate::{Arrival, MAX_CLIENTS, MIN_QUERIES as EVIDENCE},
-        pins::FolderState,
-        reconcile::report::{InterfaceState, InterfaceStatus, InterfacesStatus},
-        rules::{LISTS as RULE_LISTS, open_lists as open_rule_lists, use_lists as use_rule_lists},
-        topology::InterfaceKinds,
-        work::{Effort, Operation, Work},
-    },
-    attacher::{Attacher, Authority, ReadAuthority, offer_connection, serve},
     connection::AttacherConnection,
     handle::FastPathHandle,
     map::{
@@ -58,25 +39,24 @@ pub use self::{
         store::StoreFill,
     },
     observe::{TapItem, TapReader},
-    programs::{ProgramState, ProgramStatus},
+    protocol::{
+        Arrival, Effort, Hook, InterfaceState, InterfaceStatus, InterfacesStatus, MAX_CLIENTS,
+        MIN_QUERIES as EVIDENCE, Operation, ProgramState, ProgramStatus, Work,
+    },
     publish::{
-        answers::{AnswersStatus, RepliesStatus},
+        answers::{AnswersStatus, MAX_REPLIES, REPLY_BYTES, RepliesStatus},
+        lease::WITHOUT_MEMBARRIER,
         replies::{HeldReply, is_answerable},
         source::NameSource,
         table::{TableStatus, UnfittingStatus, fuzz as fuzzing},
     },
 };
 use self::{
-    attach::{
-        attachment::{self, Filters},
-        netlink::Socket,
-        pins::{self, Pins},
-        rules::{Device, Facts, PacketFilter},
-    },
-    connection::{AttacherStatus, Session},
+    connection::Session,
     map::{control::ControlPage, counters::CounterPages},
     memory::Memory,
     observe::Ring,
+    protocol::AttacherStatus,
     publish::{
         lease::{GracePeriods, Lease, UNWATCHED},
         publisher::Publisher,
@@ -109,13 +89,6 @@ pub mod forwarded {
     }
 }
 
-/// The BPF programs, built from `dns-ebpf` by the build script.
-pub const OBJECT: &[u8] = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/dns-ebpf"))).0;
-
-/// Numbers in an ELF file are read where they are.
-#[repr(align(8))]
-struct Aligned<T: ?Sized>(T);
-
 /// Interval at which callers should call [`FastPath::report`].
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -130,9 +103,9 @@ pub trait Admission: Send + Sync {
 
 /// Admits every name; used when health checks are off.
 #[derive(Clone, Copy, Debug)]
-pub struct Everything;
+pub struct AdmitAll;
 
-impl Admission for Everything {
+impl Admission for AdmitAll {
     fn may_publish(&self, _name: &Name, _resolution: &Resolution) -> bool {
         true
     }
@@ -170,10 +143,6 @@ pub enum FastPathError {
 impl FastPathError {
     fn io(what: &str, error: io::Error) -> Self {
         Self::Failed(format!("{what}: {error}"))
-    }
-
-    fn no_endpoints() -> Self {
-        Self::Failed("the server has no listen address".to_owned())
     }
 
     /// The attacher that this server started has ended for good.
@@ -250,7 +219,9 @@ impl FastPath {
             ));
         }
         if endpoints.is_empty() {
-            return Err(FastPathError::no_endpoints());
+            return Err(FastPathError::Failed(
+                "the server has no listen address".to_owned(),
+            ));
         }
         let asking = |error| FastPathError::io("asking the attacher", error);
         let (memory, earlier, pending, wait) =
@@ -470,88 +441,6 @@ impl Drop for FastPath {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Creates the folder of pins, on a bpffs that is mounted if necessary, and gives the folder and its content
-/// to a user. Must be called before privileges are dropped, because mounting needs CAP_SYS_ADMIN.
-pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
-    pins::ensure_bpffs(bpffs)?;
-    owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))
-}
-
-/// Links and pins that [`detach_all`] removed.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Detached {
-    /// Number of XDP and tcx links removed.
-    pub links: usize,
-    /// Number of clsact filters removed.
-    pub filters: usize,
-    /// The folder of pins.
-    pub folder: PathBuf,
-    /// State of the folder afterwards.
-    pub folder_state: FolderState,
-}
-
-/// Removes everything that a server at these endpoints, running or not, left attached in the
-/// caller's network namespace.
-pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detached, FastPathError> {
-    let main = *endpoints.first().ok_or_else(FastPathError::no_endpoints)?;
-    let pins = Pins::at(&config.bpffs, main)
-        .map_err(|error| FastPathError::io("finding the pins", error))?;
-    let mut detached_links = 0;
-    let mut detached_filters = 0;
-    // Its pins belong to xdp.attach_user, which may detach any link itself.
-    let attacher = config
-        .attach_user
-        .as_deref()
-        .and_then(|name| nix::unistd::User::from_name(name).ok().flatten());
-    for link in pins.pinned_links(attacher.map(|user| user.uid)) {
-        attachment::drop_predecessor(link);
-        detached_links += 1;
-    }
-    let folder_state = pins
-        .remove()
-        .map_err(|error| FastPathError::io("removing the pins", error))?;
-    let mut netlink =
-        Socket::requests().map_err(|error| FastPathError::io("asking netlink", error))?;
-    let links = netlink
-        .links()
-        .map_err(|error| FastPathError::io("listing the interfaces", error))?;
-    let filters = Filters::of(main);
-    for link in links {
-        let removed = filters
-            .remove(link.ifindex, &mut netlink)
-            .map_err(|error| {
-                FastPathError::io(&format!("removing the filter of {}", link.name), error)
-            })?;
-        detached_filters += usize::from(removed);
-    }
-    let folder = pins.folder.clone();
-    Ok(Detached {
-        links: detached_links,
-        filters: detached_filters,
-        folder,
-        folder_state,
-    })
-}
-
-/// Returns the packet filter's objection, in the calling thread's network namespace, to answering
-/// queries of `client` for `endpoint` on an interface; `None` without one.
-pub fn filter_objection(
-    interface: &str,
-    client: IpAddr,
-    endpoint: SocketAddr,
-) -> io::Result<Option<String>> {
-    let mut netlink = Socket::requests()?;
-    let links = netlink.links()?;
-    let local = netlink.addresses()?;
-    let link = links
-        .iter()
-        .find(|link| link.name == interface)
-        .ok_or(io::ErrorKind::NotFound)?;
-    let device = Device::of(link, endpoint.ip(), &local);
-    let objection = PacketFilter::read()?.objection(&device, client, endpoint, &Facts::default());
-    Ok(objection.map(|objection| objection.to_string()))
 }
 
 /// Returns an unpredictable seed, by way of the standard library's hasher, which is seeded from the

@@ -19,9 +19,8 @@ use super::{
         layout::read_name,
         store::{map_entries, map_new_entries},
     },
-    object::SHARED_MAPS,
     observe::Ring,
-    publish::table::Limits,
+    protocol::{Limits, SHARED_MAPS},
 };
 use dns_core::name::Name;
 

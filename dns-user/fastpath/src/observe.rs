@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_common::{counters::Outcome, tap::TapEvent};
+use dns_common::tap::TapEvent;
 use dns_kit::clock::kernel_monotonic_ns;
 use memmap2::{MmapOptions, MmapRaw};
 use nix::unistd::{SysconfVar, sysconf};
@@ -17,7 +17,7 @@ use tokio::{
 };
 use zerocopy::FromBytes as _;
 
-use crate::map::{control::ControlPage, counters::CounterPages, words::Words as _};
+use crate::map::{control::ControlPage, words::Words as _};
 
 /// Maximum number of events forwarded per [`WINDOW`]. Further events are counted and dropped.
 const MAX_IN_WINDOW: u32 = 500;
@@ -81,7 +81,7 @@ impl TapReader {
                     tracing::warn!(%error, "cannot read the ring buffer TAP: `tap` no longer shows fast-path queries");
                     break;
                 } else {
-                    self.hand_on(session_start, &mut publish);
+                    self.publish_events(session_start, &mut publish);
                     // During the window events wait in the buffer or are lost if it is full.
                     tokio::time::sleep(WINDOW).await;
                 },
@@ -99,7 +99,7 @@ impl TapReader {
 
     /// Forwards the buffered events not older than `session_start` (ns of the kernel's monotonic
     /// clock), up to the limit; counts the rest.
-    fn hand_on(&mut self, session_start: u64, publish: &mut impl FnMut(TapItem)) {
+    fn publish_events(&mut self, session_start: u64, publish: &mut impl FnMut(TapItem)) {
         let begun = Instant::now();
         let mut handed = 0;
         let mut lost = 0;
@@ -231,35 +231,4 @@ fn page_size() -> io::Result<usize> {
     let size = sysconf(SysconfVar::PAGE_SIZE)?;
     size.and_then(|size| usize::try_from(size).ok())
         .ok_or_else(|| io::Error::other("no page size"))
-}
-
-//----------- Collisions ------------------------------------------------------
-
-/// Minimum time between two messages about collisions.
-const COLLISION_PAUSE: Duration = Duration::from_secs(1);
-
-/// Queries for a name with the hash of a published one, which an operator would not look for among the counters.
-#[derive(Default)]
-pub(crate) struct Collisions {
-    reported: u64,
-    /// When they were last counted.
-    at: Option<Instant>,
-}
-
-impl Collisions {
-    /// Logs those since the last message, at most once per [`COLLISION_PAUSE`].
-    pub(crate) fn report(&mut self, counters: &CounterPages) {
-        if self.at.is_some_and(|at| at.elapsed() < COLLISION_PAUSE) {
-            return;
-        }
-        self.at = Some(Instant::now());
-        let counted = counters.total(Outcome::Collision);
-        if counted > self.reported {
-            tracing::warn!(
-                queries = counted - self.reported,
-                "queries for a name with the hash of a published one: answered by userspace"
-            );
-        }
-        self.reported = counted;
-    }
 }

@@ -7,7 +7,8 @@
 //! * [`mmsg`]: many datagrams per system call.
 //! * [`logs`]: one line per event, levels by tag, changeable at run time.
 //! * [`metrics`]: declarations of all families.
-//! * [`sandbox`], [`unix_socket`]: system call filter; sockets for local clients.
+//! * [`sandbox`], [`privileges`], [`unix_socket`]: system call filter; capabilities; sockets for local clients.
+//! * [`accounts`], [`service_manager`]: users and groups; messages to systemd.
 //! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per client.
 //! * [`aws_signature`], [`hex()`]: requests and URLs signed for AWS; bytes as text.
 //! * [`backoff`]: pauses after failures.
@@ -19,6 +20,7 @@
 //! * [`until_ended`]: the signals that end a program.
 //! * [`admission`], [`connections`]: fair limits on the work and the connections of clients.
 
+pub mod accounts;
 pub mod admission;
 pub mod aws_signature;
 pub mod backoff;
@@ -33,9 +35,11 @@ pub mod http_server;
 pub mod logs;
 pub mod metrics;
 pub mod mmsg;
+pub mod privileges;
 mod process;
 pub mod rate;
 pub mod sandbox;
+pub mod service_manager;
 pub mod threads;
 pub mod tls;
 pub mod unix_socket;

@@ -7,6 +7,10 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+/// Exit code after an internal failure (a panic), after which supervisors should restart the program; `EX_SOFTWARE` in
+/// sysexits.h.
+pub const INTERNAL_FAILURE: u8 = 70;
+
 /// Consequence of a panic on a thread, for the server's panic hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnPanic {

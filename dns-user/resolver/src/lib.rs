@@ -8,7 +8,6 @@
 //! * [`daemon`] starts, reloads and stops everything, including `dns-fastpath` and `dns-health`.
 //! * [`ops`] are the operator's interfaces: API, metrics, status, live queries.
 
-mod accounts;
 mod consul;
 pub mod daemon;
 pub mod ops;

@@ -13,8 +13,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use aya::programs::{Xdp, XdpMode, links::FdLink};
+use dns_attacher::{Authority, ReadAuthority, detach_all};
 use dns_core::config::{HookMode, OnStop};
-use dns_fastpath::{Authority, ReadAuthority, detach_all};
 use hickory_proto::rr::RecordType;
 use whole_system_tests::{
     bpffs::{Bpffs, config},
@@ -90,7 +90,7 @@ fn own_attacher_loads_before_request() -> Result<()> {
         listen: None,
     };
     let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
-    let attacher = thread::spawn(move || dns_fastpath::serve(&ours, &read));
+    let attacher = thread::spawn(move || dns_attacher::serve(&ours, &read));
     // The server reads its files and asks for nothing, while the kernel verifies the programs of tc. Those that
     // answer are held by the map from which they are called; the last one that is loaded is held here.
     wait_until("a loaded program", ALL_ATTACHED, || {
@@ -270,11 +270,11 @@ fn detach_removes_orphaned_programs() -> Result<()> {
         pair.server.attached_programs()?,
         ["lo: dns_tc", "srv: dns_tc"]
     );
-    let detached = pair.server.run(|| detach_all(&keep, &[v4()]))??;
+    let detached = pair.server.run(|| detach_all(&keep, v4()))??;
     assert_eq!(detached.links, 2, "srv and lo");
     assert_eq!(pair.server.attached_programs()?, NOTHING);
     assert_eq!(bpffs.pinned(), Vec::<PathBuf>::new());
-    let again = pair.server.run(|| detach_all(&keep, &[v4()]))??;
+    let again = pair.server.run(|| detach_all(&keep, v4()))??;
     assert_eq!(
         (again.links, again.filters),
         (0, 0),

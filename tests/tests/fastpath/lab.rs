@@ -10,14 +10,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use dns_attacher::{Authority, ReadAuthority};
 use dns_core::{
     config::XdpConfig,
     name::Name,
     resolve::{AllRunning, Checks, Existence, Health, Resolution},
 };
-use dns_fastpath::{
-    Admission, Arrival, Authority, Everything, FastPath, FastPathHandle, NameSource, ReadAuthority,
-};
+use dns_fastpath::{Admission, AdmitAll, Arrival, FastPath, FastPathHandle, NameSource};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
@@ -117,7 +116,7 @@ pub(crate) fn start_in_process(
         listen: None,
     };
     let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
-    thread::spawn(move || dns_fastpath::serve(&ours, &read));
+    thread::spawn(move || dns_attacher::serve(&ours, &read));
     Ok(FastPath::start(
         config,
         servers.into(),
@@ -135,14 +134,7 @@ pub(crate) fn start(
     answers: impl NameSource + 'static,
 ) -> Result<Arc<FastPath>> {
     let fast_path = namespace
-        .run(|| {
-            start_in_process(
-                config,
-                endpoints,
-                Arc::new(AllRunning),
-                Arc::new(Everything),
-            )
-        })?
+        .run(|| start_in_process(config, endpoints, Arc::new(AllRunning), Arc::new(AdmitAll)))?
         .context("the fast path does not start")?;
     let fast_path = Arc::new(fast_path);
     let handle = handle_of(&fast_path);

@@ -17,7 +17,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
-use dns_fastpath::{Counters, Everything, FastPathHandle, NameSource};
+use dns_fastpath::{AdmitAll, Counters, FastPathHandle, NameSource};
 use fastrand::Rng;
 use hickory_proto::{op::Message, rr::RecordType};
 use whole_system_tests::{
@@ -125,7 +125,7 @@ fn race(mode: HookMode) -> Result<()> {
         .transpose()?;
     let last = Arc::new(LastInstance::default());
     let config = config(mode, &bpffs);
-    let start = || lab::start_in_process(&config, &[v4()], last.clone(), Arc::new(Everything));
+    let start = || lab::start_in_process(&config, &[v4()], last.clone(), Arc::new(AdmitAll));
     let fast_path = Arc::new(
         pair.server
             .run(start)?

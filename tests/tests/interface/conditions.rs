@@ -406,7 +406,7 @@ const NFT_CONDITIONS: [(&str, Effect); 37] = [
 fn effect(host: &Namespace) -> Result<Effect> {
     let (client, endpoint): (_, SocketAddr) = ([10, 255, 10, 2].into(), v4());
     let found =
-        host.run(|| dns_fastpath::filter_objection("s-010255010002", client, endpoint))??;
+        host.run(|| dns_attacher::filter_objection("s-010255010002", client, endpoint))??;
     Ok(match found.as_deref() {
         None => Passes,
         Some(why) if why.contains("only the kernel can evaluate") => Undecided,

@@ -120,7 +120,7 @@ fn rule_sets_raise_expected_objections() -> Result<()> {
             feed(&host, loader, &rules)?;
             for (interface, decision) in expect {
                 let found = host.run(|| {
-                    dns_fastpath::filter_objection(interface, client_of(interface), v4())
+                    dns_attacher::filter_objection(interface, client_of(interface), v4())
                 })??;
                 if found.is_some() != (decision == "off") {
                     failures.push(format!(
@@ -198,7 +198,7 @@ fn inspection_creates_no_legacy_tables() -> Result<()> {
     let names = || host.run(|| fs::read_to_string("/proc/thread-self/net/ip_tables_names"));
     let before = names()??;
     let endpoint: SocketAddr = v4();
-    let found = host.run(|| dns_fastpath::filter_objection("lo", endpoint.ip(), endpoint))??;
+    let found = host.run(|| dns_attacher::filter_objection("lo", endpoint.ip(), endpoint))??;
     ensure!(
         found.is_none() && names()?? == before,
         "{found:?}, {before:?}"
@@ -223,7 +223,7 @@ fn nat_before_bridge_refuses_it() -> Result<()> {
         let host = host()?;
         host.ip(&["link", "add", "br0", "type", "bridge"])?;
         let found = |interface| {
-            host.run(|| dns_fastpath::filter_objection(interface, client_of(interface), v4()))?
+            host.run(|| dns_attacher::filter_objection(interface, client_of(interface), v4()))?
                 .map_err(anyhow::Error::from)
         };
         ensure!(found("br0")?.is_none(), "without rules");
@@ -254,7 +254,7 @@ fn local_redirect_refuses_lo() -> Result<()> {
     let endpoint = SocketAddr::from(([127, 0, 0, 1], 53));
     for (loader, rules) in rules {
         let host = host()?;
-        let found = || host.run(|| dns_fastpath::filter_objection("lo", endpoint.ip(), endpoint));
+        let found = || host.run(|| dns_attacher::filter_objection("lo", endpoint.ip(), endpoint));
         ensure!(found()??.is_none(), "without rules");
         feed(&host, loader, rules)?;
         ensure!(found()??.is_some(), "{}", loader[0]);

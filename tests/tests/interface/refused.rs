@@ -12,8 +12,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use dns_attacher::OBJECT;
 use dns_common::object;
-use dns_fastpath::OBJECT;
 use dns_kit::metrics::names;
 use serde_json::{Value, json};
 use whole_system_tests::{

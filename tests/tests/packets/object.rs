@@ -27,7 +27,7 @@ const EM_BPF: u16 = 247;
 #[test]
 fn helpers_exist_in_linux_5_15() {
     let mut helpers: BTreeMap<i32, usize> = BTreeMap::new();
-    for code in code_sections(dns_fastpath::OBJECT) {
+    for code in code_sections(dns_attacher::OBJECT) {
         for instruction in code.chunks_exact(8) {
             // BPF_JMP | BPF_CALL with source register 0: a call of a helper by number.
             if instruction[0] == 0x85 && instruction[1] >> 4 == 0 {

@@ -9,12 +9,13 @@ use super::{map_shared, words::Words as _};
 
 /// The mapped `CONTROL` map. All accesses are atomic; the programs only read.
 #[derive(Debug)]
-pub(crate) struct ControlPage {
+pub struct ControlPage {
     map: MmapRaw,
 }
 
 impl ControlPage {
-    pub(crate) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
+    /// Maps `CONTROL`.
+    pub fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self {
             map: map_shared(map, size_of::<Control>())?,
         })
@@ -91,7 +92,7 @@ impl ControlPage {
     }
 
     /// Sets the generation of the forwarded answers in use; 0: none.
-    pub(crate) fn set_answer_generation(&self, generation: u64) {
+    pub fn set_answer_generation(&self, generation: u64) {
         self.store(
             offset_of!(Control, answer_generation),
             generation,

@@ -104,13 +104,14 @@ impl Counters {
 
 /// The mapped `COUNTERS` map: one element per possible CPU.
 #[derive(Debug)]
-pub(crate) struct CounterPages {
+pub struct CounterPages {
     map: MmapRaw,
     cpus: usize,
 }
 
 impl CounterPages {
-    pub(crate) fn map(map: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
+    /// Maps `COUNTERS`, which has this shape.
+    pub fn map(map: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
         let Shape {
             value_size,
             elements: cpus,
@@ -158,7 +159,7 @@ impl CounterPages {
     }
 
     /// Returns the number of packets with this outcome.
-    pub(crate) fn total(&self, outcome: Outcome) -> u64 {
+    pub fn total(&self, outcome: Outcome) -> u64 {
         (0..self.cpus)
             .map(|cpu| self.outcome(cpu, outcome).load(Ordering::Relaxed))
             .sum()
@@ -169,14 +170,15 @@ impl CounterPages {
         self.counter(cpu, at)
     }
 
-    pub(crate) fn interface(&self, slot: usize) -> u64 {
+    /// Returns the number of replies by the interface in a slot.
+    pub fn interface(&self, slot: usize) -> u64 {
         (0..self.cpus)
             .map(|cpu| self.hits(cpu, slot).load(Ordering::Relaxed))
             .sum()
     }
 
     /// Resets the counters of a slot that no program run uses yet.
-    pub(crate) fn clear_interface(&self, slot: usize) {
+    pub fn clear_interface(&self, slot: usize) {
         (0..self.cpus).for_each(|cpu| self.hits(cpu, slot).store(0, Ordering::Relaxed));
     }
 

@@ -19,7 +19,8 @@ use super::{Shape, layout::read_header, map_shared, store::EntryMemory, words::W
 /// would receive a 25th name (Poisson).
 const NAMES_PER_PAIR: u32 = 12;
 
-pub(crate) fn elements(names: u32) -> u32 {
+/// Returns the number of elements of an index of this many names.
+pub fn elements(names: u32) -> u32 {
     // The largest table follows the root and all smaller tables, which together have the same length.
     2 * names
         .div_ceil(NAMES_PER_PAIR)

@@ -6,7 +6,6 @@
 //! * [`words`]: access to memory that is read and written concurrently.
 //! * [`index`]: the hash table from names to entries.
 //! * [`control`]: the server's settings for the programs.
-//! * [`scope`]: the endpoints and interfaces, written by the attaching process.
 //! * [`counters`]: the programs' counters.
 
 pub(super) mod answer;
@@ -14,7 +13,6 @@ pub(super) mod control;
 pub(super) mod counters;
 pub(super) mod index;
 pub(super) mod layout;
-pub(super) mod scope;
 pub(super) mod store;
 pub(super) mod words;
 
@@ -25,16 +23,23 @@ use std::{
 
 use memmap2::{MmapOptions, MmapRaw};
 
+pub use self::{
+    control::ControlPage,
+    counters::CounterPages,
+    index::elements,
+    words::{half, word},
+};
+
 /// The size of a map. Only bpf(2) reports it, so the attacher sends it to an unprivileged server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) struct Shape {
+pub struct Shape {
     /// Bytes of a value; 0 for a ring buffer.
-    pub(super) value_size: u32,
+    pub value_size: u32,
     /// Elements; bytes of a ring buffer.
-    pub(super) elements: u32,
+    pub elements: u32,
 }
 
 /// Maps `length` bytes of an mmap-able BPF array.
-fn map_shared(map: BorrowedFd<'_>, length: usize) -> io::Result<MmapRaw> {
+pub fn map_shared(map: BorrowedFd<'_>, length: usize) -> io::Result<MmapRaw> {
     MmapOptions::new().len(length).map_raw(map.as_raw_fd())
 }

@@ -46,7 +46,7 @@ impl Words for MmapRaw {
 }
 
 /// Returns a word of a mapping. Panics if the index is out of bounds, as [`half`] does.
-pub(super) fn word(map: &MmapRaw, index: usize) -> &AtomicU64 {
+pub fn word(map: &MmapRaw, index: usize) -> &AtomicU64 {
     assert!(
         index < map.len() / 8,
         "word {index} lies beyond the mapping"
@@ -56,7 +56,8 @@ pub(super) fn word(map: &MmapRaw, index: usize) -> &AtomicU64 {
     unsafe { AtomicU64::from_ptr(map.as_mut_ptr().cast::<u64>().add(index)) }
 }
 
-pub(super) fn half(map: &MmapRaw, index: usize) -> &AtomicU32 {
+/// Returns a half word of a mapping.
+pub fn half(map: &MmapRaw, index: usize) -> &AtomicU32 {
     assert!(
         index < map.len() / 4,
         "half word {index} lies beyond the mapping"

@@ -43,10 +43,10 @@ const RENEWAL: u64 = 900;
 const SPREAD: u64 = 50;
 
 /// Maximum number of local replies, denials included.
-pub(crate) const MAX_REPLIES: usize = 2048;
+pub const MAX_REPLIES: usize = 2048;
 
 /// Memory for local replies in bytes: whole chunks of the store.
-pub(crate) const REPLY_BYTES: usize = 2 << 20;
+pub const REPLY_BYTES: usize = 2 << 20;
 
 /// One in this many local replies may be a denial.
 const DENIAL_SHARE: usize = 8;

@@ -123,7 +123,7 @@ fn deadline(current_ns: u64, heartbeat_ns: u64, length_ns: u64) -> u64 {
 
 /// Time in quarantine if the kernel refuses membarrier (with `nohz_full`, for example). A program
 /// run takes microseconds, so the margin is wide, but this is no proof, which the status reports.
-pub(crate) const WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
+pub const WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
 
 /// Runs RCU grace periods on a separate thread, one at a time, and reports their ends.
 ///

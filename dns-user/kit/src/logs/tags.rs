@@ -27,6 +27,7 @@ pub const TAGS: &[Tag] = &[
             "dns_kit",
             "dns_core",
             "dns_shadow",
+            "dns_attacher::process",
             "bosh_dns_xdp",
             "bosh_dns_xdp_health",
         ],
@@ -112,12 +113,12 @@ pub const TAGS: &[Tag] = &[
     },
     Tag {
         name: "fastpath",
-        targets: &["dns_fastpath"],
+        targets: &["dns_fastpath", "dns_attacher"],
         about: "interfaces and hooks, publishing, lease",
     },
     Tag {
         name: "ebpf",
-        targets: &["dns_fastpath::observe"],
+        targets: &["dns_fastpath::observe", "dns_attacher::attach::collisions"],
         about: "reports of the BPF programs",
     },
     Tag {

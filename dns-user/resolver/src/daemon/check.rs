@@ -16,15 +16,14 @@ use serde::Serialize;
 use super::{
     files::{Files, InitialFiles},
     followed_file::Sources,
-    listeners::all_addresses,
     settings::{self, WholeConfig},
 };
 use crate::{
     ops::service_status::{FileState, Kind, ServiceStatus},
     server::ServerError,
-    system,
 };
-use dns_core::config::{Config, HookMode, Loaded, TlsFiles};
+use dns_core::config::{Config, HookMode, Loaded, TlsFiles, all_addresses};
+use dns_kit::accounts;
 use dns_upstream::{Denial, HandlerConfig, HandlerSource, OwnAddresses, redacted};
 
 /// Result of checking a configuration.

@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::bail;
-use sd_notify::NotifyState;
 use tokio::{
     sync::{mpsc, oneshot},
     time,
@@ -20,9 +19,9 @@ use super::{
     fast_path::Lifecycle,
     files::{FileChanges, Files},
     followed_file::{Reading, Sources},
-    listeners::{Listeners, all_addresses},
-    service_manager::{self, SignalRequest, Signals},
+    listeners::Listeners,
     settings::{self, WholeConfig},
+    signals::{SignalRequest, Signals},
     upcheck::{Findings, Upcheck},
     upstreams::Upstreams,
 };
@@ -36,10 +35,15 @@ use crate::{
     state::ServerState,
 };
 use dns_consul::config::Config as ConsulConfig;
-use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded};
+use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded, all_addresses};
 use dns_fastpath::REPORT_INTERVAL;
 use dns_health::HealthService;
-use dns_kit::{files::watch::Watch, logs::Logs, memory};
+use dns_kit::{
+    files::watch::Watch,
+    logs::Logs,
+    memory,
+    service_manager::{self, NotifyState},
+};
 
 /// Interval of self-checks.
 const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);

@@ -29,7 +29,7 @@ use dns_core::{
     wire::{FLAG_CD, FLAG_RD, Parsed, UDP_PAYLOAD_SIZE, opt_record, parse, query_message},
 };
 use dns_fastpath::{
-    Admission, AnswerQuestion, AttacherConnection, Everything, FastPath, FastPathError, TapItem,
+    Admission, AdmitAll, AnswerQuestion, AttacherConnection, FastPath, FastPathError, TapItem,
 };
 use dns_health::HealthService;
 
@@ -170,7 +170,7 @@ impl Lifecycle {
     fn load_after(&mut self, pause: Duration) {
         let admission: Arc<dyn Admission> = match &self.health {
             Some(health) => health.tracker(),
-            None => Arc::new(Everything),
+            None => Arc::new(AdmitAll),
         };
         let config = self.config.clone();
         let listen = self.service_status.state().listen;

@@ -116,11 +116,6 @@ impl FileSource {
         )
     }
 
-    /// Reads the files once.
-    pub(super) fn read(&self) -> Contents {
-        self.walk().0.read()
-    }
-
     /// Returns the contents that represent an unresponsive source: a timeout error.
     fn unresponsive(&self, timeout: Duration) -> Contents {
         let path = match self {

@@ -256,27 +256,6 @@ pub(super) fn options(config: &Config, own: OwnConnections, tap: Tap) -> Options
     }
 }
 
-/// Returns the configured address followed by the additional ones, without duplicates and without those that a
-/// wildcard of the same family covers: the kernel refuses to bind both.
-pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<SocketAddr> {
-    let mut all = vec![configured];
-    for &address in further {
-        if !all.contains(&address) {
-            all.push(address);
-        }
-    }
-    let wildcards = all.clone();
-    all.retain(|address| {
-        !wildcards.iter().any(|other: &SocketAddr| {
-            other.ip().is_unspecified()
-                && !address.ip().is_unspecified()
-                && other.is_ipv4() == address.is_ipv4()
-                && other.port() == address.port()
-        })
-    });
-    all
-}
-
 //----------- API and control socket --------------------------------------------
 
 /// Common name in the certificates of bosh-dns's API (observed).

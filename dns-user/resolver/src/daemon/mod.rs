@@ -1,14 +1,14 @@
 //! The running server: startup, reloads and shutdown of all components.
 //!
 //! * `start`, `event_loop`: startup, main loop and shutdown.
-//! * `service_manager`: signals, and messages to systemd.
+//! * `signals`: end and reload.
 //! * `settings`: config.json.
 //! * `upstreams`, `fast_path`: routes for non-local names; lifecycle of the fast path, and renewals of its answers.
 //! * `files`, `records`, `consul`, `followed_file`: follow files on disk.
 //! * [`domains`]: the domains that only this server answers, for systemd-resolved.
 //! * `listeners`: the listening sockets, updated when addresses files change; the API and the control socket.
-//! * [`upcheck`]: self-checks.
-//! * `attacher`: the privileged process that loads and attaches the programs, and its replacement.
+//! * [`upcheck`]: the self-checks.
+//! * `attacher`: starts the privileged process that loads and attaches the programs (`dns-attacher`).
 //! * `failures`: handling of panics.
 
 mod attacher;
@@ -21,24 +21,19 @@ mod fast_path;
 mod files;
 mod followed_file;
 mod listeners;
-mod privileges;
 mod records;
-mod service_manager;
 mod settings;
 pub mod shadow;
+mod signals;
 mod start;
 pub mod upcheck;
 mod upstreams;
 
-pub use self::{
-    attacher::{attach, prepare_pins},
-    service_manager::OnHangup,
-};
+pub use self::signals::OnHangup;
 
 use std::{io, path::Path, process::ExitCode};
 
 use anyhow::anyhow;
-use sd_notify::NotifyState;
 use tracing::{error, info, warn};
 
 use self::settings::WholeConfig;
@@ -46,13 +41,11 @@ use crate::ops::api::bind_control;
 use dns_core::config::{ControlConfig, HookMode, LogLevel};
 use dns_kit::{
     logs::{LogFormat, Logs, print_error},
+    privileges,
     sandbox::{self, Work},
-    threads::{self, OnPanic},
+    service_manager::{self, NotifyState},
+    threads::{self, INTERNAL_FAILURE, OnPanic},
 };
-
-/// Exit code after an internal failure (a panic), after which supervisors should restart the
-/// server; `EX_SOFTWARE` in sysexits.h.
-const INTERNAL_FAILURE: u8 = 70;
 
 /// Options given on the command line.
 #[derive(Clone, Copy, Debug, Default)]
@@ -102,7 +95,7 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> anyhow::Resu
     // An earlier server's programs would answer from its records until its lease expires. With a service the
     // server may not detach them itself, see [`fast_path::end_earlier_programs`].
     let earlier = (!is_on && xdp.attach_socket.is_none())
-        .then(|| dns_fastpath::detach_all(xdp, &[settings.listen]));
+        .then(|| dns_attacher::detach_all(xdp, settings.listen));
     // Must happen while the process has its capabilities and may execute programs.
     let attacher = needs_attacher.then(|| attacher::spawn(path, options.log_format));
     privileges::keep_for_serving(xdp.user.as_deref())?;
@@ -159,7 +152,7 @@ async fn serve(
     on_hangup: OnHangup,
 ) -> anyhow::Result<()> {
     // Installed first, so that a signal during startup also ends the process gracefully.
-    let mut signals = service_manager::Signals::new(on_hangup).map_err(cannot_start)?;
+    let mut signals = signals::Signals::new(on_hangup).map_err(cannot_start)?;
     let mut daemon = start::start(path, config, (control, attacher), logs, &failures).await?;
     service_manager::notify(NotifyState::Ready, "Ready");
     let result = daemon.run(&mut signals, &mut failures).await;

@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, path::Path};
 
-use super::privileges;
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded, ParsedFiles};
+use dns_kit::privileges;
 
 /// Declares the table. Every field of [`Config`] must be in exactly one of the two lists; otherwise
 /// the code does not compile.

@@ -7,8 +7,6 @@ use futures_util::future::BoxFuture;
 use super::{
     files::{FileChanges, Files, InitialFiles},
     followed_file::{Reading, Sources},
-    listeners::all_addresses,
-    privileges,
     settings::{self, WholeConfig},
 };
 use crate::{
@@ -17,13 +15,13 @@ use crate::{
 };
 use dns_core::{
     catalog::Snapshot,
-    config::{Config, ConfigErrors, Loaded, SpecialNames as SpecialNamesSetting},
+    config::{Config, ConfigErrors, Loaded, SpecialNames as SpecialNamesSetting, all_addresses},
     name::Name,
     resolve::Health,
     wire::{ExtendedError, InfoCode, Query, ReplyFlags, empty_reply, error_reply},
 };
 use dns_fastpath::FastPathHandle;
-use dns_kit::files::watch::Watch;
+use dns_kit::{files::watch::Watch, privileges};
 use dns_upstream::{Answer, Denial, HandlerConfig, HandlerSource, SpecialNames};
 use hickory_proto::op::ResponseCode;
 

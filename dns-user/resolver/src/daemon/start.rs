@@ -19,8 +19,7 @@ use super::{
     fast_path::{self, Lifecycle, OwnAttacher},
     files::{Files, InitialFiles},
     followed_file::Sources,
-    listeners::{self, Control, Listeners, all_addresses},
-    privileges,
+    listeners::{self, Control, Listeners},
     settings::{WholeConfig, notes},
     upcheck::Upcheck,
     upstreams::Upstreams,
@@ -42,12 +41,12 @@ use crate::{
 };
 use dns_common::counters::Outcome;
 use dns_core::{
-    config::{Config, Loaded},
+    config::{Config, Loaded, all_addresses},
     resolve::{AllRunning, Health},
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
-use dns_kit::{files::watch::Watch, logs::Logs, metrics::labels};
+use dns_kit::{files::watch::Watch, logs::Logs, metrics::labels, privileges};
 use dns_upstream::CurrentUpstreams;
 
 /// Interval at which the Consul names answered by the fast path are reported; each report keeps a

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_fastpath::InterfaceKinds;
+use dns_attacher::InterfaceKinds;
 
 /// How long the kind of an interface is cached. Limited because its index may be reused.
 const BELIEVED: Duration = Duration::from_secs(10);

@@ -55,20 +55,20 @@ const MAX_DEPENDENTS: usize = 32 << 20;
 
 /// Maximum number of names by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Maximum number of published and learned names together.
     #[serde(rename = "useful")]
-    pub(crate) max_names: usize,
+    pub max_names: usize,
     /// Maximum number of forwarded answers, kept in separate maps.
-    pub(crate) answers: usize,
+    pub answers: usize,
     /// Maximum number of local replies that are no address lists, in the same maps.
-    pub(crate) replies: usize,
+    pub replies: usize,
     /// Maximum number of listed names within `max_names`. Further listed names are learned like any
     /// other name: most names of a huge fleet are never queried, and queried names need room.
     #[serde(rename = "listed")]
-    pub(crate) max_precomputed: usize,
+    pub max_precomputed: usize,
     /// Maximum number of negative names, in addition to `max_names`.
-    pub(crate) negative: usize,
+    pub negative: usize,
 }
 
 /// The published names, and the operations that change them.

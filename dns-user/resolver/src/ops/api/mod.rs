@@ -38,9 +38,9 @@ pub use self::{
     control::{CacheContents, CacheFlush, Criteria, DEFAULT_LEVEL, LEVELS, LogChange},
     instances::InstanceLine,
 };
-use crate::accounts;
 use dns_core::config::ControlConfig;
 use dns_kit::{
+    accounts,
     http_server::{Listener, Server, ServerLimits},
     metrics::families,
     tls::RotatingTls,

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::super::{EntryStore, Limits, Table};
 use crate::{
-    Everything,
+    AdmitAll,
     map::{
         index::{self, IndexMemory},
         layout::{read_header, read_name},
@@ -179,7 +179,7 @@ impl Machine {
                 replies: 0,
             },
             health,
-            Arc::new(Everything),
+            Arc::new(AdmitAll),
             Arc::new(LearnFilter::new()),
         );
         Self {

@@ -1,0 +1,533 @@
+//! One program on one hook of an interface: attaching it, checking it, detaching it; and our clsact filters,
+//! distinguished from foreign ones.
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+};
+
+use dns_common::object;
+use dns_fastpath::protocol::Hook;
+
+use super::{
+    netlink::{FilterInfo, Link, Occupant, Socket},
+    rtnl_throttle::QUIET,
+};
+use crate::{
+    attach::pins::{PinnedLink, Pins, remove_if_there},
+    bpf::{self, LinkKind},
+    programs::{Missing, Program, Programs},
+};
+
+/// The reason why nothing is attached to an interface or hook.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotServed {
+    #[error("its program is being loaded")]
+    Loading,
+    /// The interface may still change; attaching is tried again once it has settled.
+    #[error(
+        "before Linux 6.6 a clsact qdisc is added {} s after the interface's last change, because a CNI plugin may still add \"ingress\"",
+        QUIET.as_secs()
+    )]
+    Unsettled,
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Describes the foreign XDP program with this id; name and user are known with CAP_SYS_ADMIN only.
+fn occupant(id: Option<u32>) -> String {
+    let Some(id) = id else {
+        return "another XDP program".to_owned();
+    };
+    match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
+        Ok(info) => format!(
+            "XDP program \"{}\" (id {id}, loaded by uid {})",
+            info.name, info.uid
+        ),
+        Err(_) => format!("the XDP program with id {id}"),
+    }
+}
+
+/// Resources needed to attach a program.
+pub(crate) struct AttachContext<'a> {
+    pub(crate) programs: &'a mut Programs,
+    pub(crate) filters: &'a Filters,
+    /// The folder of pins; `None` without pinning.
+    pub(crate) pins: Option<&'a Pins>,
+    /// A predecessor's links, to be taken over.
+    pub(crate) predecessor: &'a mut Vec<PinnedLink>,
+    pub(crate) netlink: &'a mut Socket,
+    /// Whether a qdisc may be added to the interface because no CNI plugin will add its own any more.
+    pub(crate) settled: bool,
+}
+
+/// The state of a program on a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttachState {
+    Ours,
+    TakenOver,
+    /// The program was detached, or the interface is gone.
+    Gone,
+}
+
+/// The kernel object that holds a program on its hook.
+#[derive(Debug)]
+enum HookHandle {
+    Link(OwnedFd),
+    Filter(Filter),
+}
+
+/// A program on a hook of an interface.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    ifindex: u32,
+    pub(crate) hook: Hook,
+    handle: HookHandle,
+    pin: Option<PathBuf>,
+    /// The reason for the hook.
+    pub(crate) why: String,
+}
+
+impl Attachment {
+    pub(super) fn make(
+        hook: Hook,
+        interface: &Link,
+        why: String,
+        context: &mut AttachContext<'_>,
+    ) -> Result<Self, NotServed> {
+        let (handle, pin) = attach(hook, interface, context)?;
+        let pin = pin.or_else(|| match &handle {
+            HookHandle::Link(link) => pin_new(context.pins, link, interface, hook),
+            HookHandle::Filter(_) => None,
+        });
+        Ok(Self {
+            ifindex: interface.ifindex,
+            hook,
+            handle,
+            pin,
+            why,
+        })
+    }
+
+    pub(crate) fn state(
+        &self,
+        programs: &Programs,
+        filters: &Filters,
+        netlink: &mut Socket,
+    ) -> AttachState {
+        let program = match &self.handle {
+            HookHandle::Link(link) => match bpf::link_info(link.as_fd()) {
+                Ok(info) if info.ifindex == self.ifindex => Some(info.program_id),
+                _ => None,
+            },
+            HookHandle::Filter(Filter { priority, .. }) => {
+                let found = netlink.filters(self.ifindex).unwrap_or_default();
+                let filter = found
+                    .into_iter()
+                    .find(|filter| filter.priority == *priority);
+                // Another program may have been put in our place, which is no takeover.
+                filter
+                    .filter(|filter| filters.are(&filter.name))
+                    .map(|filter| filter.program)
+            }
+        };
+        match program {
+            Some(id) if programs.are(id) => AttachState::Ours,
+            Some(_) => AttachState::TakenOver,
+            None => AttachState::Gone,
+        }
+    }
+
+    /// Detaches the program, unless a successor has replaced it.
+    pub(crate) fn detach(self, programs: &Programs, filters: &Filters, netlink: &mut Socket) {
+        let state = self.state(programs, filters, netlink);
+        let Self {
+            ifindex,
+            hook: _,
+            handle,
+            pin,
+            why: _,
+        } = self;
+        if state == AttachState::TakenOver {
+            return;
+        }
+        if let Some(pin) = &pin
+            && let Err(error) = remove_if_there(pin)
+        {
+            tracing::warn!(%error, "cannot unpin a link");
+        }
+        let result = match &handle {
+            // Detaches the program even if other processes hold the link.
+            HookHandle::Link(link) => bpf::link_detach(link.as_fd()),
+            HookHandle::Filter(filter) if state == AttachState::Ours => {
+                filter.remove(ifindex, netlink)
+            }
+            HookHandle::Filter(_) => Ok(()),
+        };
+        if let Err(error) = result
+            && state == AttachState::Ours
+        {
+            tracing::warn!(%error, ifindex, "cannot detach a program: it may answer until the lease expires");
+        }
+    }
+
+    /// Returns whether the attachment outlives the process.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.pin.is_some() || matches!(self.handle, HookHandle::Filter(_))
+    }
+}
+
+/// Returns the program that is attached to a hook.
+pub(super) const fn program_of(hook: Hook) -> Program {
+    match hook {
+        Hook::Native => Program::Xdp,
+        Hook::Tcx | Hook::Clsact => Program::Tc,
+    }
+}
+
+/// Returns the kind of link that attaches to a hook; `None`: a filter does.
+const fn link_kind(hook: Hook) -> Option<LinkKind> {
+    match hook {
+        Hook::Native => Some(LinkKind::XdpNative),
+        Hook::Tcx => Some(LinkKind::Tcx),
+        Hook::Clsact => None,
+    }
+}
+
+/// Detaches a predecessor's program from an interface that is no longer served.
+pub(crate) fn drop_predecessor(link: PinnedLink) {
+    let PinnedLink { fd, path, .. } = link;
+    if let Err(error) = remove_if_there(&path) {
+        tracing::warn!(%error, "cannot unpin a link of the previous server");
+    }
+    // An error means that it is already detached.
+    let _ = bpf::link_detach(fd.as_fd());
+}
+
+/// Attaches to one hook. A link taken over keeps its pin.
+fn attach(
+    hook: Hook,
+    link: &Link,
+    context: &mut AttachContext<'_>,
+) -> Result<(HookHandle, Option<PathBuf>), NotServed> {
+    let AttachContext {
+        programs,
+        filters,
+        pins: _,
+        predecessor,
+        netlink,
+        settled,
+    } = context;
+    let program = programs
+        .get(program_of(hook))
+        .map_err(|missing| match missing {
+            Missing::Loading => NotServed::Loading,
+            Missing::NotLoaded(why) => NotServed::Refused(why),
+        })?;
+    let Some(kind) = link_kind(hook) else {
+        let filter = filters.set(link.ifindex, program, *settled, netlink)?;
+        return Ok((HookHandle::Filter(filter), None));
+    };
+    // The predecessor's link on this hook: replaced atomically, so that every packet meets exactly
+    // one program.
+    if let Some(place) = predecessor
+        .iter()
+        .position(|left| left.ifindex == link.ifindex && left.kind == kind)
+    {
+        let left = predecessor.swap_remove(place);
+        let alive = bpf::link_info(left.fd.as_fd()).is_ok_and(|info| info.ifindex == link.ifindex);
+        if alive && bpf::link_update(left.fd.as_fd(), program).is_ok() {
+            return Ok((HookHandle::Link(left.fd), Some(left.path)));
+        }
+        drop_predecessor(left);
+    }
+    if hook == Hook::Native {
+        // An interface takes one mode of XDP: the predecessor's link in the other mode must go first.
+        while let Some(place) = predecessor
+            .iter()
+            .position(|left| left.ifindex == link.ifindex && left.kind != LinkKind::Tcx)
+        {
+            drop_predecessor(predecessor.swap_remove(place));
+        }
+    }
+    match bpf::link_create(program, link.ifindex, kind) {
+        Ok(fd) => Ok((HookHandle::Link(fd), None)),
+        Err(error) => Err(explain(hook, link, error)),
+    }
+}
+
+/// Converts an error from link creation to the reason for it.
+fn explain(hook: Hook, link: &Link, error: io::Error) -> NotServed {
+    NotServed::Refused(match error.raw_os_error() {
+        Some(libc::EBUSY | libc::EEXIST) if hook == Hook::Native => {
+            // An interface takes one XDP program.
+            format!("{hook}: {} is attached already", occupant(link.xdp_program))
+        }
+        Some(libc::EOPNOTSUPP) if hook == Hook::Native => {
+            "native: the driver does not support XDP".to_owned()
+        }
+        Some(libc::EINVAL) if hook == Hook::Tcx => "tcx: needs kernel 6.6".to_owned(),
+        Some(libc::EINVAL | libc::ERANGE | libc::E2BIG) if hook == Hook::Native => {
+            format!("native: the driver refuses XDP with the current MTU, LRO or queues: {error}")
+        }
+        _ => format!("{hook}: {error}"),
+    })
+}
+
+/// Pins a new link; without a pin it ends with the process.
+fn pin_new(pins: Option<&Pins>, fd: &OwnedFd, link: &Link, hook: Hook) -> Option<PathBuf> {
+    let pins = pins?;
+    let kind = link_kind(hook)?;
+    pins.pin_link(fd.as_fd(), link.ifindex, kind)
+        .inspect_err(|error| tracing::warn!(%error, interface = %link.name, "cannot pin a link: its program is detached when this process ends"))
+        .ok()
+}
+
+/// The only ingress qdisc that our filters can share with foreign ones.
+const CLSACT: &str = "clsact";
+
+/// Suffix of a filter's name if the server added the qdisc.
+const WITH_QDISC: &str = " qdisc";
+
+/// Whether the interface accepts a classic filter, and whether that is sensible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IngressSlot {
+    /// No qdisc: one may be added.
+    Free,
+    /// A clsact qdisc without foreign filters at ingress, which could see packets first.
+    Clsact,
+    /// Another qdisc, or foreign filters.
+    Foreign,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum QdiscOwner {
+    /// A server at the same address. The qdisc goes with the filter.
+    Us,
+    Others,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Filter {
+    pub(super) priority: u16,
+    qdisc: QdiscOwner,
+}
+
+impl Filter {
+    /// Removes the filter, and the qdisc if a server added it and nothing else uses it: a CNI
+    /// plugin could otherwise no longer add `ingress`.
+    pub(super) fn remove(self, ifindex: u32, netlink: &mut Socket) -> io::Result<()> {
+        netlink.remove_filter(ifindex, self.priority)?;
+        if self.qdisc == QdiscOwner::Us && !netlink.has_filters(ifindex)? {
+            netlink.remove_clsact(ifindex)?;
+        }
+        Ok(())
+    }
+}
+
+/// Our clsact filters. The kernel identifies a filter of an interface only by its priority, so each
+/// of ours carries its owner in its name.
+#[derive(Clone, Debug)]
+pub(crate) struct Filters {
+    /// The server's main address and port.
+    owner: String,
+    /// Our first priority; if a foreign filter occupies it, the next one is tried.
+    first: u16,
+}
+
+impl Filters {
+    /// Number of priorities to try.
+    const TRIES: u16 = 16;
+
+    pub(crate) fn of(main: SocketAddr) -> Self {
+        let owner = main.to_string();
+        let hash = dns_common::name::hash_name(0, owner.as_bytes());
+        // 0xb000 to 0xbfff: after filters with low numbers, before the kernel's own choices from 0xc000 down.
+        Self {
+            first: 0xb000 | (hash % 0x1000) as u16,
+            owner,
+        }
+    }
+
+    pub(crate) fn slot(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<IngressSlot> {
+        Ok(match netlink.ingress_qdisc(ifindex)? {
+            None => IngressSlot::Free,
+            Some(kind) if kind == CLSACT && self.are_all(&netlink.filters(ifindex)?) => {
+                IngressSlot::Clsact
+            }
+            Some(_) => IngressSlot::Foreign,
+        })
+    }
+
+    /// Sets our filter. A clsact qdisc is added only if the interface is settled.
+    pub(super) fn set(
+        &self,
+        ifindex: u32,
+        program: BorrowedFd<'_>,
+        settled: bool,
+        netlink: &mut Socket,
+    ) -> Result<Filter, NotServed> {
+        let failed = |error| NotServed::Refused(format!("clsact: {error}"));
+        let (filter, occupant) = match netlink.ingress_qdisc(ifindex).map_err(failed)? {
+            Some(kind) if kind == CLSACT => {
+                let filters = netlink.filters(ifindex).map_err(failed)?;
+                self.place(&filters).ok_or_else(|| {
+                    NotServed::Refused(
+                        "clsact: foreign filters occupy every priority available to the server"
+                            .to_owned(),
+                    )
+                })?
+            }
+            // Filters of another qdisc, such as a bandwidth limit, may see packets first and consume them.
+            Some(kind) => {
+                return Err(NotServed::Refused(format!(
+                    "clsact: the interface has a foreign qdisc \"{kind}\" (a bandwidth limit?), which before Linux \
+                     6.6 excludes ours"
+                )));
+            }
+            // Another qdisc may have been added just before ours; the next attempt finds it.
+            None if !settled || !netlink.add_clsact(ifindex).map_err(failed)? => {
+                return Err(NotServed::Unsettled);
+            }
+            None => (
+                Filter {
+                    priority: self.first,
+                    qdisc: QdiscOwner::Us,
+                },
+                Occupant::Absent,
+            ),
+        };
+        netlink
+            .set_filter(
+                ifindex,
+                filter.priority,
+                occupant,
+                program,
+                &self.name(filter.qdisc),
+            )
+            .map_err(failed)?;
+        Ok(filter)
+    }
+
+    /// Returns our filter on an interface, whichever process set it.
+    fn find(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<Option<Filter>> {
+        let place = self.place(&netlink.filters(ifindex)?);
+        Ok(place
+            .filter(|(_, occupant)| *occupant == Occupant::Replaced)
+            .map(|(filter, _)| filter))
+    }
+
+    pub(crate) fn is_on(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
+        Ok(self.find(ifindex, netlink)?.is_some())
+    }
+
+    /// Removes our filter from an interface, whichever process set it; returns whether there was one.
+    pub(crate) fn remove(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
+        match self.find(ifindex, netlink)? {
+            Some(filter) => filter.remove(ifindex, netlink).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn name(&self, qdisc: QdiscOwner) -> String {
+        let suffix = if qdisc == QdiscOwner::Us {
+            WITH_QDISC
+        } else {
+            ""
+        };
+        format!("{} {}{suffix}", object::TC_PROGRAM, self.owner)
+    }
+
+    /// Returns the owner of the qdisc if a filter of this name is ours.
+    fn qdisc_of(&self, name: &str) -> Option<QdiscOwner> {
+        [QdiscOwner::Us, QdiscOwner::Others]
+            .into_iter()
+            .find(|&qdisc| name == self.name(qdisc))
+    }
+
+    /// Returns whether a filter of this name is ours.
+    pub(crate) fn are(&self, name: &str) -> bool {
+        self.qdisc_of(name).is_some()
+    }
+
+    fn are_all(&self, filters: &[FilterInfo]) -> bool {
+        filters.iter().all(|filter| self.are(&filter.name))
+    }
+
+    /// Returns our filter among those at ingress, or the place for it; `None` if foreign filters occupy every
+    /// priority tried.
+    fn place(&self, filters: &[FilterInfo]) -> Option<(Filter, Occupant)> {
+        let mut free = None;
+        for step in 0..Self::TRIES {
+            let priority = 0xb000 | (self.first.wrapping_add(step) & 0xfff);
+            match filters.iter().find(|filter| filter.priority == priority) {
+                Some(filter) => {
+                    if let Some(qdisc) = self.qdisc_of(&filter.name) {
+                        return Some((Filter { priority, qdisc }, Occupant::Replaced));
+                    }
+                }
+                None => {
+                    let filter = Filter {
+                        priority,
+                        qdisc: QdiscOwner::Others,
+                    };
+                    free = free.or(Some((filter, Occupant::Absent)));
+                }
+            }
+        }
+        free
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_priority_is_kept() {
+        let (ours, theirs) = ["169.254.0.2:53", "169.254.0.2:54"]
+            .map(|text| Filters::of(text.parse().unwrap()))
+            .into();
+        assert!((0xb000..0xc000).contains(&ours.first) && ours.first != theirs.first);
+        let filter = |priority: u16, name: String| FilterInfo {
+            priority,
+            program: 1,
+            name,
+        };
+        let mut there = Vec::new();
+        let others = QdiscOwner::Others;
+        let free = |priority| {
+            Some((
+                Filter {
+                    priority,
+                    qdisc: others,
+                },
+                Occupant::Absent,
+            ))
+        };
+        assert_eq!(ours.place(&there), free(ours.first));
+        // As if the hashes of both addresses were equal.
+        there.push(filter(ours.first, theirs.name(others)));
+        let next = 0xb000 | (ours.first + 1) & 0xfff;
+        assert_eq!(ours.place(&there), free(next));
+        there.push(filter(next, ours.name(QdiscOwner::Us)));
+        let found = Some((
+            Filter {
+                priority: next,
+                qdisc: QdiscOwner::Us,
+            },
+            Occupant::Replaced,
+        ));
+        assert_eq!(ours.place(&there), found, "of an earlier process");
+        // Our filter is found even if the first priority has become free.
+        there.remove(0);
+        assert_eq!(ours.place(&there), found);
+        let all: Vec<FilterInfo> = (0..0x1000)
+            .map(|step| filter(0xb000 | step, "somebody's".to_owned()))
+            .collect();
+        assert_eq!(ours.place(&all), None);
+        assert!(!ours.are_all(&all) && ours.are_all(&there));
+    }
+}

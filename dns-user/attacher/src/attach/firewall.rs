@@ -1,0 +1,362 @@
+//! Objections of the packet filter and IPsec to interfaces on which queries arrive.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use super::{
+    netlink::{LOOPBACK, Link, LocalAddress, Socket},
+    rules::{Device, DeviceKind, Facts, FilterStance, Objection, PacketFilter},
+    work::count,
+};
+use dns_common::scope::{INTERFACES, MAX_ENDPOINTS};
+use dns_fastpath::protocol::Operation;
+use ipnet::IpNet;
+
+/// Interval at which rules and policies are read while any interface is served.
+const ROUND: Duration = Duration::from_secs(2);
+
+/// Maximum number of cached answers about single clients.
+const MAX_KNOWN: usize = 65_536;
+
+/// Maximum number of cached answers about all clients of an interface.
+const MAX_STANCES: usize = INTERFACES * MAX_ENDPOINTS;
+
+/// Changes since the last look that verdicts may depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Nothing,
+    /// Routes, which may refuse replies to single clients.
+    Routes,
+    /// Members of sets: what holds for single clients.
+    Facts,
+    Rules,
+}
+
+/// Whether an interface may answer for an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stance {
+    Accepts,
+    /// Only clients whose own queries arrive, because the kernel's verdict depends on the client.
+    HeardOnly,
+    Refuses(String),
+}
+
+/// Follows the rules, the policies, and the routes to clients.
+#[derive(Debug, Default)]
+pub(super) struct Firewall {
+    rules: PacketFilter,
+    /// The kernel's answers about sets in these rules.
+    facts: Facts,
+    /// The addresses of endpoints that interfaces of this machine have.
+    local: Vec<LocalAddress>,
+    /// The policies as read last.
+    policies: Vec<Policy>,
+    read: Option<Instant>,
+    routes_changed: bool,
+    /// Stance of the rules towards all clients, by interface and endpoint: at most as many as the programs serve.
+    stances: BTreeMap<(u32, SocketAddr), FilterStance>,
+    /// Stance towards all clients of all interfaces of a kind, if no rule on the way asks for name or index: the containers
+    /// of a cell share one walk. At most as many as `stances`.
+    alike: BTreeMap<(DeviceKind, SocketAddr), FilterStance>,
+    /// Objections of the rules, by interface, endpoint and client, at most [`MAX_KNOWN`].
+    known: BTreeMap<(u32, SocketAddr, IpAddr), Option<Objection>>,
+    /// Refusals by routes from an address to a client, at most [`MAX_KNOWN`].
+    routes: BTreeMap<(IpAddr, IpAddr), Option<String>>,
+    /// The last reading error.
+    problem: Option<Unreadable>,
+}
+
+/// An error of reading the rules.
+#[derive(Debug, PartialEq, Eq)]
+struct Unreadable {
+    /// Whether it lasts: rules that cannot be read here may limit queries.
+    lasts: bool,
+    why: String,
+}
+
+impl Firewall {
+    pub(super) fn routes_changed(&mut self) {
+        self.routes_changed = true;
+    }
+
+    /// Notes which interfaces have the addresses of endpoints, on which rules may depend.
+    pub(super) fn set_addresses(
+        &mut self,
+        local: &[LocalAddress],
+        endpoints: &[(SocketAddr, usize)],
+    ) {
+        let local: Vec<LocalAddress> = local
+            .iter()
+            .copied()
+            .filter(|address: &LocalAddress| {
+                endpoints
+                    .iter()
+                    .any(|(endpoint, _)| endpoint.ip() == address.address)
+            })
+            .collect();
+        if self.local != local {
+            self.local = local;
+            self.forget();
+        }
+    }
+
+    /// Reads rules and policies again when they are due; returns what may have changed.
+    pub(super) fn refresh(&mut self, now: Instant) -> Change {
+        if self
+            .read
+            .is_some_and(|read| now.saturating_duration_since(read) < ROUND)
+        {
+            return Change::Nothing;
+        }
+        self.read = Some(now);
+        let mut change = if std::mem::take(&mut self.routes_changed) {
+            self.routes.clear();
+            Change::Routes
+        } else {
+            Change::Nothing
+        };
+        let read = || io::Result::Ok((self.rules.read_again()?, policies()?));
+        match count(Operation::Rules, read) {
+            Ok((rules, policies)) => {
+                self.problem = None;
+                if (&rules, &policies) != (&self.rules, &self.policies) {
+                    (self.rules, self.policies) = (rules, policies);
+                    self.facts.forget();
+                    change = Change::Rules;
+                } else if self.facts.ask_again() {
+                    change = Change::Facts;
+                }
+            }
+            Err(error) => {
+                let lasts = matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::FileTooLarge
+                );
+                let problem = Unreadable {
+                    lasts,
+                    why: error.to_string(),
+                };
+                // Each is logged only once.
+                if self.problem.as_ref() != Some(&problem) {
+                    tracing::warn!(%error, "cannot read the packet filter rules (getsockopt, nfnetlink): rate limits, dropped replies and NAT on lo go undetected");
+                }
+                self.problem = Some(problem);
+                change = Change::Rules;
+            }
+        }
+        if matches!(change, Change::Facts | Change::Rules) {
+            self.forget();
+        }
+        change
+    }
+
+    fn forget(&mut self) {
+        self.known.clear();
+        self.stances.clear();
+        self.alike.clear();
+    }
+
+    /// Returns whether an interface may answer for an endpoint.
+    pub(super) fn stance(&mut self, link: &Link, endpoint: SocketAddr) -> Stance {
+        if self.policies.iter().any(|policy| policy.covers(endpoint)) {
+            let why =
+                "an IPsec policy covers the endpoint, and the program's replies would bypass it";
+            return Stance::Refuses(why.to_owned());
+        }
+        if let Some(Unreadable { lasts: true, why }) = &self.problem {
+            return Stance::Refuses(format!("the packet filter rules cannot be read: {why}"));
+        }
+        if self.stances.len() > MAX_STANCES {
+            self.stances.clear();
+            self.alike.clear();
+        }
+        let Self {
+            rules,
+            facts,
+            stances,
+            alike,
+            local,
+            ..
+        } = self;
+        let found = stances.entry((link.ifindex, endpoint)).or_insert_with(|| {
+            let device = Device::of(link, endpoint.ip(), local);
+            let known = device.kind().and_then(|kind| alike.get(&(kind, endpoint)));
+            if let Some(known) = known {
+                return *known;
+            }
+            let stance = rules.stance(&device, endpoint, facts);
+            if let Some(kind) = device.kind() {
+                alike.insert((kind, endpoint), stance);
+            }
+            stance
+        });
+        match found {
+            FilterStance::Accepts => Stance::Accepts,
+            FilterStance::Depends => Stance::HeardOnly,
+            FilterStance::Objects(objection) => Stance::Refuses(objection.to_string()),
+        }
+    }
+
+    /// Returns the reason why an interface must not answer this client for an endpoint.
+    ///
+    /// Queries that arrive do not overrule a rule that holds back a client: they may belong to flows
+    /// that connection tracking knew before the rule, while new ones are lost.
+    pub(super) fn objection(
+        &mut self,
+        link: &Link,
+        endpoint: SocketAddr,
+        client: IpAddr,
+        netlink: &mut Socket,
+    ) -> Option<String> {
+        if self.known.len() > MAX_KNOWN {
+            self.known.clear();
+        }
+        let Self {
+            rules,
+            facts,
+            local,
+            known,
+            routes,
+            ..
+        } = self;
+        let of_rules = known
+            .entry((link.ifindex, endpoint, client))
+            .or_insert_with(|| {
+                let device = Device::of(link, endpoint.ip(), local);
+                rules.objection(&device, client, endpoint, facts)
+            });
+        if let Some(objection) = of_rules {
+            return Some(objection.to_string());
+        }
+        if link.layer == LOOPBACK {
+            return None;
+        }
+        if routes.len() > MAX_KNOWN {
+            routes.clear();
+        }
+        let of_routes = routes
+            .entry((endpoint.ip(), client))
+            .or_insert_with(|| route_refusal(netlink, client, endpoint));
+        of_routes.clone()
+    }
+}
+
+/// Returns why the machine's routes refuse replies to a client, which the program would send.
+fn route_refusal(netlink: &mut Socket, client: IpAddr, endpoint: SocketAddr) -> Option<String> {
+    // The route of such an address depends on the interface.
+    let is_link_local = matches!(client, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    if is_link_local || client.is_ipv4() != endpoint.is_ipv4() {
+        return None;
+    }
+    match netlink.refuses_route(client, endpoint.ip()) {
+        Ok(true) => Some(format!("a route or rule refuses replies to {client}")),
+        Ok(false) => None,
+        // EINVAL: a blackhole; EACCES: prohibited. Without any route the queries arrived by mistake.
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EINVAL | libc::EACCES | libc::EHOSTUNREACH)
+            ) =>
+        {
+            Some(format!(
+                "a route or rule refuses replies to {client}: {error}"
+            ))
+        }
+        Err(_) => None,
+    }
+}
+
+/// `XFRM_MSG_NEWPOLICY`, and the request for all policies.
+const POLICIES: (u16, u16) = (0x13, 0x15);
+/// Offset of the direction, after selector, lifetimes, priority and index, in `struct xfrm_userpolicy_info`.
+const DIRECTION_AT: usize = 56 + 64 + 32 + 4 + 4;
+
+/// The selector of an IPsec policy (`linux/xfrm.h`). A program's reply bypasses policies, so endpoints that
+/// they cover are left to userspace: the local endpoints that it covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Policy {
+    /// The local addresses.
+    ours: IpNet,
+    protocol: u8,
+    /// The local port and its mask.
+    port: (u16, u16),
+}
+
+/// Returns the policies of the calling thread's network namespace; none on a kernel without IPsec.
+pub(super) fn policies() -> io::Result<Vec<Policy>> {
+    let mut socket = match Socket::ipsec() {
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
+        other => other?,
+    };
+    // struct xfrm_userpolicy_id.
+    let all = [0; 64];
+    socket.dump(POLICIES, &all, policy)
+}
+
+fn policy(message: &[u8]) -> Option<Policy> {
+    // struct xfrm_selector: destination, source, ports with masks, family, prefixes, protocol.
+    let direction = *message.get(DIRECTION_AT)?;
+    let port = |at: usize| {
+        message
+            .get(at..)?
+            .first_chunk()
+            .map(|bytes| u16::from_be_bytes(*bytes))
+    };
+    let family = u16::from_ne_bytes(*message.get(40..)?.first_chunk()?);
+    // Outbound packets carry our address as their source.
+    let is_out = direction == 1;
+    let at = if is_out { 16 } else { 0 };
+    let ours = match i32::from(family) {
+        libc::AF_INET => IpAddr::from(*message.get(at..)?.first_chunk::<4>()?),
+        _ => IpAddr::from(*message.get(at..)?.first_chunk::<16>()?),
+    };
+    let prefix = *message.get(if is_out { 43 } else { 42 })?;
+    let ports = if is_out {
+        (port(36)?, port(38)?)
+    } else {
+        (port(32)?, port(34)?)
+    };
+    Some(Policy {
+        ours: IpNet::new(ours, prefix).ok()?,
+        protocol: *message.get(44)?,
+        port: ports,
+    })
+}
+
+impl Policy {
+    /// Returns whether the policy covers queries to an endpoint, or replies from it.
+    pub(super) fn covers(&self, endpoint: SocketAddr) -> bool {
+        // 0 covers every protocol (`linux/xfrm.h`, `xfrm_selector`).
+        let covers_udp = matches!(i32::from(self.protocol), 0 | libc::IPPROTO_UDP);
+        let (port, mask) = self.port;
+        covers_udp && self.ours.contains(&endpoint.ip()) && endpoint.port() & mask == port & mask
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policy_covers_prefix() {
+        let mut message = vec![0; 168];
+        message[..4].copy_from_slice(&[10, 0, 16, 0]);
+        message[40..42].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        message[42] = 24;
+        let policy = policy(&message).unwrap();
+        assert!(policy.covers("10.0.16.5:53".parse().unwrap()));
+        assert!(!policy.covers("10.0.17.5:53".parse().unwrap()));
+        assert!(!policy.covers("[fd00::1]:53".parse().unwrap()));
+        message[44] = 6;
+        assert!(
+            !super::policy(&message)
+                .unwrap()
+                .covers("10.0.16.5:53".parse().unwrap()),
+            "TCP alone"
+        );
+    }
+}

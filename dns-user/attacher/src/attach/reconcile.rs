@@ -1,0 +1,847 @@
+//! The thread that follows the interfaces, the local addresses and the queries that arrive.
+
+mod attaching;
+mod lists;
+mod report;
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use dns_fastpath::{
+    map::CounterPages,
+    protocol::{Arrival, InterfacesStatus, MAX_CLIENTS, Operation},
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::sync::watch;
+
+use super::{
+    attachment::{self, AttachContext, AttachState, Attachment, Filters},
+    choice::{self, TcOrder},
+    collisions::Collisions,
+    firewall::{Change, Firewall, Stance},
+    gate::{Gate, Loss, PROVEN_PROBE_INTERVAL, by_interface},
+    heard::HeardClients,
+    netlink::{Link, LocalAddress, Socket},
+    pins::{KeptMaps, PinnedLink},
+    rtnl_throttle::{CniGrace, EventPace, Events, RtnlThrottle},
+    selection::Selection,
+    topology,
+    work::count,
+};
+use crate::{
+    mailbox::{self, Ended, Notifier},
+    programs::Programs,
+    scope::{ScopePage, Served},
+};
+use dns_core::config::{HookMode, OnStop};
+use dns_kit::{
+    clock::kernel_monotonic_ns,
+    threads::{self, OnPanic},
+};
+
+/// Interval of full checks, even without events.
+const ROUND: Duration = Duration::from_secs(10);
+
+/// Interval at which this thread shows that it is alive, and so its longest sleep. Several fit into the time after
+/// which the server ends the lease.
+pub(crate) const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Maximum number of waiting commands: the reports of 16 seconds.
+const MAX_COMMANDS: usize = 64;
+
+/// Interval at which probes are checked while the server reports arrivals.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Shortest sleep while work is postponed.
+const MIN_SLEEP: Duration = Duration::from_millis(1);
+
+/// How long after a report the server is considered to be reporting: about two intervals.
+const REPORT_HOLDS: Duration = Duration::from_millis(600);
+
+/// How long an interface without replies stays attached.
+const IDLE: Duration = Duration::from_secs(300);
+
+/// Interfaces that must wait together for a clsact filter to be preferred over tcx, which holds up all other
+/// network configuration a hundred times as long.
+const MANY_WAITING: usize = 8;
+
+/// Longest time spent on new clients per report, and on all heard clients after a change of routes.
+const LISTENING: Duration = Duration::from_millis(50);
+
+/// Longest time for which programs are attached and detached without looking at anything else.
+const BATCH: Duration = Duration::from_millis(100);
+
+/// Settings and resources of the reconciler.
+pub(crate) struct Setting {
+    pub(crate) selection: Selection,
+    pub(crate) mode: HookMode,
+    pub(crate) programs: Programs,
+    pub(crate) filters: Filters,
+    /// Listen addresses of the server; wildcards expand to the local addresses.
+    pub(crate) listen: Vec<SocketAddr>,
+    /// The page from which the programs read the endpoints and interfaces to serve.
+    pub(crate) scope: Arc<ScopePage>,
+    pub(crate) counters: Arc<CounterPages>,
+    pub(crate) collisions: Collisions,
+    /// The map `HEARD_CLIENTS`.
+    pub(crate) heard_clients: OwnedFd,
+    /// Maximum number of served interfaces: each takes a descriptor.
+    pub(crate) max_interfaces: usize,
+    /// A predecessor's links, to be taken over.
+    pub(crate) predecessor: Vec<PinnedLink>,
+    /// Maps that the programs still need after this process has ended, and the folder of pins.
+    pub(crate) kept_maps: Arc<KeptMaps>,
+    pub(crate) changed: Notifier,
+}
+
+impl Setting {
+    /// Returns whether an interface may be served at the current listen addresses.
+    fn is_candidate(&self, link: &Link) -> bool {
+        self.selection.admits(link, &self.listen)
+    }
+}
+
+/// Commands to the thread. When all senders are gone, it detaches and ends.
+enum Command {
+    /// Serve exactly these addresses.
+    Listen(Vec<SocketAddr>),
+    /// Queries that reached the server's sockets.
+    Arrived(Vec<Arrival>),
+    /// The maps hold enough to answer from.
+    Filled,
+    Stop(OnStop),
+}
+
+/// Handle of the thread that follows the interfaces.
+pub(crate) struct Interfaces {
+    commands: mailbox::Sender<Command>,
+    pub(crate) status: watch::Receiver<InterfacesStatus>,
+    /// Becomes true after the first round.
+    pub(crate) ready: watch::Receiver<bool>,
+    /// End of the last iteration of the thread's loop, in ns of the kernel's CLOCK_MONOTONIC.
+    pub(crate) watched_ns: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+impl Interfaces {
+    /// Starts the thread. Opens the sockets here, in the caller's network namespace.
+    pub(crate) fn start(setting: Setting) -> std::io::Result<Self> {
+        let (commands, commanded) = mailbox::channel(MAX_COMMANDS)?;
+        let (status, seen) = watch::channel(InterfacesStatus::default());
+        let (is_ready, ready) = watch::channel(false);
+        let heard = HeardClients::new(setting.heard_clients.try_clone()?);
+        let watched_ns = Arc::new(AtomicU64::new(kernel_monotonic_ns()));
+        let events = Events::subscribe()?;
+        let netlink = Socket::requests()?;
+        let mut reconciler = InterfaceReconciler {
+            unseen: seen.clone(),
+            setting,
+            is_filled: false,
+            netlink,
+            events,
+            gather_until: None,
+            gate: Gate::default(),
+            links: Vec::new(),
+            bounded: BTreeSet::new(),
+            endpoints: Vec::new(),
+            local: Vec::new(),
+            attached: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            loading: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            earlier_filters: BTreeSet::new(),
+            deferred_probes: BTreeSet::new(),
+            cni_grace: CniGrace::default(),
+            firewall: Firewall::default(),
+            admitted: BTreeMap::new(),
+            heard,
+            refusals: BTreeMap::new(),
+            rtnl: RtnlThrottle::default(),
+            postponed: false,
+            reported: None,
+            lost_to_queues: lists::lost_to_queues(),
+            status,
+            complete: false,
+            taken_over: false,
+            watched_ns: watched_ns.clone(),
+        };
+        // The addresses must be known before any query is answered.
+        reconciler.follow_addresses();
+        let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
+            reconciler.run(&commanded, &is_ready);
+        })?;
+        Ok(Self {
+            commands,
+            status: seen,
+            ready,
+            watched_ns,
+            thread,
+        })
+    }
+
+    pub(crate) fn set_listen(&self, listen: &[SocketAddr]) {
+        // An error: the thread has panicked, which was logged.
+        let _ = self.commands.send(Command::Listen(listen.to_vec()));
+    }
+
+    /// Reports the queries that reached the server's sockets. Must be called about four times a
+    /// second, even if there were none.
+    pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
+        // See `set_listen`.
+        // While the thread waits for the kernel, reports are lost: what they say is out of date then.
+        let _ = self.commands.offer(Command::Arrived(arrivals));
+    }
+
+    /// Reports that the maps hold enough to answer from.
+    pub(crate) fn maps_are_filled(&self) {
+        // See `set_listen`.
+        let _ = self.commands.send(Command::Filled);
+    }
+
+    /// Ends the thread, and detaches the programs if `on_stop` says so.
+    pub(crate) fn stop(self, on_stop: OnStop) {
+        let Self {
+            commands,
+            status: _,
+            ready: _,
+            watched_ns: _,
+            thread,
+        } = self;
+        // An error: the thread has panicked.
+        let _ = commands.send(Command::Stop(on_stop));
+        if thread.join().is_err() {
+            tracing::error!("the attacher thread panicked: its programs may still be attached");
+        }
+    }
+}
+
+struct InterfaceReconciler {
+    setting: Setting,
+    /// Whether the maps are filled; programs are attached only then.
+    is_filled: bool,
+    netlink: Socket,
+    events: Events,
+    /// Until when events are gathered before they are handled; `None`: there are none.
+    gather_until: Option<Instant>,
+    /// Decides which interface may answer for which endpoint.
+    gate: Gate,
+    /// The interfaces, by index.
+    links: Vec<Link>,
+    /// Interfaces of routes that set an MTU.
+    bounded: BTreeSet<u32>,
+    /// The served endpoints with their slots.
+    endpoints: Vec<(SocketAddr, usize)>,
+    local: Vec<LocalAddress>,
+    attached: BTreeMap<u32, OnInterface>,
+    /// Interfaces to which attaching failed.
+    refused: BTreeMap<u32, Refused>,
+    /// Interfaces whose programs are being loaded.
+    loading: BTreeSet<u32>,
+    waiting: BTreeMap<u32, Waiting>,
+    /// Interfaces with a clsact filter of a predecessor that was not taken over yet.
+    earlier_filters: BTreeSet<u32>,
+    /// Interfaces and endpoints whose next probe is due later than usual.
+    deferred_probes: BTreeSet<(u32, usize)>,
+    /// Interfaces to which a CNI plugin may still add a qdisc.
+    cni_grace: CniGrace,
+    /// Objections of packet filter rules and IPsec policies to interfaces.
+    firewall: Firewall,
+    /// Admissions that the programs have, by interface index: at most the interfaces that exist.
+    admitted: BTreeMap<u32, Admitted>,
+    /// Clients that are answered where the kernel's verdict depends on the client.
+    heard: HeardClients,
+    /// Reasons why interfaces with an open admission must not answer.
+    refusals: BTreeMap<u32, String>,
+    /// Decides when the next program may be attached or detached.
+    rtnl: RtnlThrottle,
+    /// Whether an operation was postponed until then.
+    postponed: bool,
+    /// Time of the server's last report.
+    reported: Option<Instant>,
+    /// Datagrams dropped by full receive queues, at the last check.
+    lost_to_queues: u64,
+    status: watch::Sender<InterfacesStatus>,
+    /// Detects changes of `status` that have not been announced yet.
+    unseen: watch::Receiver<InterfacesStatus>,
+    /// Whether the takeover is complete: every link of the predecessor is ours or gone.
+    complete: bool,
+    taken_over: bool,
+    /// See [`Interfaces::watched_ns`].
+    watched_ns: Arc<AtomicU64>,
+}
+
+/// The endpoints at which an interface answers, as bits of their slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Admitted {
+    all_clients: u64,
+    /// Endpoints at which it answers only clients whose own queries arrive.
+    heard_only: u64,
+}
+
+impl Admitted {
+    fn endpoints(self) -> u64 {
+        self.all_clients | self.heard_only
+    }
+}
+
+/// An interface that waits for its program.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    since: Instant,
+    /// Whether a foreign qdisc was found at ingress, as the bandwidth plugin adds it. It stays.
+    has_foreign_qdisc: bool,
+}
+
+struct OnInterface {
+    attachment: Attachment,
+    /// Number of replies so far, and the time of the last increase.
+    replies: (u64, Instant),
+}
+
+/// An interface to which attaching failed.
+struct Refused {
+    /// The interface's state at that time.
+    link: Link,
+    why: String,
+    /// Whether to try again even if the interface has not changed.
+    again: bool,
+}
+
+impl InterfaceReconciler {
+    /// Works until a stop command, or until all senders are gone.
+    fn run(mut self, commands: &mailbox::Receiver<Command>, ready: &watch::Sender<bool>) {
+        let begun = Instant::now();
+        let mut last_round = begun;
+        let mut pace = EventPace::new();
+        let mut first = true;
+        self.list_interfaces();
+        self.find_earlier_filters();
+        self.order_programs();
+        loop {
+            if self.is_filled {
+                if last_round.elapsed() >= ROUND {
+                    self.check_attachments();
+                    self.follow_addresses();
+                    self.list_interfaces();
+                    last_round = Instant::now();
+                }
+                self.reconcile(Instant::now());
+                if first && self.loading.is_empty() {
+                    first = false;
+                    ready.send_replace(true);
+                    self.setting.changed.notify();
+                    tracing::debug!(
+                        milliseconds = begun.elapsed().as_millis(),
+                        "first pass over all interfaces finished"
+                    );
+                }
+            }
+            self.announce();
+            count(Operation::Round, || ());
+            self.watched_ns
+                .store(kernel_monotonic_ns(), Ordering::Relaxed);
+            let events = self.gather_until.is_none().then(|| self.events.as_fd());
+            let fds = [
+                Some(commands.as_fd()),
+                events,
+                self.setting.programs.results(),
+            ];
+            let mut fds: Vec<_> = fds
+                .into_iter()
+                .flatten()
+                .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+                .collect();
+            let timeout = PollTimeout::try_from(self.wait()).unwrap_or(PollTimeout::MAX);
+            // An interrupted wait is only a shorter one.
+            let _ = poll(&mut fds, timeout);
+            let has_commands = fds[0].any().unwrap_or(false);
+            self.setting.collisions.report(&self.setting.counters);
+            self.setting.programs.collect();
+            if has_commands && let Some(on_stop) = self.handle_commands(commands) {
+                return self.finish(on_stop);
+            }
+            let now = Instant::now();
+            if self.gather_until.is_none() && self.events.any() {
+                self.gather_until = Some(now + pace.wait(now));
+            }
+            // Commands end the gathering early.
+            if self
+                .gather_until
+                .take_if(|until| has_commands || *until <= now)
+                .is_some()
+            {
+                self.gate.network_changed(now);
+                self.follow_events();
+            }
+        }
+    }
+
+    /// Executes the pending commands; returns the stop command, if there is one.
+    fn handle_commands(&mut self, commands: &mailbox::Receiver<Command>) -> Option<OnStop> {
+        loop {
+            match commands.take() {
+                Ok(Some(Command::Listen(listen))) => {
+                    self.setting.listen = listen;
+                    self.follow_addresses();
+                }
+                Ok(Some(Command::Arrived(arrivals))) => self.take_report(&arrivals, Instant::now()),
+                Ok(Some(Command::Filled)) => self.is_filled = true,
+                Ok(Some(Command::Stop(on_stop))) => return Some(on_stop),
+                Ok(None) => return None,
+                Err(Ended) => return Some(OnStop::Detach),
+            }
+        }
+    }
+
+    /// Returns how long to sleep without events.
+    fn wait(&self) -> Duration {
+        let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
+        let wait = if is_reported { TICK } else { WATCH_INTERVAL };
+        let until = |until: Instant| {
+            until
+                .saturating_duration_since(Instant::now())
+                .clamp(MIN_SLEEP, wait)
+        };
+        let wait = self.gather_until.map_or(wait, until);
+        if self.postponed {
+            self.rtnl.rest().clamp(MIN_SLEEP, wait)
+        } else {
+            wait
+        }
+    }
+
+    /// Requests the programs that will be needed, while the map is being filled.
+    fn order_programs(&mut self) {
+        for link in &self.links {
+            if !self.setting.is_candidate(link) {
+                continue;
+            }
+            if let Ok(plan) = choice::plan(self.setting.mode, link, TcOrder::Tcx) {
+                plan.order(&mut self.setting.programs);
+            }
+        }
+    }
+
+    fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
+        self.reported = Some(now);
+        self.gate.reported();
+        let until = Instant::now() + LISTENING;
+        let local: HashSet<IpAddr> = self.local.iter().map(|local| local.address).collect();
+        for arrival in arrivals {
+            let endpoint = arrival.endpoint;
+            if let Some(&(_, slot)) = self.endpoints.iter().find(|(known, _)| *known == endpoint) {
+                for part in by_interface(arrival, &local) {
+                    self.gate.arrived(slot, &part, now);
+                    self.hear(&part, slot, until, now);
+                }
+            }
+        }
+    }
+
+    /// Checks the probes: those of proven admissions become rare, lost ones close theirs.
+    fn check_probes(&mut self, now: Instant) {
+        for &ifindex in self.attached.keys() {
+            for &(_, slot) in &self.endpoints {
+                let Some(probed) = self.setting.scope.probed(ifindex, slot) else {
+                    continue;
+                };
+                if self.gate.probed(ifindex, slot, probed, now)
+                    && self.gate.is_proven(ifindex, slot, now)
+                {
+                    self.setting
+                        .scope
+                        .defer_probe(ifindex, slot, PROVEN_PROBE_INTERVAL);
+                    self.deferred_probes.insert((ifindex, slot));
+                }
+            }
+        }
+        let Self {
+            setting,
+            gate,
+            deferred_probes,
+            ..
+        } = self;
+        deferred_probes.retain(|&(ifindex, slot)| {
+            let is_proven = gate.is_proven(ifindex, slot, now);
+            if !is_proven {
+                setting.scope.defer_probe(ifindex, slot, Duration::ZERO);
+            }
+            is_proven
+        });
+        self.judge_probes(now);
+    }
+
+    /// Closes admissions with lost probes.
+    fn judge_probes(&mut self, now: Instant) {
+        let is_reported = self
+            .reported
+            .is_some_and(|at| now.saturating_duration_since(at) < TICK * 2);
+        let lost_to_queues = &mut self.lost_to_queues;
+        let losses = self.gate.judge(now, || {
+            let lost = lists::lost_to_queues();
+            let before = std::mem::replace(lost_to_queues, lost);
+            !is_reported || lost != before
+        });
+        for loss in losses {
+            let Loss {
+                ifindex,
+                endpoint: slot,
+                client,
+                raises_doubt,
+            } = loss;
+            self.heard.forget((ifindex, slot, client));
+            if !raises_doubt {
+                continue;
+            }
+            let endpoint = self
+                .endpoints
+                .iter()
+                .find(|(_, known)| *known == slot)
+                .map(|(endpoint, _)| *endpoint);
+            let interface = self
+                .links
+                .iter()
+                .find(|link| link.ifindex == ifindex)
+                .map(|link| &link.name);
+            tracing::warn!(interface, ?endpoint, %client, "queries of a client no longer reach userspace from this interface: it answers only clients whose own queries arrive; check packet filter rules and routes");
+        }
+    }
+
+    /// Attaches and detaches programs as decided by the gate.
+    fn reconcile(&mut self, now: Instant) {
+        if self.taken_over {
+            return;
+        }
+        self.check_probes(now);
+        self.loading.clear();
+        self.postponed = false;
+        let wanted = self.wanted(now);
+        if !self.complete {
+            self.setting.kept_maps.prepare();
+        }
+        // Queries on an interface no longer served pass to userspace at once; its program is detached later.
+        let unwanted: Vec<u32> = self
+            .attached
+            .keys()
+            .copied()
+            .filter(|ifindex| !wanted.contains_key(ifindex))
+            .collect();
+        for &ifindex in &unwanted {
+            self.setting.scope.remove_interface(ifindex);
+        }
+        self.admitted
+            .retain(|ifindex, _| wanted.contains_key(ifindex));
+        let mut links: Vec<Link> = self
+            .links
+            .iter()
+            .filter(|link| wanted.contains_key(&link.ifindex))
+            .cloned()
+            .collect();
+        self.heard.forget_old(now);
+        // The busiest ones are attached first.
+        links.sort_by_key(|link| Reverse(self.gate.queries(link.ifindex)));
+        let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
+        // Must precede attaching: programs pass queries of unknown interfaces to the network stack.
+        let without_slot = self.setting.scope.add_interfaces(&served);
+        let before = self.attached.len();
+        let mut waiting = Vec::new();
+        for link in &links {
+            if without_slot.contains(&link.ifindex) {
+                self.refuse(
+                    link,
+                    "its index collides with too many other served interfaces".to_owned(),
+                );
+                continue;
+            }
+            // Before attaching, so that a program that replaces a predecessor's answers immediately.
+            self.admit(link.ifindex, wanted[&link.ifindex]);
+            if !self.attached.contains_key(&link.ifindex) && self.may_attach(link, now) {
+                waiting.push(link);
+            }
+        }
+        // Others may hold the RTNL lock, for which the changes below wait, for seconds.
+        if !(waiting.is_empty() && unwanted.is_empty() && self.complete) {
+            self.publish_status(now);
+            self.announce();
+        }
+        let limit = Instant::now() + BATCH;
+        self.attach_waiting(waiting, limit, now);
+        self.detach_unwanted(&unwanted, limit);
+        if !self.loading.is_empty() {
+            // The predecessor's programs keep answering until then.
+        } else if !self.complete {
+            self.complete_takeover();
+        } else if before < self.attached.len() {
+            self.setting.kept_maps.pin_if_gone();
+        }
+        // The status reports whether programs keep answering if the process is killed.
+        self.publish_status(now);
+    }
+
+    /// Publishes the endpoints at which an interface answers, and whether it answers only heard clients.
+    fn admit(&mut self, ifindex: u32, admitted: Admitted) {
+        let before = self.admitted.insert(ifindex, admitted).unwrap_or_default();
+        let begun = admitted.heard_only & !before.heard_only;
+        if begun != 0 {
+            // A query that arrived before the verdict depended on the client proves nothing.
+            self.heard
+                .retain(|(known, slot, _), _| known != ifindex || begun & 1 << slot == 0);
+        }
+        let scope = &self.setting.scope;
+        scope.limit_to_heard(ifindex, admitted.heard_only);
+        scope.admit(ifindex, admitted.endpoints());
+    }
+
+    fn announce(&mut self) {
+        if self.unseen.has_changed().unwrap_or(false) {
+            self.unseen.mark_unchanged();
+            self.setting.changed.notify();
+        }
+    }
+
+    /// Returns the interfaces to serve, with the endpoints for which the gate is open.
+    fn wanted(&mut self, now: Instant) -> BTreeMap<u32, Admitted> {
+        for link in &self.links {
+            if self.is_urgent(link) {
+                self.endpoints
+                    .iter()
+                    .for_each(|&(_, slot)| self.gate.open(link.ifindex, slot, now));
+            }
+        }
+        for (&ifindex, on) in &mut self.attached {
+            let replies = self
+                .setting
+                .scope
+                .interface(ifindex)
+                .map_or(0, |slot| self.setting.counters.interface(slot));
+            if replies != on.replies.0 {
+                on.replies = (replies, now);
+            }
+            if now.saturating_duration_since(on.replies.1) >= IDLE {
+                self.gate.close(ifindex);
+            }
+        }
+        self.refusals.clear();
+        let mut wanted = BTreeMap::new();
+        if self.gate.interfaces().next().is_some() {
+            self.follow_rules(now);
+        }
+        for link in self
+            .links
+            .iter()
+            .filter(|link| self.setting.is_candidate(link))
+        {
+            let mut admitted = Admitted::default();
+            for &(endpoint, slot) in &self.endpoints {
+                if !self.gate.is_open(link.ifindex, slot) {
+                    continue;
+                }
+                let stance = match topology::refusal(link, &self.links) {
+                    Some(refusal) => Stance::Refuses(refusal.to_owned()),
+                    None => self.firewall.stance(link, endpoint),
+                };
+                let is_doubtful = self.gate.witness(link.ifindex, slot).is_some();
+                // A route that refuses replies to one client says that others may be refused as well.
+                match stance {
+                    Stance::Refuses(why) => drop(self.refusals.insert(link.ifindex, why)),
+                    Stance::HeardOnly => admitted.heard_only |= 1 << slot,
+                    Stance::Accepts
+                        if is_doubtful
+                            || self.gate.known(link.ifindex, slot).any(|client| {
+                                self.firewall
+                                    .objection(link, endpoint, client, &mut self.netlink)
+                                    .is_some()
+                            }) =>
+                    {
+                        admitted.heard_only |= 1 << slot;
+                    }
+                    Stance::Accepts => admitted.all_clients |= 1 << slot,
+                }
+            }
+            if admitted.endpoints() != 0 {
+                wanted.insert(link.ifindex, admitted);
+            }
+        }
+        wanted
+    }
+
+    /// Reads the rules again when they are due. After a change of rules every client must be heard again; after a
+    /// change of routes or sets, only clients that it concerns.
+    fn follow_rules(&mut self, now: Instant) {
+        let change = self.firewall.refresh(now);
+        if change == Change::Nothing {
+            return;
+        }
+        self.gate.network_changed(now);
+        let until = Instant::now() + LISTENING;
+        let Self {
+            firewall,
+            heard,
+            netlink,
+            links,
+            endpoints,
+            ..
+        } = self;
+        heard.retain(|(ifindex, slot, client), _| {
+            let link = links.iter().find(|link| link.ifindex == ifindex);
+            let endpoint = endpoints.iter().find(|(_, known)| *known == slot);
+            let (Some(link), Some(&(endpoint, _))) = (link, endpoint) else {
+                return false;
+            };
+            change != Change::Rules
+                && Instant::now() < until
+                && firewall
+                    .objection(link, endpoint, client, netlink)
+                    .is_none()
+        });
+    }
+
+    /// Notes the clients whose queries have arrived where only heard clients are answered.
+    fn hear(&mut self, arrival: &Arrival, slot: usize, until: Instant, now: Instant) {
+        let Self {
+            admitted,
+            firewall,
+            heard,
+            netlink,
+            links,
+            ..
+        } = self;
+        let is_needed = admitted
+            .get(&arrival.ifindex)
+            .is_some_and(|admitted| admitted.heard_only & 1 << slot != 0);
+        let link = links.iter().find(|link| link.ifindex == arrival.ifindex);
+        let Some(link) = link.filter(|_| is_needed) else {
+            return;
+        };
+        for &client in arrival.clients.iter().take(MAX_CLIENTS) {
+            // Each new client takes a walk through all rules. The others' next queries pass to userspace, too.
+            if Instant::now() >= until {
+                return;
+            }
+            let objection = firewall.objection(link, arrival.endpoint, client, netlink);
+            if objection.is_none() {
+                heard.hear((arrival.ifindex, slot, client), now);
+            }
+        }
+    }
+
+    /// Checks the attachments: attaches again if another process detached a program, and keeps away
+    /// from links that a successor has taken over.
+    fn check_attachments(&mut self) {
+        self.setting.programs.try_again();
+        self.refused
+            .values_mut()
+            .for_each(|refused| refused.again = true);
+        let Self {
+            setting,
+            netlink,
+            attached,
+            taken_over,
+            ..
+        } = self;
+        attached.retain(|_, on| {
+            match on
+                .attachment
+                .state(&setting.programs, &setting.filters, netlink)
+            {
+                AttachState::Ours => true,
+                // The pin stays: another server may have pinned its own link there; otherwise ours will
+                // replace it.
+                AttachState::Gone => false,
+                AttachState::TakenOver => {
+                    *taken_over = true;
+                    true
+                }
+            }
+        });
+    }
+
+    /// Detaches the predecessor's programs from interfaces that are not served. Called after the first round.
+    fn complete_takeover(&mut self) {
+        for left in std::mem::take(&mut self.setting.predecessor) {
+            attachment::drop_predecessor(left);
+        }
+        for ifindex in std::mem::take(&mut self.earlier_filters) {
+            self.remove_earlier_filter(ifindex);
+        }
+        self.setting.kept_maps.take_over();
+        self.complete = true;
+    }
+
+    fn remove_earlier_filter(&mut self, ifindex: u32) {
+        let Self {
+            setting, netlink, ..
+        } = self;
+        if let Err(error) = setting.filters.remove(ifindex, netlink) {
+            tracing::warn!(%error, ifindex, "cannot remove a filter of the previous server: it may answer until its lease expires");
+        }
+    }
+
+    /// Detaches the programs, or leaves them to a successor.
+    fn finish(mut self, on_stop: OnStop) {
+        // Links of the predecessor that were not taken over are kept or removed like ours.
+        let left = std::mem::take(&mut self.setting.predecessor);
+        match on_stop {
+            OnStop::Keep => {
+                let lost = self
+                    .attached
+                    .values()
+                    .filter(|on| !on.attachment.is_kept())
+                    .count();
+                if lost > 0 {
+                    tracing::warn!(
+                        lost,
+                        "links are not pinned: programs are detached when this process ends, regardless of xdp.on_stop"
+                    );
+                }
+            }
+            OnStop::Detach => {
+                for link in left {
+                    attachment::drop_predecessor(link);
+                }
+                for ifindex in std::mem::take(&mut self.earlier_filters) {
+                    self.remove_earlier_filter(ifindex);
+                }
+                for (_, on) in std::mem::take(&mut self.attached) {
+                    on.attachment.detach(
+                        &self.setting.programs,
+                        &self.setting.filters,
+                        &mut self.netlink,
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn context<'a>(
+    setting: &'a mut Setting,
+    netlink: &'a mut Socket,
+    settled: bool,
+) -> AttachContext<'a> {
+    let Setting {
+        programs,
+        filters,
+        kept_maps,
+        predecessor,
+        ..
+    } = setting;
+    AttachContext {
+        programs,
+        filters,
+        pins: kept_maps.pins.as_ref(),
+        predecessor,
+        netlink,
+        settled,
+    }
+}

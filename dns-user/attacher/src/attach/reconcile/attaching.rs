@@ -1,0 +1,252 @@
+//! Attaches programs to interfaces and detaches them, at a pace that leaves the RTNL lock to other network
+//! configuration.
+
+use std::time::Instant;
+
+use dns_fastpath::protocol::{Hook, Operation};
+
+use super::{InterfaceReconciler, MANY_WAITING, OnInterface, Refused, Waiting, context};
+use crate::{
+    attach::{
+        attachment::{IngressSlot, NotServed},
+        choice::{self, TcOrder},
+        netlink::Link,
+        pins::PinnedLink,
+        rtnl_throttle::{Backlog, DEADLINE},
+        topology,
+    },
+    bpf::LinkKind,
+    scope::Served,
+};
+
+impl InterfaceReconciler {
+    /// Returns whether to attach to an interface at once: it is named, or replaces a predecessor's program.
+    pub(super) fn is_urgent(&self, link: &Link) -> bool {
+        self.setting.selection.names(link)
+            || self.earlier_filters.contains(&link.ifindex)
+            || self
+                .setting
+                .predecessor
+                .iter()
+                .any(|left| left.ifindex == link.ifindex)
+    }
+
+    /// Returns whether a qdisc may be added to an interface.
+    fn is_settled(&self, link: &Link, now: Instant) -> bool {
+        self.setting.selection.names(link) || self.cni_grace.is_settled(link, now)
+    }
+
+    /// Returns whether to try to attach to an interface: not if that failed before and the interface has not
+    /// changed.
+    pub(super) fn may_attach(&self, link: &Link, now: Instant) -> bool {
+        let before = self.refused.get(&link.ifindex);
+        if before.is_some_and(|before| before.link == *link && !before.again) {
+            return false;
+        }
+        !self.cni_grace.is_waiting(link.ifindex) || self.is_settled(link, now)
+    }
+
+    /// Attaches to the interfaces that wait for a program, until `limit`.
+    pub(super) fn attach_waiting(&mut self, mut waiting: Vec<&Link>, limit: Instant, now: Instant) {
+        let before = std::mem::take(&mut self.waiting);
+        for link in &waiting {
+            let new = Waiting {
+                since: now,
+                has_foreign_qdisc: false,
+            };
+            let entry = before.get(&link.ifindex).copied().unwrap_or(new);
+            self.waiting.insert(link.ifindex, entry);
+        }
+        let Some(since) = self.waiting.values().map(|entry| entry.since).min() else {
+            return;
+        };
+        // Busy newcomers would otherwise keep those that wait for long from ever being served.
+        waiting.sort_by_key(|link| {
+            let since = self.waiting[&link.ifindex].since;
+            let is_late = now.saturating_duration_since(since) >= DEADLINE;
+            if is_late { since } else { now }
+        });
+        for (index, link) in waiting.iter().enumerate() {
+            let is_urgent = self.is_urgent(link);
+            if !(is_urgent || self.rtnl.wait_before(limit)) {
+                self.postponed = true;
+                continue;
+            }
+            // Asks the kernel, so not before the interface's turn.
+            let order = self.tc_order(link, waiting.len(), now);
+            if is_urgent || order == TcOrder::Clsact || self.may_hold_lock(link.ifindex, limit) {
+                let left = Backlog {
+                    waiting: waiting.len() - index - 1,
+                    since,
+                };
+                self.attach(link, order, left, now);
+            } else {
+                self.postponed = true;
+            }
+        }
+    }
+
+    /// Waits until a tcx link may hold the RTNL lock; returns false if that is not before `limit`.
+    fn may_hold_lock(&mut self, ifindex: u32, limit: Instant) -> bool {
+        self.waiting
+            .get(&ifindex)
+            .is_some_and(|entry: &Waiting| entry.since.elapsed() >= DEADLINE)
+            || self.events.wait_for_silence(limit)
+    }
+
+    /// Chooses the tc hook: a clsact filter where it disturbs neither a CNI plugin nor other filters and
+    /// either its qdisc exists or many interfaces wait; tcx otherwise.
+    fn tc_order(&mut self, link: &Link, waiting: usize, now: Instant) -> TcOrder {
+        if self.earlier_filters.contains(&link.ifindex) {
+            return TcOrder::Clsact;
+        }
+        let is_earlier_tcx =
+            |left: &PinnedLink| left.ifindex == link.ifindex && left.kind == LinkKind::Tcx;
+        if self.setting.predecessor.iter().any(is_earlier_tcx) {
+            return TcOrder::Tcx;
+        }
+        let is_settled = self.is_settled(link, now);
+        let Self {
+            setting,
+            netlink,
+            waiting: entries,
+            ..
+        } = self;
+        let entry = entries.get_mut(&link.ifindex);
+        if entry.as_ref().is_some_and(|entry| entry.has_foreign_qdisc) {
+            return TcOrder::Tcx;
+        }
+        match setting.filters.slot(link.ifindex, netlink) {
+            Ok(IngressSlot::Clsact) => TcOrder::Clsact,
+            Ok(IngressSlot::Free) if waiting >= MANY_WAITING && is_settled => TcOrder::Clsact,
+            Ok(IngressSlot::Foreign) => {
+                if let Some(entry) = entry {
+                    entry.has_foreign_qdisc = true;
+                }
+                TcOrder::Tcx
+            }
+            Ok(IngressSlot::Free) | Err(_) => TcOrder::Tcx,
+        }
+    }
+
+    /// Detaches programs from interfaces that are no longer served, until `limit` and only while no
+    /// other interface waits.
+    pub(super) fn detach_unwanted(&mut self, unwanted: &[u32], limit: Instant) {
+        for &ifindex in unwanted {
+            if self.postponed || !self.rtnl.wait_before(limit) {
+                self.postponed = true;
+                return;
+            }
+            let Some(on) = self.attached.remove(&ifindex) else {
+                continue;
+            };
+            let Self {
+                setting,
+                netlink,
+                rtnl,
+                links,
+                refusals,
+                ..
+            } = self;
+            // Lost probes were logged; an idle interface is no event.
+            if let Some(why) = refusals.get(&ifindex) {
+                let interface = links
+                    .iter()
+                    .find(|link| link.ifindex == ifindex)
+                    .map(|link| &link.name);
+                tracing::info!(
+                    interface,
+                    why,
+                    "fast path detached; queries are answered in userspace"
+                );
+            }
+            rtnl.run(Operation::Detach, None, || {
+                on.attachment
+                    .detach(&setting.programs, &setting.filters, netlink)
+            });
+        }
+    }
+
+    /// Describes an interface for the programs.
+    pub(super) fn served(&self, link: &Link) -> Served {
+        let master = link
+            .master
+            .and_then(|master| self.links.iter().find(|other| other.ifindex == master));
+        Served {
+            ifindex: link.ifindex,
+            address: link.address,
+            master: master.unwrap_or(link).address,
+            near: topology::is_near(link, &self.links),
+            bounded: self.bounded.contains(&link.ifindex),
+        }
+    }
+
+    /// Attaches to one interface. `backlog` describes the interfaces that wait after it.
+    fn attach(&mut self, link: &Link, order: TcOrder, backlog: Backlog, now: Instant) {
+        let settled = self.is_settled(link, now);
+        if self.attached.len() >= self.setting.max_interfaces {
+            return self.refuse(link, format!(
+                "{} interfaces are served already, and the remaining descriptors are reserved for sockets; \
+                 raise LimitNOFILE",
+                self.attached.len()
+            ));
+        }
+        let slot = self.setting.scope.interface(link.ifindex);
+        slot.iter()
+            .for_each(|&slot| self.setting.counters.clear_interface(slot));
+        let Self {
+            setting,
+            netlink,
+            rtnl,
+            cni_grace,
+            ..
+        } = self;
+        let begun = Instant::now();
+        let made = choice::plan(setting.mode, link, order).and_then(|plan| {
+            rtnl.run(Operation::Attach, Some(backlog), || {
+                choice::attach(plan, link, &mut context(setting, netlink, settled))
+            })
+        });
+        cni_grace.set_waiting(link.ifindex, matches!(made, Err(NotServed::Unsettled)));
+        match made {
+            Ok(attachment) => {
+                if self.earlier_filters.remove(&link.ifindex) && attachment.hook != Hook::Clsact {
+                    self.remove_earlier_filter(link.ifindex);
+                }
+                tracing::info!(interface = %link.name, hook = %attachment.hook, why = attachment.why, took_us = begun.elapsed().as_micros(), "program attached: the interface answers queries");
+                self.refused.remove(&link.ifindex);
+                self.attached.insert(
+                    link.ifindex,
+                    OnInterface {
+                        attachment,
+                        replies: (0, now),
+                    },
+                );
+            }
+            Err(NotServed::Loading) => {
+                self.loading.insert(link.ifindex);
+            }
+            Err(NotServed::Unsettled) => {}
+            Err(refusal) => self.refuse(link, refusal.to_string()),
+        }
+    }
+
+    /// Records why an interface is not served; logs each reason once.
+    pub(super) fn refuse(&mut self, link: &Link, why: String) {
+        if self
+            .refused
+            .get(&link.ifindex)
+            .is_none_or(|before| before.why != why)
+        {
+            tracing::warn!(interface = %link.name, why, "interface not served: its queries are answered from userspace");
+        }
+        self.refused.insert(
+            link.ifindex,
+            Refused {
+                link: link.clone(),
+                why,
+                again: false,
+            },
+        );
+    }
+}

@@ -1,0 +1,166 @@
+//! The status of the interfaces, for operators.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+use dns_fastpath::protocol::{InterfaceState, InterfaceStatus, MIN_QUERIES};
+
+use super::InterfaceReconciler;
+use crate::attach::{attachment::NotServed, heard::HEARD_FOR, netlink::Link, topology};
+
+impl InterfaceReconciler {
+    pub(super) fn publish_status(&self, now: Instant) {
+        let waiting: BTreeMap<u32, u32> = self.gate.waiting(now).collect();
+        let open: BTreeSet<u32> = self.gate.interfaces().collect();
+        let interfaces = self.links.iter().filter_map(|link| {
+            self.status_of(
+                link,
+                open.contains(&link.ifindex),
+                waiting.get(&link.ifindex),
+            )
+        });
+        let mut interfaces: Vec<InterfaceStatus> = interfaces.collect();
+        interfaces.sort_by_key(|interface| interface.ifindex);
+        let unserved = self.unserved(&interfaces);
+        self.status.send_if_modified(|status| {
+            let is_new = status.interfaces != interfaces
+                || status.unserved != unserved
+                || status.taken_over != self.taken_over;
+            status.interfaces = interfaces;
+            status.unserved = unserved;
+            status.taken_over = self.taken_over;
+            is_new
+        });
+    }
+
+    /// Returns why no interface is served although one should be. An interface selected by a
+    /// wildcard or by default may wait for queries.
+    fn unserved(&self, interfaces: &[InterfaceStatus]) -> Option<String> {
+        let Self { setting, links, .. } = self;
+        // Sorted by index.
+        let link_of = |interface: &InterfaceStatus| {
+            let place = links.binary_search_by_key(&interface.ifindex, |link| link.ifindex);
+            place.ok().map(|place| &links[place])
+        };
+        let taken: Vec<(&InterfaceStatus, bool)> = interfaces
+            .iter()
+            .filter_map(|interface| Some((interface, link_of(interface)?)))
+            .filter(|(_, link)| setting.is_candidate(link))
+            .map(|(interface, link)| (interface, setting.selection.names(link)))
+            .collect();
+        let is_served = taken
+            .iter()
+            .any(|(interface, _)| interface.state == InterfaceState::Served);
+        let waits = |named: bool| {
+            taken.iter().any(|(interface, is_named)| {
+                interface.state == InterfaceState::Waiting && *is_named == named
+            })
+        };
+        let missing = setting.selection.missing(links);
+        // A named interface waits only for its program.
+        if self.taken_over || is_served || waits(true) || (missing.is_empty() && waits(false)) {
+            return None;
+        }
+        let refused = taken
+            .iter()
+            .filter(|(interface, _)| interface.state == InterfaceState::Refused);
+        let mut reasons: Vec<String> = refused
+            .map(|(interface, _)| format!("{}: {}", interface.name, interface.why))
+            .collect();
+        if !missing.is_empty() {
+            let names = missing.join(", ");
+            reasons.push(format!(
+                "xdp.interfaces names {names}, which does not exist on this machine"
+            ));
+        }
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    /// Returns the status of an interface; `None` if the interface is not reported.
+    fn status_of(
+        &self,
+        link: &Link,
+        is_open: bool,
+        waiting: Option<&u32>,
+    ) -> Option<InterfaceStatus> {
+        let ifindex = link.ifindex;
+        let on = self.attached.get(&ifindex).filter(|_| is_open);
+        let is_taken = self.setting.is_candidate(link);
+        let refusal = self.refusals.get(&ifindex).cloned().or_else(|| {
+            let refusal = topology::refusal(link, &self.links).filter(|_| waiting.is_some());
+            refusal.map(str::to_owned)
+        });
+        let on = on.filter(|_| self.setting.scope.interface(ifindex).is_some());
+        let (state, why) = match (on, refusal, self.refused.get(&ifindex), waiting) {
+            // Served, but only for some endpoints.
+            (Some(on), Some(why), _, _) => (
+                InterfaceState::Served,
+                format!("{}; not for every endpoint: {why}", on.attachment.why),
+            ),
+            (Some(on), None, _, _) => (
+                InterfaceState::Served,
+                on.attachment.why.clone() + &self.heard_only(ifindex),
+            ),
+            (None, Some(why), _, _) => (InterfaceState::Refused, why),
+            (None, None, Some(refused), _) => (InterfaceState::Refused, refused.why.clone()),
+            (None, None, None, Some(_)) if !is_taken => (
+                InterfaceState::Refused,
+                "queries arrive, which xdp.interfaces or xdp.respect_filters leaves to userspace"
+                    .to_owned(),
+            ),
+            (None, None, None, Some(0)) => (
+                InterfaceState::Waiting,
+                "queries arrive, none of which could be answered here at once within 10 s"
+                    .to_owned(),
+            ),
+            (None, None, None, Some(queries)) => (
+                InterfaceState::Waiting,
+                format!("{queries} of {MIN_QUERIES} queries within 10 s"),
+            ),
+            (None, None, None, None) if self.loading.contains(&ifindex) => {
+                (InterfaceState::Waiting, NotServed::Loading.to_string())
+            }
+            (None, None, None, None) if self.cni_grace.is_waiting(ifindex) => {
+                (InterfaceState::Waiting, NotServed::Unsettled.to_string())
+            }
+            (None, None, None, None) if is_open && is_taken => (
+                InterfaceState::Waiting,
+                "waiting for its turn to be attached".to_owned(),
+            ),
+            (None, None, None, None) => return None,
+        };
+        Some(InterfaceStatus {
+            name: link.name.clone(),
+            ifindex,
+            state,
+            hook: on.map(|on| on.attachment.hook),
+            slot: self.setting.scope.interface(ifindex),
+            why,
+        })
+    }
+
+    /// Returns the reason for which an interface answers only some clients; empty if it answers all.
+    fn heard_only(&self, ifindex: u32) -> String {
+        let heard_only = self
+            .admitted
+            .get(&ifindex)
+            .map_or(0, |admitted| admitted.heard_only);
+        if heard_only == 0 {
+            return String::new();
+        }
+        let slots = self.endpoints.iter().map(|&(_, slot)| slot);
+        let mut doubted = slots.filter(|slot| heard_only & 1 << slot != 0);
+        let witness = doubted.find_map(|slot| self.gate.witness(ifindex, slot));
+        let why = match witness {
+            Some(client) => format!("queries of {client} do not arrive"),
+            None => "packet filter or routes decide by client".to_owned(),
+        };
+        format!(
+            "; {why}, so only clients whose own queries have arrived within {} s are answered here: {} now",
+            HEARD_FOR.as_secs(),
+            self.heard.count(ifindex)
+        )
+    }
+}

@@ -1,0 +1,617 @@
+//! Legacy tables of iptables and ip6tables, as dumped by the kernel (`linux/netfilter/x_tables.h`,
+//! `linux/netfilter_ipv4/ip_tables.h`).
+//!
+//! Only existing tables are requested (`/proc/net/ip_tables_names`): a request for another one
+//! would make the kernel load that table, and connection tracking with it.
+
+use std::{
+    collections::HashMap,
+    ffi::CString,
+    fs::{self, File},
+    io,
+    net::{IpAddr, SocketAddr},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::FileExt as _,
+    },
+    path::Path,
+    sync::OnceLock,
+};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use super::{
+    matches::{self, Target, u16_at, u32_at},
+    too_large,
+    walk::{Action, Chains, Device, Ends, Meets, Nat, Open, Packet, walk},
+};
+
+const GET_INFO: libc::c_int = 64;
+const GET_ENTRIES: libc::c_int = 65;
+/// Netfilter hook, one of `NF_INET_*`.
+pub(super) const PREROUTING: usize = 0;
+pub(super) const INPUT: usize = 1;
+pub(super) const OUTPUT: usize = 3;
+pub(super) const POSTROUTING: usize = 4;
+/// The tables in the order in which a packet passes through them.
+const ORDER: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
+/// Bytes of `struct ipt_getinfo`.
+const INFO_LEN: usize = 84;
+/// Maximum size of a table in bytes: many times that of a large Kubernetes node.
+const MAX_TABLE: u32 = 32 << 20;
+/// Bytes before the entries in `struct ipt_get_entries`.
+const ENTRIES_AT: usize = 40;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RuleTable {
+    name: &'static str,
+    v6: bool,
+    /// Start of each hook's chain, in bytes; `None` if the table has no chain there.
+    hooks: [Option<usize>; 5],
+    /// The entries, with zeroed counters.
+    entries: Vec<u8>,
+}
+
+/// Names of the lists of legacy packet filter tables, for IPv4 and IPv6.
+pub(crate) const LISTS: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
+
+/// Kernel modules of a family: the one on which its tables depend, and the prefix of the module of each table.
+const MODULES: [(&str, &str); 2] = [("ip_tables", "iptable_"), ("ip6_tables", "ip6table_")];
+
+/// The lists, opened with more privileges than the process keeps; `None`: the file did not exist, or was not
+/// handed over.
+static OPENED: OnceLock<[Option<File>; 2]> = OnceLock::new();
+
+fn path(list: usize) -> String {
+    format!("/proc/thread-self/net/{}", LISTS[list])
+}
+
+/// Opens the lists of the calling thread's network namespace, which only root may (mode 0440), for an
+/// attacher that never is root. A missing one does not exist.
+pub(crate) fn open_lists() -> [Option<File>; 2] {
+    [0, 1].map(|list| File::open(path(list)).ok())
+}
+
+/// Makes the attacher read these lists, otherwise the lists that it can open now, for the rest of its life.
+/// Must be called before it changes its user.
+pub(crate) fn use_lists(handed: [Option<File>; 2]) {
+    OPENED.get_or_init(|| {
+        let [v4, v6] = open_lists();
+        let [handed_v4, handed_v6] = handed;
+        [handed_v4.or(v4), handed_v6.or(v6)]
+    });
+}
+
+/// Reads a list of tables; a kernel without legacy tables has none.
+fn read_list(list: usize) -> io::Result<String> {
+    /// Longer than the names of all tables.
+    const MAX_LIST_BYTES: usize = 4096;
+    let opened = OPENED.get().and_then(|opened| opened[list].as_ref());
+    let Some(file) = opened else {
+        return match fs::read_to_string(path(list)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                excluded_by_modules(Path::new("/sys/module"), list)
+            }
+            other => other,
+        };
+    };
+    let mut buffer = vec![0; MAX_LIST_BYTES];
+    let length = file.read_at(&mut buffer, 0)?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Returns an empty list if the kernel's modules show that no table can exist, which are readable without privileges.
+///
+/// A table exists only while its module is loaded. Asking the kernel for a table instead would create it in
+/// this network namespace, and load its module. Modules that are part of the kernel are not all listed, but a
+/// table's cannot be if the family's is loadable: only that has a state.
+fn excluded_by_modules(modules: &Path, list: usize) -> io::Result<String> {
+    let (family, prefix) = MODULES[list];
+    let reason = match ORDER
+        .iter()
+        .find(|table: &&&str| modules.join(format!("{prefix}{table}")).exists())
+    {
+        None if modules.join(family).join("initstate").exists() => return Ok(String::new()),
+        None => format!("{family} is part of this kernel"),
+        Some(table) => format!("{prefix}{table} is loaded"),
+    };
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!(
+            "legacy iptables may have rules ({reason}), and only root may list them; restart the attacher's \
+             service (bosh-dns-xdp-attach), or start the attacher as root"
+        ),
+    ))
+}
+
+pub(super) fn read() -> io::Result<Vec<RuleTable>> {
+    let mut tables = Vec::new();
+    for (number, v6) in [false, true].into_iter().enumerate() {
+        let names = read_list(number)?;
+        for name in ORDER
+            .into_iter()
+            .filter(|name| names.lines().any(|line| line == *name))
+        {
+            tables.extend(RuleTable::read(name, v6)?);
+        }
+    }
+    Ok(tables)
+}
+
+pub(super) fn pass(tables: &[RuleTable], hook: usize, packet: &mut Packet, nat: Nat) -> Ends {
+    let v6 = packet.is_v6();
+    let mut ends = Ends::DELIVERED;
+    for table in tables.iter().filter(|table| table.v6 == v6) {
+        // Packets exempted from connection tracking pass no NAT.
+        let passes_nat = nat == Nat::Applies && !packet.untracked;
+        if table.name == "nat" && !passes_nat {
+            continue;
+        }
+        if let Some(start) = table.hooks[hook] {
+            let mut way = TablePath {
+                table,
+                packet,
+                rules: HashMap::new(),
+            };
+            ends = ends.then(walk(&mut way, start, Action::Accept));
+        }
+    }
+    ends
+}
+
+/// Returns whether a nat rule at `hook` may redirect queries for other addresses to `endpoint`; NAT does
+/// not apply to queries for those that are `is_exempt`.
+pub(super) fn leads_to(
+    tables: &[RuleTable],
+    hook: usize,
+    endpoint: SocketAddr,
+    is_exempt: impl Fn(SocketAddr) -> bool,
+) -> bool {
+    let nat = tables
+        .iter()
+        .filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
+    nat.filter_map(|table| Some((table, table.hooks[hook]?)))
+        .any(|(table, start)| {
+            let mut chains = vec![start];
+            let mut next = 0;
+            while let Some(&chain) = chains.get(next) {
+                next += 1;
+                for at in table.chain(chain) {
+                    let Some(entry) = table.entry(at) else { break };
+                    if entry.only_destination().is_some_and(&is_exempt) {
+                        continue;
+                    }
+                    if entry.may_be_udp() && entry.target().leads_to(endpoint) {
+                        return true;
+                    }
+                    if let Some(to) = entry.jump().filter(|to| !chains.contains(to)) {
+                        chains.push(to);
+                    }
+                }
+            }
+            false
+        })
+}
+
+impl RuleTable {
+    /// Reads a table; `None` if it disappeared or changed during the read. The next round then
+    /// reads it again.
+    fn read(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
+        let (family, level) = if v6 {
+            (AddressFamily::Inet6, libc::IPPROTO_IPV6)
+        } else {
+            (AddressFamily::Inet, libc::IPPROTO_IP)
+        };
+        // Any socket type will do; a raw socket would need CAP_NET_RAW.
+        let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+        let title = CString::new(name)?;
+        let named = |mut buffer: Vec<u8>| {
+            buffer[..title.as_bytes().len()].copy_from_slice(title.as_bytes());
+            buffer
+        };
+        let Some(info) = get(&socket, level, GET_INFO, named(vec![0; INFO_LEN]))? else {
+            return Ok(None);
+        };
+        let word = |at: usize| u32_at(&info, at).unwrap_or(0);
+        let valid = word(32);
+        let size = word(80);
+        if size > MAX_TABLE {
+            return Err(too_large(name));
+        }
+        let mut wanted = named(vec![0; ENTRIES_AT + size as usize]);
+        wanted[32..36].copy_from_slice(&size.to_ne_bytes());
+        let Some(found) = get(&socket, level, GET_ENTRIES, wanted)? else {
+            return Ok(None);
+        };
+        let mut hooks = [None; 5];
+        for (hook, start) in hooks.iter_mut().enumerate() {
+            *start = (valid & 1 << hook != 0).then(|| word(36 + hook * 4) as usize);
+        }
+        let mut table = Self {
+            name,
+            v6,
+            hooks,
+            entries: found[ENTRIES_AT..].to_vec(),
+        };
+        table.forget_counters();
+        Ok(Some(table))
+    }
+
+    /// Zeroes the packet counters, so that two readings can be compared.
+    fn forget_counters(&mut self) {
+        let counters = self.layout().counters;
+        let mut at = 0;
+        while let Some(length) = self.entry(at).map(|entry| entry.length) {
+            self.entries[at + counters..at + counters + 16].fill(0);
+            at += length;
+        }
+    }
+
+    fn layout(&self) -> &'static Layout {
+        if self.v6 { &Layout::V6 } else { &Layout::V4 }
+    }
+
+    /// Returns the entry at an offset; `None` if there is none, or it is malformed.
+    fn entry(&self, at: usize) -> Option<Entry<'_>> {
+        let layout = self.layout();
+        let bytes = self.entries.get(at..)?;
+        let target = usize::from(u16_at(bytes, layout.target)?);
+        let length = usize::from(u16_at(bytes, layout.target + 2)?);
+        if length < layout.matches + 32 || target < layout.matches || target + 32 > length {
+            return None;
+        }
+        Some(Entry {
+            at,
+            layout,
+            bytes: bytes.get(..length)?,
+            target,
+            length,
+        })
+    }
+
+    /// Returns the offsets of the entries from `start` to the end of its chain.
+    fn chain(&self, start: usize) -> Vec<usize> {
+        let mut offsets = Vec::new();
+        let mut at = start;
+        while let Some(entry) = self.entry(at) {
+            let is_next_chain =
+                at != start && (entry.target_name() == "ERROR" || self.hooks.contains(&Some(at)));
+            if is_next_chain {
+                break;
+            }
+            offsets.push(at);
+            at += entry.length;
+        }
+        offsets
+    }
+}
+
+/// Calls getsockopt; `None` if the table has changed.
+fn get(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    mut buffer: Vec<u8>,
+) -> io::Result<Option<Vec<u8>>> {
+    let mut length = libc::socklen_t::try_from(buffer.len()).map_err(io::Error::other)?;
+    // SAFETY: the length passed is the buffer's, and the buffer outlives the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            buffer.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 {
+        return Ok(Some(buffer));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EINVAL | libc::ENOENT) => Ok(None),
+        _ => Err(error),
+    }
+}
+
+/// Offsets within an entry (`struct ipt_entry`, `struct ip6t_entry`).
+#[derive(Debug)]
+struct Layout {
+    /// Length of an address.
+    address: usize,
+    /// Offset of the interface names: in, out, and a mask for each.
+    devices: usize,
+    /// Offset of the protocol; two bytes.
+    protocol: usize,
+    /// Offset of the flags, followed by the inversion flags.
+    flags: usize,
+    /// Flag that means "goto".
+    goto: u8,
+    /// Inversion flag of the fragment match; 0 for IPv6.
+    fragments: u8,
+    /// Offset of the target's offset, followed by the offset of the next entry.
+    target: usize,
+    counters: usize,
+    matches: usize,
+}
+
+impl Layout {
+    const V4: Self = Self {
+        address: 4,
+        devices: 16,
+        protocol: 80,
+        flags: 82,
+        goto: 2,
+        fragments: 1,
+        target: 88,
+        counters: 96,
+        matches: 112,
+    };
+    const V6: Self = Self {
+        address: 16,
+        devices: 64,
+        protocol: 128,
+        flags: 131,
+        goto: 4,
+        fragments: 0,
+        target: 140,
+        counters: 152,
+        matches: 168,
+    };
+}
+
+struct Entry<'a> {
+    /// Offset in the table.
+    at: usize,
+    layout: &'static Layout,
+    bytes: &'a [u8],
+    /// Offset of the target within the entry.
+    target: usize,
+    length: usize,
+}
+
+impl<'a> Entry<'a> {
+    /// Returns the target's name; empty for a verdict.
+    fn target_name(&self) -> &'a str {
+        name(&self.bytes[self.target + 2..self.target + 31])
+    }
+
+    fn target_info(&self) -> &'a [u8] {
+        &self.bytes[self.target + 32..]
+    }
+
+    /// Returns the offset of the chain to which a verdict jumps.
+    fn jump(&self) -> Option<usize> {
+        let verdict = i32::from_ne_bytes(*self.target_info().first_chunk()?);
+        let to = usize::try_from(verdict).ok()?;
+        // A rule without a target continues with the next rule.
+        (self.target_name().is_empty() && to != self.at + self.length).then_some(to)
+    }
+
+    fn may_be_udp(&self) -> bool {
+        let inverted = self.bytes[self.layout.flags + 1] & 0x40 != 0;
+        match u16_at(self.bytes, self.layout.protocol) {
+            Some(0) | None => true,
+            Some(protocol) => (protocol == 17) != inverted,
+        }
+    }
+
+    /// Returns the only destination address and UDP port that the rule matches.
+    fn only_destination(&self) -> Option<SocketAddr> {
+        let Layout {
+            address,
+            flags,
+            matches: first_match,
+            ..
+        } = *self.layout;
+        let [wanted, mask] = [address, 3 * address].map(|at| &self.bytes[at..at + address]);
+        if self.bytes[flags + 1] & 0x10 != 0 || mask.iter().any(|byte| *byte != 0xff) {
+            return None;
+        }
+        let ip = match wanted {
+            [a, b, c, d] => IpAddr::from([*a, *b, *c, *d]),
+            wanted => IpAddr::from(*wanted.first_chunk::<16>()?),
+        };
+        let mut at = first_match;
+        while at < self.target {
+            let size = usize::from(u16_at(self.bytes, at)?);
+            let found = self
+                .bytes
+                .get(at..at + size)
+                .filter(|found| found.len() >= 32)?;
+            if name(&found[2..31]) == "udp" {
+                return Some(SocketAddr::new(ip, matches::only_udp_port(&found[32..])?));
+            }
+            at += size;
+        }
+        None
+    }
+
+    /// Returns whether addresses, interfaces and protocol match the packet.
+    fn meets_header(&self, packet: &Packet) -> Meets {
+        let Layout {
+            address,
+            devices,
+            flags,
+            fragments,
+            ..
+        } = *self.layout;
+        let inverted = self.bytes[flags + 1];
+        let is_within = |octets: &[u8], at: usize| {
+            let wanted = &self.bytes[at..at + address];
+            let mask = &self.bytes[at + 2 * address..][..address];
+            let mut bytes = octets.iter().zip(wanted).zip(mask);
+            bytes.all(|((octet, wanted), mask)| octet & mask == *wanted)
+        };
+        let is = |ip: IpAddr, at: usize, invert: u8| {
+            // A cell has thousands of these rules, so no address is copied for them.
+            let same = match ip {
+                IpAddr::V4(ip) => is_within(&ip.octets(), at),
+                IpAddr::V6(ip) => is_within(&ip.octets(), at),
+            };
+            same != (inverted & invert != 0)
+        };
+        let through = |device: Option<&Device>, number: usize, invert: u8| {
+            let at = devices + number * 16;
+            let wanted = &self.bytes[at..at + 16];
+            let mask = &self.bytes[at + 32..][..16];
+            if mask.iter().all(|byte| *byte == 0) {
+                return inverted & invert == 0;
+            }
+            let name = device.map_or(&[][..], |device| device.name().as_bytes());
+            let same = wanted
+                .iter()
+                .zip(mask)
+                .enumerate()
+                .all(|(index, (wanted, mask))| {
+                    (name.get(index).unwrap_or(&0) ^ wanted) & mask == 0
+                });
+            same != (inverted & invert != 0)
+        };
+        let is_fragment_rule =
+            fragments != 0 && self.bytes[flags] & fragments != 0 && inverted & 0x20 == 0;
+        let names = |at: usize| {
+            let mask = &self.bytes[at + 2 * address..][..address];
+            mask.iter().any(|byte| *byte != 0)
+        };
+        // Conditions on the client's address, if it is left open.
+        let (sender, receiver) = match packet.open {
+            Open::Sender if names(0) => (Meets::Client, is(packet.to.ip(), address, 0x10)),
+            Open::Receiver if names(address) => (Meets::Client, is(packet.from.ip(), 0, 8)),
+            Open::Neither | Open::Sender | Open::Receiver => (
+                Meets::known(is(packet.from.ip(), 0, 8)),
+                is(packet.to.ip(), address, 0x10),
+            ),
+        };
+        let others = receiver
+            && through(packet.input.as_ref(), 0, 1)
+            && through(packet.output.as_ref(), 1, 2)
+            && self.may_be_udp()
+            && !is_fragment_rule;
+        sender.and(Meets::known(others))
+    }
+
+    fn meets(&self, packet: &Packet) -> Meets {
+        let mut meets = self.meets_header(packet);
+        let mut at = self.layout.matches;
+        while at < self.target && meets != Meets::No {
+            let size = usize::from(u16_at(self.bytes, at).unwrap_or(0));
+            let Some(found) = self
+                .bytes
+                .get(at..at + size)
+                .filter(|found| found.len() >= 32)
+            else {
+                return Meets::Maybe("a malformed match");
+            };
+            meets = meets.and(matches::meets(
+                name(&found[2..31]),
+                found[31],
+                &found[32..],
+                packet,
+            ));
+            at += size;
+        }
+        meets
+    }
+
+    fn action(&self, packet: &Packet) -> Action {
+        match self.target_name() {
+            "" => match u32_at(self.target_info(), 0).map(u32::cast_signed) {
+                // -NF_DROP - 1, -NF_ACCEPT - 1, XT_RETURN, XT_CONTINUE.
+                Some(-1) => Action::Drop,
+                Some(-2) => Action::Accept,
+                Some(-5) => Action::Return,
+                Some(0..) => match self.jump() {
+                    Some(to) if self.bytes[self.layout.flags] & self.layout.goto != 0 => {
+                        Action::Goto(to)
+                    }
+                    Some(to) => Action::Jump(to),
+                    None => Action::Continue,
+                },
+                _ => Action::Unknown("an unknown verdict"),
+            },
+            "ERROR" => Action::Return,
+            _ => self.target().action(Some(packet.to)),
+        }
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target {
+            name: self.target_name(),
+            revision: self.bytes[self.target + 31],
+            info: self.target_info(),
+            v6: self.layout.address == 16,
+        }
+    }
+}
+
+/// Returns a NUL-terminated name.
+fn name(bytes: &[u8]) -> &str {
+    let end = bytes
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..end]).unwrap_or_default()
+}
+
+/// The path of one packet through a table.
+struct TablePath<'a, 'p> {
+    table: &'a RuleTable,
+    packet: &'p mut Packet,
+    /// Offsets of the entries of the chains visited.
+    rules: HashMap<usize, Vec<usize>>,
+}
+
+impl Chains for TablePath<'_, '_> {
+    fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)> {
+        let at = self
+            .rules
+            .get(&chain)
+            .and_then(|rules| rules.get(rule).copied());
+        let Some(entry) = at.and_then(|at| self.table.entry(at)) else {
+            return Vec::new();
+        };
+        let meets = entry.meets(self.packet);
+        let action = entry.action(self.packet);
+        if meets != Meets::No {
+            entry.target().change(meets, self.packet);
+        }
+        vec![(meets, action)]
+    }
+
+    fn rules(&mut self, chain: usize) -> usize {
+        let table = self.table;
+        self.rules
+            .entry(chain)
+            .or_insert_with(|| table.chain(chain))
+            .len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_show_whether_tables_can_exist() {
+        let modules = tempfile::tempdir().unwrap();
+        let decide =
+            |list| excluded_by_modules(modules.path(), list).map_err(|error| error.to_string());
+        let add = |path: &str| fs::create_dir_all(modules.path().join(path)).unwrap();
+        // Part of the kernel: tables may be as well, without a trace.
+        add("ip_tables");
+        assert!(
+            decide(0)
+                .unwrap_err()
+                .contains("ip_tables is part of this kernel")
+        );
+        add("ip_tables/initstate");
+        assert_eq!(decide(0), Ok(String::new()));
+        add("ip6table_nat");
+        assert_eq!(decide(0), Ok(String::new()), "a table of the other family");
+        assert!(decide(1).unwrap_err().contains("ip6table_nat is loaded"));
+        add("iptable_filter");
+        assert!(decide(0).unwrap_err().contains("iptable_filter is loaded"));
+    }
+}

@@ -1,0 +1,467 @@
+//! The programs of the object. A separate thread loads each program once an interface needs it.
+//!
+//! The verifier examines every path of a program before the kernel accepts it. That takes seconds
+//! on a small machine, and longer if the verifier gives up; only the interface that needs the
+//! program waits. A refused program makes its hooks unavailable and is not tried again, because
+//! neither kernel nor object changes while this process lives.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, mpsc},
+    time::Instant,
+};
+
+use dns_common::object;
+use dns_fastpath::protocol::{ProgramState, ProgramStatus};
+use parking_lot::Mutex;
+
+use crate::{
+    bpf,
+    image::{Image, Rejection},
+    mailbox::{self, Ended, Notifier},
+};
+use dns_kit::{
+    memory, priority,
+    threads::{self, OnPanic},
+};
+
+/// Number of lines kept of the verifier's log after a refusal: the last ones hold the complaint.
+const VERIFIER_LINES: usize = 6;
+
+/// Maximum number of results that wait to be collected: a result for each program, several times.
+const MAX_RESULTS: usize = 16;
+
+/// Maximum number of consecutive attempts if signals interrupt a load.
+const INTERRUPTED_TRIES: usize = 10;
+
+//----------- Program ---------------------------------------------------------
+
+/// A program of the object that is attached to hooks; both tc hooks share one program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Program {
+    /// For XDP in the driver.
+    Xdp,
+    Tc,
+}
+
+impl Program {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => object::XDP_PROGRAM,
+            Self::Tc => object::TC_PROGRAM,
+        }
+    }
+}
+
+//----------- ProgramStatus ---------------------------------------------------
+
+fn loading(name: &'static str) -> ProgramStatus {
+    ProgramStatus {
+        name: name.into(),
+        state: ProgramState::Loading,
+        instructions: None,
+        load_ms: None,
+        why: None,
+        verifier: Vec::new(),
+    }
+}
+
+/// The programs needed so far, in order of first use.
+#[derive(Clone, Debug)]
+pub(crate) struct ProgramStatuses {
+    programs: Arc<Mutex<Vec<ProgramStatus>>>,
+    /// Rung at each change.
+    changed: Notifier,
+}
+
+impl ProgramStatuses {
+    pub(crate) fn new(changed: Notifier) -> Self {
+        Self {
+            programs: Arc::default(),
+            changed,
+        }
+    }
+
+    pub(crate) fn all(&self) -> Vec<ProgramStatus> {
+        self.programs.lock().clone()
+    }
+
+    fn note(&self, status: ProgramStatus) {
+        let mut all = self.programs.lock();
+        match all.iter_mut().find(|known| known.name == status.name) {
+            Some(known) => *known = status,
+            None => all.push(status),
+        }
+        self.changed.notify();
+    }
+}
+
+//----------- Programs --------------------------------------------------------
+
+/// The reason why a program cannot be attached.
+pub(crate) enum Missing {
+    /// It is being loaded; [`Programs::results`] becomes readable afterwards.
+    Loading,
+    NotLoaded(String),
+}
+
+/// The programs, as used by the attaching thread.
+pub(crate) struct Programs {
+    /// Requested programs, with the result of loading each.
+    ordered: BTreeMap<Program, Ordered>,
+    /// Requests to the loading thread, which ends when this is dropped.
+    orders: mpsc::Sender<Program>,
+    /// Results from that thread; `None` after it has ended.
+    results: Option<mailbox::Receiver<(Program, Result<OwnedFd, LoadProblem>)>>,
+}
+
+enum Ordered {
+    Loading,
+    Loaded(OwnedFd),
+    /// Refused or failed, with the cause.
+    Problem(LoadProblem),
+}
+
+impl Programs {
+    /// Starts the thread that loads the programs of `image` on request. Programs for forwarded
+    /// answers are loaded only if `keeps_answers` is set.
+    pub(crate) fn start(
+        image: Image,
+        statuses: ProgramStatuses,
+        keeps_answers: bool,
+    ) -> io::Result<Self> {
+        let (orders, ordered) = mpsc::channel();
+        let (done, results) = mailbox::channel(MAX_RESULTS)?;
+        let mut loader = Loader {
+            image,
+            statuses,
+            answer: None,
+            answers_by_first: false,
+            keeps_answers,
+        };
+        threads::spawn("programs", OnPanic::EndProcess, move || {
+            priority::lower("loading programs");
+            for program in ordered {
+                if done.send((program, loader.load(program))).is_err() {
+                    return;
+                }
+                // Later, because interfaces can answer without them.
+                loader.complete(program);
+                // Reading the object leaves memory free in the allocator.
+                memory::give_back();
+                memory::forget_start();
+            }
+        })?;
+        Ok(Self {
+            ordered: BTreeMap::new(),
+            orders,
+            results: Some(results),
+        })
+    }
+
+    /// Requests a program unless it was requested before.
+    pub(crate) fn order(&mut self, program: Program) {
+        let Self {
+            ordered, orders, ..
+        } = self;
+        ordered
+            .entry(program)
+            .or_insert_with(|| match orders.send(program) {
+                Ok(()) => Ordered::Loading,
+                Err(_) => Ordered::Problem(LoadProblem::ended()),
+            });
+    }
+
+    /// Returns a program, requesting it if necessary.
+    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Missing> {
+        self.order(program);
+        match self.ordered.get(&program) {
+            Some(Ordered::Loaded(program)) => Ok(program.as_fd()),
+            Some(Ordered::Problem(problem)) => Err(Missing::NotLoaded(problem.why.clone())),
+            Some(Ordered::Loading) | None => Err(Missing::Loading),
+        }
+    }
+
+    /// Returns whether `id` belongs to one of our programs.
+    pub(crate) fn are(&self, id: u32) -> bool {
+        self.ordered.values().any(|ordered| {
+            matches!(ordered, Ordered::Loaded(program)
+                if bpf::program_info(program.as_fd()).is_ok_and(|info| info.id == id))
+        })
+    }
+
+    /// Returns a descriptor that becomes readable once programs were loaded or refused.
+    pub(crate) fn results(&self) -> Option<BorrowedFd<'_>> {
+        self.results.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Collects the results of loading.
+    pub(crate) fn collect(&mut self) {
+        let Some(results) = &self.results else { return };
+        loop {
+            match results.take() {
+                Ok(Some((program, Ok(loaded)))) => {
+                    self.ordered.insert(program, Ordered::Loaded(loaded))
+                }
+                Ok(Some((program, Err(problem)))) => {
+                    self.ordered.insert(program, Ordered::Problem(problem))
+                }
+                Ok(None) => return,
+                Err(Ended) => break,
+            };
+        }
+        // The thread panicked, which was logged with its location.
+        self.results = None;
+        for ordered in self
+            .ordered
+            .values_mut()
+            .filter(|ordered| matches!(ordered, Ordered::Loading))
+        {
+            *ordered = Ordered::Problem(LoadProblem::ended());
+        }
+    }
+
+    /// Clears failures whose cause may have passed, such as lack of memory, so that these programs
+    /// are requested again.
+    pub(crate) fn try_again(&mut self) {
+        self.ordered.retain(
+            |_, ordered| !matches!(ordered, Ordered::Problem(problem) if problem.state == ProgramState::Failed),
+        );
+    }
+}
+
+//----------- LoadProblem -----------------------------------------------------
+
+/// The reason why a program could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoadProblem {
+    state: ProgramState,
+    why: String,
+    /// The last lines of the verifier's log.
+    verifier: Vec<String>,
+}
+
+impl LoadProblem {
+    fn ended() -> Self {
+        Self {
+            state: ProgramState::Refused,
+            why: "the thread that loads programs has ended".into(),
+            verifier: Vec::new(),
+        }
+    }
+
+    fn of(name: &str, rejection: &Rejection) -> Self {
+        let kernel = &rejection.error;
+        let code = kernel.raw_os_error();
+        let verifier = last_lines(&rejection.log);
+        let complaint = complaint(&verifier);
+        let why = match (code, complaint) {
+            (_, Some(complaint)) => {
+                format!("the kernel rejected program {name}: {kernel}: {complaint}")
+            }
+            (Some(libc::EPERM | libc::EACCES), None) => format!(
+                "loading program {name} is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({kernel})"
+            ),
+            (_, None) => format!("program {name} cannot be loaded: {kernel}"),
+        };
+        let may_come = matches!(
+            code,
+            Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EMFILE | libc::ENFILE)
+        );
+        let state = if may_come {
+            ProgramState::Failed
+        } else {
+            ProgramState::Refused
+        };
+        Self {
+            state,
+            why,
+            verifier,
+        }
+    }
+}
+
+fn last_lines(log: &str) -> Vec<String> {
+    let lines: Vec<&str> = log
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    lines[lines.len().saturating_sub(VERIFIER_LINES)..]
+        .iter()
+        .map(|&line| line.to_owned())
+        .collect()
+}
+
+/// Returns the line with the verifier's complaint: the last one that is not part of its statistics.
+fn complaint(lines: &[String]) -> Option<&String> {
+    const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "];
+    lines
+        .iter()
+        .rev()
+        .find(|line| !STATISTICS.iter().any(|start| line.starts_with(start)))
+}
+
+//----------- Loader ----------------------------------------------------------
+
+struct Loader {
+    image: Image,
+    statuses: ProgramStatuses,
+    /// Result of loading a program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
+    /// not needed yet.
+    answer: Option<Result<(), LoadProblem>>,
+    /// Whether that is the short one.
+    answers_by_first: bool,
+    keeps_answers: bool,
+}
+
+impl Loader {
+    /// Loads a program, and the programs that it tail-calls.
+    fn load(&mut self, program: Program) -> Result<OwnedFd, LoadProblem> {
+        if program == Program::Tc {
+            self.load_answer()?;
+        }
+        self.load_named(program.name())
+    }
+
+    /// Loads what a loaded program can work without: the program that answers everything at tc, and the one that
+    /// answers from whole answers. Without them userspace gives their answers; log and status report the cause.
+    fn complete(&mut self, program: Program) {
+        if self.answers_by_first {
+            self.answers_by_first = false;
+            let _ = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
+        }
+        if self.keeps_answers {
+            let (name, map) = match program {
+                Program::Tc => (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
+                Program::Xdp => (object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED),
+            };
+            let _ = self.load_called(name, map);
+        }
+    }
+
+    /// Loads a program that answers at tc, once: the short one, or the complete one if the kernel refuses that.
+    fn load_answer(&mut self) -> Result<(), LoadProblem> {
+        if let Some(done) = self.answer.clone().filter(|done| {
+            done.as_ref()
+                .err()
+                .is_none_or(|problem| problem.state == ProgramState::Refused)
+        }) {
+            return done;
+        }
+        // Before the short one answers, or the fast path would seem complete in between.
+        self.statuses.note(loading(object::TC_ANSWER_PROGRAM));
+        let mut done = self.load_called(object::TC_FIRST_PROGRAM, object::TC_ANSWER);
+        self.answers_by_first = done.is_ok();
+        if done.is_err() {
+            done = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
+        }
+        self.answer = Some(done.clone());
+        done
+    }
+
+    /// Loads a program and puts it into the map from which it is tail-called, which keeps it.
+    fn load_called(&mut self, name: &'static str, map: &'static str) -> Result<(), LoadProblem> {
+        let program = self.load_named(name)?;
+        self.image
+            .map(map)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+            .and_then(|map| bpf::set_called(map, program.as_fd()))
+            .map_err(|error| LoadProblem {
+                state: ProgramState::Refused,
+                why: format!(
+                    "cannot put program {name} into the tail-call map (BPF_MAP_TYPE_PROG_ARRAY): {error}"
+                ),
+                verifier: Vec::new(),
+            })
+    }
+
+    fn load_named(&mut self, name: &'static str) -> Result<OwnedFd, LoadProblem> {
+        let begun = Instant::now();
+        self.statuses.note(loading(name));
+        let mut result = self.image.load_program(name);
+        for _ in 1..INTERRUPTED_TRIES {
+            match &result {
+                Err(rejection) if rejection.error.raw_os_error() == Some(libc::EAGAIN) => {
+                    result = self.image.load_program(name);
+                }
+                _ => break,
+            }
+        }
+        let load_ms = begun.elapsed().as_secs_f64() * 1000.0;
+        let mut status = ProgramStatus {
+            state: ProgramState::Loaded,
+            load_ms: Some(load_ms),
+            ..loading(name)
+        };
+        let loaded = match result {
+            Ok(program) => {
+                status.instructions = bpf::program_info(program.as_fd())
+                    .ok()
+                    .map(|info| info.verified)
+                    .filter(|&verified| verified != 0);
+                tracing::debug!(
+                    program = name,
+                    milliseconds = load_ms,
+                    instructions = status.instructions,
+                    "the kernel has loaded a program"
+                );
+                Ok(program)
+            }
+            Err(rejection) => {
+                let problem = LoadProblem::of(name, &rejection);
+                let why = &problem.why;
+                let last_lines = problem.verifier.join(" / ");
+                tracing::warn!(
+                    program = name,
+                    milliseconds = load_ms,
+                    verifier = last_lines,
+                    "{why}"
+                );
+                status.state = problem.state;
+                status.why = Some(why.clone());
+                status.verifier = problem.verifier.clone();
+                Err(problem)
+            }
+        };
+        self.statuses.note(status);
+        loaded
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_complaint_is_found_before_the_statistics() {
+        let log = "BPF program is too large. Processed 1000001 insn\nverification time 3200000 usec\n\
+                   stack depth 400+0\nprocessed 1000001 insns (limit 1000000) max_states_per_insn 40\n\n";
+        let lines = last_lines(log);
+        assert_eq!(lines.len(), 4);
+        assert_eq!(
+            complaint(&lines),
+            Some(&"BPF program is too large. Processed 1000001 insn".to_owned())
+        );
+        assert_eq!(last_lines(&"line\n".repeat(100)).len(), VERIFIER_LINES);
+        assert_eq!(complaint(&last_lines("")), None);
+    }
+
+    #[test]
+    fn only_transient_failures_are_retried() {
+        let load = |code| {
+            let rejection = Rejection {
+                error: io::Error::from_raw_os_error(code),
+                log: String::new(),
+            };
+            LoadProblem::of("dns_tc", &rejection)
+        };
+        assert_eq!(load(libc::ENOMEM).state, ProgramState::Failed);
+        assert_eq!(load(libc::EINVAL).state, ProgramState::Refused);
+        let denied = load(libc::EPERM);
+        assert_eq!(denied.state, ProgramState::Refused);
+        assert!(denied.why.contains("CAP_BPF"), "{denied:?}");
+    }
+}

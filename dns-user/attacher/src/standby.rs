@@ -1,0 +1,134 @@
+//! Replaces the server's own attacher if it is killed.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    os::{fd::AsFd as _, unix::net::UnixStream},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::signal::{SigHandler, Signal, signal},
+    unistd::{self, ForkResult},
+};
+
+use crate::service::offer_connection;
+
+/// Time until the first replacement.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Longest time until a replacement; it doubles each time.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// Life of an attacher after which its end counts as the first one.
+const STABLE: Duration = Duration::from_secs(120);
+
+/// An attacher of the server.
+pub(crate) struct AttacherProcess {
+    pub(crate) server: UnixStream,
+    /// Shows the standby process that this one has ended: the kernel closes it, also after a kill.
+    end: UnixStream,
+}
+
+impl AttacherProcess {
+    /// Declares that this attacher has done its work and needs no replacement.
+    pub(crate) fn finish(&self) {
+        // An error means that the standby process is gone.
+        let _ = (&self.end).write(&[0]);
+    }
+}
+
+/// Forks the standby process, which replaces the server's own attacher if it is killed. Returns once in each attacher,
+/// this process first; `None` in the standby process, at its end.
+///
+/// The server cannot start a second attacher: it has given up its privileges, and its seccomp filter refuses
+/// execve(2). So the attacher's process forks before its first thread: the parent attaches, and the child sleeps until
+/// that process is killed, then forks the next one. Each attacher offers the server a connection through the stream
+/// that the server created.
+pub(crate) fn fork(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
+    // The seccomp filter does not permit wait4(2), so the kernel must reap attachers. SAFETY: SIG_IGN
+    // installs no handler.
+    unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn)? };
+    let (worker, mut watched) = offer(&server)?;
+    // SAFETY: the process has a single thread.
+    if let ForkResult::Parent { .. } = unsafe { unistd::fork() }? {
+        return Ok(Some(worker));
+    }
+    drop(worker);
+    let mut begun = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        if wait_for_end(&server, &watched, None)? == Ended::Server || is_finished(&watched) {
+            return Ok(None);
+        }
+        if begun.elapsed() >= STABLE {
+            pause = FIRST_PAUSE;
+        }
+        if wait_for_end(&server, &server, Some(pause))? == Ended::Server {
+            return Ok(None);
+        }
+        pause = (pause * 2).min(MAX_PAUSE);
+        let (worker, next) = offer(&server)?;
+        // SAFETY: as above.
+        if let ForkResult::Child = unsafe { unistd::fork() }? {
+            return Ok(Some(worker));
+        }
+        (watched, begun) = (next, Instant::now());
+    }
+}
+
+/// Offers the server a connection to a new attacher; also returns the stream that ends with the attacher.
+fn offer(server: &UnixStream) -> io::Result<(AttacherProcess, UnixStream)> {
+    let connection = offer_connection(server)?;
+    let (end, watched) = UnixStream::pair()?;
+    Ok((
+        AttacherProcess {
+            server: connection,
+            end,
+        },
+        watched,
+    ))
+}
+
+/// Returns whether the attacher at the other end has declared its end.
+fn is_finished(mut watched: &UnixStream) -> bool {
+    matches!(watched.read(&mut [0]), Ok(1))
+}
+
+/// The process whose end was noticed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Server,
+    Attacher,
+    /// Neither, within the time limit.
+    Nothing,
+}
+
+/// Waits for the end of the server or of the attacher; the server sends nothing on its stream.
+fn wait_for_end(
+    server: &UnixStream,
+    attacher: &UnixStream,
+    limit: Option<Duration>,
+) -> io::Result<Ended> {
+    let end = limit.map(|limit| Instant::now() + limit);
+    loop {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let timeout = left.map_or(PollTimeout::NONE, |left| {
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        let mut fds =
+            [server, attacher].map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
+        match poll(&mut fds, timeout) {
+            Ok(0) => return Ok(Ended::Nothing),
+            Ok(_) => {}
+            Err(nix::Error::EINTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let [server, attacher] = fds.map(|fd| fd.any().unwrap_or(false));
+        match (server, attacher) {
+            (true, _) => return Ok(Ended::Server),
+            (false, true) => return Ok(Ended::Attacher),
+            (false, false) => {}
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Descriptors and lines on a unix socket.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut, Read, Write},
+    mem::MaybeUninit,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::SHARED_MAPS;
+
+/// Maximum number of descriptors: the server's maps, and two of a predecessor.
+const MAX_DESCRIPTORS: usize = SHARED_MAPS + 2;
+
+/// Maximum length of a line in bytes: the status of some thousand interfaces.
+const MAX_LINE: usize = 1 << 20;
+
+/// Sends a message as a line.
+pub fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+/// Sends the byte that carries the descriptors, at most [`MAX_DESCRIPTORS`].
+pub fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "too many descriptors for one message",
+        ));
+    }
+    sendmsg(
+        stream,
+        &[IoSlice::new(b"\n")],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
+    Ok(())
+}
+
+/// Receives the byte that carries the descriptors, and returns them.
+pub fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
+        }
+    }
+    Ok(descriptors)
+}
+
+/// Returns the UID of the peer, according to the kernel (`SO_PEERCRED`, unix(7)).
+pub fn peer(stream: &UnixStream) -> io::Result<u32> {
+    Ok(getsockopt(stream, PeerCredentials)?.uid())
+}
+
+/// Splits a stream into lines.
+#[derive(Debug, Default)]
+pub struct Lines {
+    /// Bytes received, not yet taken as lines.
+    pending: Vec<u8>,
+}
+
+impl Lines {
+    /// Waits for the next line; the limit is for the whole line, even if the peer sends single bytes.
+    pub fn next_within<T: DeserializeOwned>(
+        &mut self,
+        stream: &UnixStream,
+        timeout: Duration,
+    ) -> io::Result<T> {
+        let end = Instant::now() + timeout;
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            stream.set_read_timeout(Some(left))?;
+            self.receive(stream)?;
+        }
+    }
+
+    /// Waits for the next line, up to the stream's read timeout; bytes read until then are kept.
+    /// The end of the stream is an error.
+    pub fn next<T: DeserializeOwned>(&mut self, stream: &UnixStream) -> io::Result<T> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
+            self.receive(stream)?;
+        }
+    }
+
+    /// Returns the next line, if it has been received completely.
+    pub fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') else {
+            return match self.pending.len() {
+                0..=MAX_LINE => Ok(None),
+                _ => Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a line without end",
+                )),
+            };
+        };
+        let line: Vec<u8> = self.pending.drain(..=end).collect();
+        Ok(Some(serde_json::from_slice(&line)?))
+    }
+
+    /// Waits for bytes, and keeps them.
+    pub fn receive(&mut self, mut stream: &UnixStream) -> io::Result<()> {
+        let mut buffer = [0; 4096];
+        match stream.read(&mut buffer)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                self.pending.extend_from_slice(&buffer[..count]);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Returns whether an error only means that no data has arrived yet.
+pub fn is_nothing_yet(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Seek as _, os::fd::AsFd as _};
+
+    use super::*;
+    use crate::protocol::ServerMessage;
+
+    #[test]
+    fn descriptors_and_lines_arrive() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"shared").unwrap();
+        send_descriptors(&one, &[file.as_fd()]).unwrap();
+        send(&one, &ServerMessage::Stop { detach: true }).unwrap();
+        send(
+            &one,
+            &ServerMessage::Listen(vec!["127.0.0.1:53".parse().unwrap()]),
+        )
+        .unwrap();
+        drop(one);
+        let mut descriptors = receive_descriptors(&other).unwrap();
+        assert_eq!(descriptors.len(), 1);
+        let mut received = std::fs::File::from(descriptors.remove(0));
+        let mut text = String::new();
+        received.rewind().unwrap();
+        received.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "shared");
+        let mut lines = Lines::default();
+        assert!(matches!(
+            lines.next(&other).unwrap(),
+            ServerMessage::Stop { detach: true }
+        ));
+        assert!(
+            matches!(lines.next(&other).unwrap(), ServerMessage::Listen(listen) if listen.len() == 1)
+        );
+        assert_eq!(
+            lines.next::<ServerMessage>(&other).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+        assert_eq!(peer(&other).unwrap(), nix::unistd::geteuid().as_raw());
+    }
+
+    #[test]
+    fn surplus_descriptors_are_rejected() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let error = send_descriptors(&one, &[file.as_fd(); 2 * MAX_DESCRIPTORS]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let (mut one, other) = UnixStream::pair().unwrap();
+        let writer = std::thread::spawn(move || one.write_all(&vec![b' '; 2 * MAX_LINE]).is_err());
+        let error = Lines::default().next::<ServerMessage>(&other).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        drop(other);
+        assert!(writer.join().unwrap());
+    }
+}
