@@ -2,21 +2,37 @@
 //! all organizational units in one SET before the common name, then key usage, extended key usage,
 //! authority key identifier and alternative names, and no basic constraints.
 
-use std::{
-    net::IpAddr,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
-use time::OffsetDateTime;
-use x509_cert::{
-    der::{Decode, Encode},
-    request::CertReq,
+use der::{
+    Decode, Encode, Sequence,
+    asn1::{
+        Any, AnyRef, BitStringRef, Ia5String, OctetString, PrintableStringRef, SetOfVec, UintRef,
+        Utf8StringRef,
+    },
+    oid::{
+        AssociatedOid, ObjectIdentifier,
+        db::{
+            rfc4519::{COMMON_NAME, ORGANIZATIONAL_UNIT_NAME},
+            rfc5280::{ID_KP_CLIENT_AUTH, ID_KP_SERVER_AUTH},
+        },
+    },
 };
-use yasna::{
-    DERWriter, Tag, construct_der,
-    models::ObjectIdentifier,
-    tags::{TAG_GENERALIZEDTIME, TAG_UTCTIME},
+use x509_cert::{
+    attr::AttributeTypeAndValue,
+    certificate::Version,
+    ext::{
+        Extension,
+        pkix::{
+            AuthorityKeyIdentifier, ExtendedKeyUsage, KeyUsage, KeyUsages, SubjectAltName,
+            name::GeneralName,
+        },
+    },
+    name::{Name, RdnSequence},
+    request::{self, CertReq, CertReqInfo},
+    spki::AlgorithmIdentifierRef,
+    time::Time,
 };
 
 use crate::{
@@ -130,6 +146,30 @@ pub(crate) struct CertificateIssuer<'a> {
     pub(crate) key_id: &'a [u8],
 }
 
+/// What an issuer signs (RFC 5280, section 4.1). The builder of `x509-cert` knows neither the order of the reference's
+/// extensions nor keys of other libraries.
+#[derive(Sequence)]
+struct ToBeSigned<'a> {
+    #[asn1(context_specific = "0")]
+    version: Version,
+    serial: UintRef<'a>,
+    algorithm: AlgorithmIdentifierRef<'a>,
+    issuer: AnyRef<'a>,
+    validity: x509_cert::time::Validity,
+    subject: RdnSequence,
+    public_key_info: AnyRef<'a>,
+    #[asn1(context_specific = "3")]
+    extensions: Vec<Extension>,
+}
+
+/// The form of certificates and requests (RFC 5280, section 4.1; RFC 2986, section 4.2).
+#[derive(Sequence)]
+struct Signed<'a> {
+    content: AnyRef<'a>,
+    algorithm: AlgorithmIdentifierRef<'a>,
+    signature: BitStringRef<'a>,
+}
+
 /// Issues a leaf certificate; returns DER.
 pub(crate) fn issue(
     issuer: CertificateIssuer<'_>,
@@ -138,46 +178,33 @@ pub(crate) fn issue(
     validity: Validity,
 ) -> Result<Vec<u8>, KeyError> {
     let serial = random_uuid()?;
-    let to_sign = construct_der(|writer| {
-        writer.write_sequence(|writer| {
-            // Version 3.
-            writer
-                .next()
-                .write_tagged(Tag::context(0), |writer| writer.write_u8(2));
-            writer.next().write_bigint_bytes(&serial, true);
-            write_algorithm(writer.next(), issuer.key);
-            writer.next().write_der(issuer.subject);
-            writer.next().write_sequence(|writer| {
-                write_time(writer.next(), validity.not_before);
-                write_time(writer.next(), validity.not_after);
-            });
-            write_subject(writer.next(), profile);
-            writer.next().write_der(public_key_info);
-            writer.next().write_tagged(Tag::context(3), |writer| {
-                write_extensions(writer, issuer, profile)
-            });
-        });
-    });
-    sign(to_sign, issuer.key)
+    let content = ToBeSigned {
+        version: Version::V3,
+        serial: UintRef::new(&serial)?,
+        algorithm: issuer.key.signature_algorithm(),
+        issuer: AnyRef::from_der(issuer.subject)?,
+        validity: x509_cert::time::Validity::new(
+            whole_seconds(validity.not_before)?,
+            whole_seconds(validity.not_after)?,
+        ),
+        subject: subject(profile)?,
+        public_key_info: AnyRef::from_der(public_key_info)?,
+        extensions: extensions(issuer, profile)?,
+    };
+    sign(&content.to_der()?, issuer.key)
 }
 
 /// Builds a request (RFC 2986) that proves possession of `key`; the names are transmitted separately.
 pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, KeyError> {
-    let info = construct_der(|writer| {
-        writer.write_sequence(|writer| {
-            writer.next().write_u8(0);
-            writer.next().write_sequence(|writer| {
-                writer
-                    .next()
-                    .write_set(|writer| write_attribute(writer.next(), COMMON_NAME, common_name));
-            });
-            writer.next().write_der(key.public_key_info());
-            writer
-                .next()
-                .write_tagged_implicit(Tag::context(0), |writer| writer.write_set(|_| {}));
-        });
-    });
-    sign(info, key)
+    let mut subject = RdnSequence::default();
+    subject.push(vec![attribute(COMMON_NAME, common_name)?].try_into()?);
+    let content = CertReqInfo {
+        version: request::Version::V1,
+        subject: Name::hazmat_from_rdn_sequence(subject),
+        public_key: Decode::from_der(key.public_key_info())?,
+        attributes: SetOfVec::default(),
+    };
+    sign(&content.to_der()?, key)
 }
 
 /// Verifies a request and returns its `SubjectPublicKeyInfo`, DER; `None` if it is malformed or not signed by its
@@ -187,17 +214,13 @@ pub fn verify_request(der: &[u8]) -> Option<Vec<u8>> {
     let key = &request.info.public_key;
     // DER has one encoding for each value, so these are the octets that were signed.
     let signed = keys::verify(
-        &request.algorithm.oid.to_string(),
+        request.algorithm.oid,
         key.subject_public_key.raw_bytes(),
         &request.info.to_der().ok()?,
         request.signature.raw_bytes(),
     );
     key.to_der().ok().filter(|_| signed)
 }
-
-const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
-
-const ORGANIZATIONAL_UNIT: &[u64] = &[2, 5, 4, 11];
 
 /// Returns 16 random bytes as a version 4 UUID (RFC 9562, section 5.4).
 fn random_uuid() -> Result<[u8; 16], KeyError> {
@@ -208,149 +231,83 @@ fn random_uuid() -> Result<[u8; 16], KeyError> {
     Ok(bytes)
 }
 
-/// Appends algorithm and signature in the form of certificates and requests.
-fn sign(to_sign: Vec<u8>, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
-    let signature = key.sign(&to_sign)?;
-    Ok(construct_der(|writer| {
-        writer.write_sequence(|writer| {
-            writer.next().write_der(&to_sign);
-            write_algorithm(writer.next(), key);
-            writer
-                .next()
-                .write_bitvec_bytes(&signature, signature.len() * 8);
-        });
-    }))
-}
-
-fn write_algorithm(writer: DERWriter<'_>, key: &PrivateKey) {
-    let (algorithm, has_null) = key.signature_algorithm();
-    writer.write_sequence(|writer| {
-        writer.next().write_oid(&algorithm);
-        if has_null {
-            writer.next().write_null();
-        }
-    });
-}
-
-/// Writes UTCTime up to 2049, GeneralizedTime afterwards (RFC 5280, section 4.1.2.5).
-fn write_time(writer: DERWriter<'_>, at: SystemTime) {
-    let at = OffsetDateTime::from(moment(seconds(at)));
-    let (year, month, day) = at.to_calendar_date();
-    let (hour, minute, second) = at.to_hms();
-    let rest = format!(
-        "{:02}{day:02}{hour:02}{minute:02}{second:02}Z",
-        u8::from(month)
-    );
-    let (tag, text) = match year {
-        ..2050 => (TAG_UTCTIME, format!("{:02}{rest}", year % 100)),
-        _ => (TAG_GENERALIZEDTIME, format!("{year:04}{rest}")),
+fn sign(content: &[u8], key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
+    let signature = key.sign(content)?;
+    let signed = Signed {
+        content: AnyRef::from_der(content)?,
+        algorithm: key.signature_algorithm(),
+        signature: BitStringRef::from_bytes(&signature)?,
     };
-    writer.write_tagged_implicit(tag, |writer| writer.write_bytes(text.as_bytes()));
+    Ok(signed.to_der()?)
 }
 
-fn write_subject(writer: DERWriter<'_>, profile: &Profile) {
-    writer.write_sequence(|writer| {
-        if !profile.organizational_units.is_empty() {
-            // SET OF sorts by encoding, as DER requires.
-            writer.next().write_set_of(|writer| {
-                for unit in &profile.organizational_units {
-                    write_attribute(writer.next(), ORGANIZATIONAL_UNIT, unit);
-                }
-            });
-        }
-        if !profile.common_name.is_empty() {
-            writer.next().write_set(|writer| {
-                write_attribute(writer.next(), COMMON_NAME, &profile.common_name)
-            });
-        }
-    });
+/// Truncates to the seconds that a certificate can state.
+fn whole_seconds(at: SystemTime) -> der::Result<Time> {
+    Time::try_from(moment(seconds(at)))
 }
 
-/// Writes type and value; a PrintableString if its alphabet suffices, as Go does.
-fn write_attribute(writer: DERWriter<'_>, kind: &[u64], value: &str) {
-    writer.write_sequence(|writer| {
-        writer.next().write_oid(&ObjectIdentifier::from_slice(kind));
-        if value
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte))
-        {
-            writer.next().write_printable_string(value);
-        } else {
-            writer.next().write_utf8_string(value);
-        }
-    });
+fn subject(profile: &Profile) -> der::Result<RdnSequence> {
+    let mut subject = RdnSequence::default();
+    let mut units = Vec::with_capacity(profile.organizational_units.len());
+    for unit in &profile.organizational_units {
+        units.push(attribute(ORGANIZATIONAL_UNIT_NAME, unit)?);
+    }
+    if !units.is_empty() {
+        // The conversion sorts the SET OF by encoding, as DER requires.
+        subject.push(units.try_into()?);
+    }
+    if !profile.common_name.is_empty() {
+        subject.push(vec![attribute(COMMON_NAME, &profile.common_name)?].try_into()?);
+    }
+    Ok(subject)
 }
 
-fn write_extensions(writer: DERWriter<'_>, issuer: CertificateIssuer<'_>, profile: &Profile) {
-    // digitalSignature (0), keyEncipherment (2), keyAgreement (4).
-    let key_usage = construct_der(|writer| writer.write_bitvec_bytes(&[0b1010_1000], 5));
-    let extended = construct_der(|writer| {
-        writer.write_sequence(|writer| {
-            // clientAuth, serverAuth.
-            for purpose in [2, 1] {
-                let oid = ObjectIdentifier::from_slice(&[1, 3, 6, 1, 5, 5, 7, 3, purpose]);
-                writer.next().write_oid(&oid);
-            }
-        });
-    });
-    let authority = construct_der(|writer| {
-        writer.write_sequence(|writer| {
-            writer
-                .next()
-                .write_tagged_implicit(Tag::context(0), |writer: DERWriter<'_>| {
-                    writer.write_bytes(issuer.key_id)
-                });
-        });
-    });
-    let names = construct_der(|writer| write_names(writer, profile));
-    // Identifiers of RFC 5280, section 4.2.1.
-    let has_subject = !profile.common_name.is_empty() || !profile.organizational_units.is_empty();
-    let extensions = [
-        (15, true, key_usage),
-        (37, false, extended),
-        (35, false, authority),
-        (17, !has_subject, names),
+/// Returns type and value; a PrintableString if its alphabet suffices, as Go does.
+fn attribute(oid: ObjectIdentifier, value: &str) -> der::Result<AttributeTypeAndValue> {
+    let value = match PrintableStringRef::new(value) {
+        Ok(printable) => Any::encode_from(&printable)?,
+        Err(_) => Any::encode_from(&Utf8StringRef::new(value)?)?,
+    };
+    Ok(AttributeTypeAndValue { oid, value })
+}
+
+fn extensions(issuer: CertificateIssuer<'_>, profile: &Profile) -> der::Result<Vec<Extension>> {
+    let usage = KeyUsage(
+        KeyUsages::DigitalSignature | KeyUsages::KeyEncipherment | KeyUsages::KeyAgreement,
+    );
+    let purposes = ExtendedKeyUsage(vec![ID_KP_CLIENT_AUTH, ID_KP_SERVER_AUTH]);
+    let authority = AuthorityKeyIdentifier {
+        key_identifier: Some(OctetString::new(issuer.key_id)?),
+        ..AuthorityKeyIdentifier::default()
+    };
+    let mut extensions = vec![
+        extension(true, &usage)?,
+        extension(false, &purposes)?,
+        extension(false, &authority)?,
     ];
-    let has_names = !profile.dns_names.is_empty() || !profile.addresses.is_empty();
-    writer.write_sequence(|writer| {
-        for (number, is_critical, value) in extensions {
-            // RFC 5280, section 4.2.1.6: the extension has at least one name.
-            if number == 17 && !has_names {
-                continue;
-            }
-            writer.next().write_sequence(|writer| {
-                writer
-                    .next()
-                    .write_oid(&ObjectIdentifier::from_slice(&[2, 5, 29, number]));
-                if is_critical {
-                    writer.next().write_bool(true);
-                }
-                writer.next().write_bytes(&value);
-            });
-        }
-    });
+    let mut names = Vec::new();
+    for name in &profile.dns_names {
+        names.push(GeneralName::DnsName(Ia5String::new(name)?));
+    }
+    for &address in &profile.addresses {
+        names.push(GeneralName::from(address));
+    }
+    // The extension has at least one name. It is critical if nothing else says whose the certificate is (RFC 5280,
+    // section 4.2.1.6).
+    if !names.is_empty() {
+        let has_subject =
+            !profile.common_name.is_empty() || !profile.organizational_units.is_empty();
+        extensions.push(extension(!has_subject, &SubjectAltName(names))?);
+    }
+    Ok(extensions)
 }
 
-fn write_names(writer: DERWriter<'_>, profile: &Profile) {
-    writer.write_sequence(|writer| {
-        // dNSName (2) and iPAddress (7) of GeneralName.
-        for name in &profile.dns_names {
-            writer
-                .next()
-                .write_tagged_implicit(Tag::context(2), |writer: DERWriter<'_>| {
-                    writer.write_bytes(name.as_bytes())
-                });
-        }
-        for address in &profile.addresses {
-            let octets = match address {
-                IpAddr::V4(address) => address.octets().to_vec(),
-                IpAddr::V6(address) => address.octets().to_vec(),
-            };
-            writer
-                .next()
-                .write_tagged_implicit(Tag::context(7), |writer| writer.write_bytes(&octets));
-        }
-    });
+fn extension<T: AssociatedOid + Encode>(critical: bool, value: &T) -> der::Result<Extension> {
+    Ok(Extension {
+        extn_id: T::OID,
+        critical,
+        extn_value: OctetString::new(value.to_der()?)?,
+    })
 }
 
 #[cfg(test)]

@@ -18,8 +18,16 @@ use aws_lc_rs::{
     },
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
+use der::{
+    Decode, Sequence,
+    asn1::{AnyRef, OctetStringRef},
+    oid::{
+        ObjectIdentifier,
+        db::rfc5912::{ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, SHA_256_WITH_RSA_ENCRYPTION},
+    },
+};
 use parking_lot::{Condvar, Mutex};
-use yasna::models::ObjectIdentifier;
+use x509_cert::spki::AlgorithmIdentifierRef;
 use zeroize::Zeroizing;
 
 /// Type and size of a leaf's key.
@@ -64,6 +72,12 @@ pub enum KeyError {
     Damaged,
     #[error("the private key is neither RSA (2048 to 8192 bits) nor ECDSA on P-256 or P-384")]
     Unsupported,
+}
+
+impl From<der::Error> for KeyError {
+    fn from(_: der::Error) -> Self {
+        Self::Library
+    }
 }
 
 impl From<aws_lc_rs::error::Unspecified> for KeyError {
@@ -145,17 +159,15 @@ impl PrivateKey {
         }
     }
 
-    /// Returns the OID of [`Self::sign`]'s algorithm, and whether its parameters are NULL (RFC
-    /// 4055) or absent (RFC 5758).
-    pub(crate) fn signature_algorithm(&self) -> (ObjectIdentifier, bool) {
-        match self.pair {
-            AlgorithmPair::Rsa(_) => (ObjectIdentifier::from_slice(SHA256_WITH_RSA), true),
-            AlgorithmPair::P256(_) => (ObjectIdentifier::from_slice(ECDSA_WITH_SHA256), false),
-            AlgorithmPair::P384(_) => (
-                ObjectIdentifier::from_slice(&[1, 2, 840, 10045, 4, 3, 3]),
-                false,
-            ),
-        }
+    /// Returns the algorithm of [`Self::sign`].
+    pub(crate) fn signature_algorithm(&self) -> AlgorithmIdentifierRef<'static> {
+        // Parameters are NULL for RSA (RFC 4055, section 5) and absent for ECDSA (RFC 5758, section 3.2).
+        let (oid, parameters) = match self.pair {
+            AlgorithmPair::Rsa(_) => (SHA_256_WITH_RSA_ENCRYPTION, Some(AnyRef::NULL)),
+            AlgorithmPair::P256(_) => (ECDSA_WITH_SHA_256, None),
+            AlgorithmPair::P384(_) => (ECDSA_WITH_SHA_384, None),
+        };
+        AlgorithmIdentifierRef { oid, parameters }
     }
 
     /// Formats the key as PEM: PKCS#1 for RSA, PKCS#8 for ECDSA.
@@ -186,18 +198,18 @@ fn ecdsa<E>(
         .map_err(|_| KeyError::Unsupported)
 }
 
-const SHA256_WITH_RSA: &[u64] = &[1, 2, 840, 113549, 1, 1, 11];
-
-/// ecdsa-with-SHA256, RFC 5758.
-const ECDSA_WITH_SHA256: &[u64] = &[1, 2, 840, 10045, 4, 3, 2];
-
 /// Verifies the signature of a request against the key in it. `key` is the content of the bit
-/// string in a `SubjectPublicKeyInfo`, `algorithm` the OID as text.
-pub(crate) fn verify(algorithm: &str, key: &[u8], message: &[u8], signature: &[u8]) -> bool {
+/// string in a `SubjectPublicKeyInfo`.
+pub(crate) fn verify(
+    algorithm: ObjectIdentifier,
+    key: &[u8],
+    message: &[u8],
+    signature: &[u8],
+) -> bool {
     let algorithm: &'static dyn signature::VerificationAlgorithm = match algorithm {
-        "1.2.840.113549.1.1.11" => &signature::RSA_PKCS1_2048_8192_SHA256,
-        "1.2.840.10045.4.3.2" => &signature::ECDSA_P256_SHA256_ASN1,
-        "1.2.840.10045.4.3.3" => &signature::ECDSA_P384_SHA384_ASN1,
+        SHA_256_WITH_RSA_ENCRYPTION => &signature::RSA_PKCS1_2048_8192_SHA256,
+        ECDSA_WITH_SHA_256 => &signature::ECDSA_P256_SHA256_ASN1,
+        ECDSA_WITH_SHA_384 => &signature::ECDSA_P384_SHA384_ASN1,
         _ => return false,
     };
     signature::UnparsedPublicKey::new(algorithm, key)
@@ -227,16 +239,18 @@ fn first_key_block(text: &str) -> Result<(&str, Zeroizing<Vec<u8>>), KeyError> {
     }
 }
 
-/// Extracts the RSAPrivateKey from a PrivateKeyInfo (RFC 5208).
+/// A private key with its algorithm (RFC 5208, section 5).
+#[derive(Sequence)]
+struct PrivateKeyInfo<'a> {
+    version: u8,
+    algorithm: AnyRef<'a>,
+    key: &'a OctetStringRef,
+}
+
+/// Extracts the RSAPrivateKey.
 fn pkcs1_of(pkcs8: &[u8]) -> Result<Zeroizing<Vec<u8>>, KeyError> {
-    let key = yasna::parse_der(pkcs8, |reader| {
-        reader.read_sequence(|reader| {
-            reader.next().read_u8()?;
-            reader.next().read_der()?;
-            reader.next().read_bytes()
-        })
-    });
-    key.map(Zeroizing::new).map_err(|_| KeyError::Library)
+    let PrivateKeyInfo { key, .. } = PrivateKeyInfo::from_der(pkcs8)?;
+    Ok(Zeroizing::new(key.as_bytes().to_vec()))
 }
 
 /// Encodes DER as PEM. The text is allocated once, so that no copy of a secret stays behind.
