@@ -343,4 +343,30 @@ mod tests {
         assert_ne!(of("fe80::1"), of("fe80::2"));
         assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
     }
+
+    #[test]
+    fn half_of_the_slots_refuse_nobody() {
+        let admission = Admission::new(8);
+        let addresses = [1, 2, 3].map(|last| Some(IpAddr::from([192, 0, 2, last])));
+        let mut permits: Vec<Permit> = (0..3)
+            .map(|_| admission.admit(addresses[0]).unwrap())
+            .collect();
+        assert!(!admission.refuses(addresses[0]) && admission.refusals() == 0);
+        // Four are free: who holds four gets no more.
+        permits.push(admission.admit(addresses[0]).unwrap());
+        assert!(admission.refuses(addresses[0]) && !admission.refuses(addresses[1]));
+        permits.push(admission.admit(addresses[1]).unwrap());
+        assert!(admission.admit(addresses[0]).is_none());
+        assert_eq!(admission.refusals(), 2);
+        permits.truncate(3);
+        assert!(!admission.refuses(addresses[0]));
+        let limited = admission.status().limited;
+        assert_eq!(
+            (limited.len(), limited[0].client, limited[0].refused),
+            (1, [192, 0, 2, 1].into(), 2)
+        );
+        assert!(limited[0].seconds_ago < 60.0 && limited[0].waiting == 3);
+        // A client without an address is one as well.
+        assert!(admission.admit(None).is_some());
+    }
 }

@@ -426,4 +426,35 @@ mod tests {
         assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
         assert_eq!(peer("2001:db8::1").to_string(), "2001:db8::/64");
     }
+
+    #[test]
+    fn peers_are_users_or_networks() {
+        let network = |address: &str| Peer::of(SocketAddr::new(address.parse().unwrap(), 9), None);
+        for (address, shown) in [
+            ("192.0.2.7", "192.0.2.7"),
+            ("::ffff:192.0.2.7", "192.0.2.7"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+            ("127.0.0.1", "127.0.0.1"),
+        ] {
+            assert_eq!(network(address).to_string(), shown);
+        }
+        assert_eq!(Peer::User(7).to_string(), "user 7");
+        let [local, remote]: [SocketAddr; 2] =
+            ["10.0.0.1:258", "10.0.0.2:772"].map(|text| text.parse().unwrap());
+        let message = request(local, remote);
+        assert_eq!(
+            (message.len(), message[16], message[17]),
+            (72, libc::AF_INET as u8, 6)
+        );
+        assert_eq!(message[24..28], [1, 2, 3, 4]);
+        assert_eq!(
+            (&message[28..32], &message[44..48]),
+            (&[10, 0, 0, 1][..], &[10, 0, 0, 2][..])
+        );
+        let message = request("[::1]:258".parse().unwrap(), "[::2]:772".parse().unwrap());
+        assert_eq!(
+            (message[16], message[43], message[59]),
+            (libc::AF_INET6 as u8, 1, 2)
+        );
+    }
 }

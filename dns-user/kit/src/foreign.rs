@@ -115,4 +115,27 @@ mod tests {
         assert_eq!(cut("abc", 3), "abc");
         assert_eq!(cut("abcd", 3), "abc…");
     }
+
+    #[test]
+    fn texts_end_at_the_limit() {
+        for (length, is_cut) in [(MAX_TEXT, false), (MAX_TEXT + 1, true)] {
+            let text = "ä".repeat(length);
+            assert_eq!(cut(&text, MAX_TEXT).ends_with('…'), is_cut, "{length}");
+            assert_eq!(cut(&text, MAX_TEXT).chars().count(), length);
+            assert_eq!(printable_bytes(text.as_bytes()), cut(&text, MAX_TEXT));
+        }
+        for (text, expected) in [
+            ("http://u:p@h/x?q", "http://***@h/x?***"),
+            ("http://h", "http://h"),
+            ("http://h/", "http://h/"),
+            ("http://h?q", "http://h/?***"),
+            ("http://:p@h", "http://***@h"),
+            ("u:p@h", "***@h"),
+            ("u:p^@q@h?x", "***@h?***"),
+            ("x y://u:p@h z", "x y://***@h z"),
+            ("plain", "plain"),
+        ] {
+            assert_eq!(redacted_text(text), expected, "{text}");
+        }
+    }
 }

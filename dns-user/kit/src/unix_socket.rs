@@ -383,4 +383,31 @@ mod tests {
             .admits(stranger, group)
         );
     }
+
+    #[test]
+    fn users_and_groups_are_admitted() {
+        let (user, other) = (Uid::from_raw(60_001), Uid::from_raw(60_002));
+        let (group, none) = (Gid::from_raw(60_003), Gid::from_raw(60_004));
+        for (access_user, access_group, asking, of_group, expected) in [
+            (None, None, Uid::from_raw(0), none, true),
+            (None, None, Uid::effective(), none, true),
+            (None, None, other, none, false),
+            (Some(user), None, user, none, true),
+            (Some(user), None, other, none, false),
+            (None, Some(group), other, group, true),
+            (None, Some(group), other, none, false),
+            (Some(user), Some(group), other, none, false),
+        ] {
+            let access = Access {
+                user: access_user,
+                group: access_group,
+            };
+            assert_eq!(
+                access.admits(asking, of_group),
+                expected,
+                "{access:?} {asking}"
+            );
+        }
+        assert_eq!(supplementary(other), []);
+    }
 }

@@ -414,4 +414,39 @@ authorization {
         );
         assert!(!with_blobs.contains("CONSUMER"), "{with_blobs}");
     }
+
+    #[test]
+    fn failures_have_remedies() {
+        for (cause, remedy) in [
+            ("received fatal alert: UnknownCA", "refuses the certificate"),
+            (
+                "invalid peer certificate: Expired",
+                "signed by a CA of --tls-ca",
+            ),
+            ("authorization violation: x", "nats-config"),
+            ("Connection refused (os error 111)", "start nats-server"),
+            ("DNS error: x", "check the names in --nats"),
+            ("timed out", "no packet filter"),
+        ] {
+            assert!(remedy_of(cause).contains(remedy), "{cause}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_to_their_limit() {
+        for (attempt, base) in [
+            (0, 100),
+            (1, 200),
+            (5, 3200),
+            (6, 5000),
+            (7, 5000),
+            (99, 5000),
+        ] {
+            let (least, most) = (base / 2, base * 3 / 2);
+            for _ in 0..20 {
+                let found = pause(attempt).as_millis();
+                assert!((least..=most).contains(&found), "{attempt}: {found}");
+            }
+        }
+    }
 }

@@ -230,4 +230,43 @@ mod tests {
         encoder.write_all(&[0; 1000]).unwrap();
         assert!(apply_patch(b"", &encoder.finish().unwrap(), 1 << 20).is_err());
     }
+
+    #[test]
+    fn windows_hold_both_versions() {
+        for (bytes, log) in [
+            (0, 10),
+            (1023, 10),
+            (1024, 11),
+            (1 << 20, 21),
+            ((1 << 27) - 1, 27),
+            (1 << 27, 27),
+            (usize::MAX, 27),
+        ] {
+            assert_eq!(window(bytes), log, "{bytes}");
+        }
+        let own = sha256(b"x");
+        assert!(is_sha256(&own));
+        for other in [
+            own.to_ascii_uppercase(),
+            own.replace("sha256:", "sha1:"),
+            own.replace("sha256:", ""),
+            own[..own.len() - 1].to_owned(),
+            format!("{own}0"),
+            format!("{}g", &own[..own.len() - 1]),
+        ] {
+            assert!(!is_sha256(&other), "{other}");
+        }
+    }
+
+    #[test]
+    fn patched_file_may_be_as_long_as_the_limit() {
+        let (old, new) = (b"old".repeat(100), b"new".repeat(200));
+        let patch = make_patch(&old, &new).unwrap();
+        assert_eq!(apply_patch(&old, &patch, new.len()).unwrap(), new);
+        let error = apply_patch(&old, &patch, new.len() - 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the patched file is longer than 599 bytes"
+        );
+    }
 }

@@ -559,4 +559,85 @@ mod tests {
             assert_eq!(read_reply_subject(other), None);
         }
     }
+
+    #[test]
+    fn texts_are_cut_at_their_limit() {
+        for (length, is_cut) in [(MAX_TEXT, false), (MAX_TEXT + 1, true)] {
+            let text = "ä".repeat(length);
+            let expected = "ä".repeat(MAX_TEXT) + if is_cut { "…" } else { "" };
+            assert_eq!(printable(&text), expected, "{length}");
+        }
+        for (text, expected) in [
+            ("a\nb\u{7f}", r"a\nb\u{7f}"),
+            ("\u{200d}\u{200e}\u{200f}", "\u{200d}\\u{200e}\\u{200f}"),
+            ("\u{2028}x\u{202e}\u{202f}", "\\u{2028}x\\u{202e}\u{202f}"),
+        ] {
+            assert_eq!(printable(text), expected);
+        }
+    }
+
+    #[test]
+    fn only_our_publisher_wants_reports() {
+        for (reply_to, is_wanted) in [
+            ("director.bosh-dns-sync-1.a.r", true),
+            ("director.bosh-dns-sync.a.r", false),
+            ("director.d1.bosh-dns-sync-1.r", false),
+            ("x.director.bosh-dns-sync-1", false),
+            ("bosh-dns-sync-1", false),
+        ] {
+            assert_eq!(wants_report(reply_to), is_wanted, "{reply_to}");
+        }
+        assert_eq!(agent_subject("a"), "agent.a");
+        let subject = reply_subject("p", "a", "5-7");
+        assert_eq!(read_reply_subject(&subject), Some(("a", "5-7")));
+        for other in ["director.p.a", "director.p.a.r.x", "inbox.p.a.r", ""] {
+            assert_eq!(read_reply_subject(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn versions_and_names_have_limits() {
+        let last = crate::dataset::LAST_VERSION;
+        for (version, is_read) in [(0, true), (last, true), (last + 1, false)] {
+            let body = format!(r#"{{"version":{version}}}"#);
+            assert_eq!(
+                Report::read(body.as_bytes()).is_some(),
+                is_read,
+                "{version}"
+            );
+            let call = format!(
+                r#"{{"method":"sync_dns","arguments":["b","sha1:0",{version}],"reply_to":"r"}}"#
+            );
+            let call = read_call(call.as_bytes()).unwrap().call;
+            assert_eq!(call.is_ok(), is_read, "{version}");
+        }
+        let longest = "x".repeat(128);
+        for (name, is_plain) in [
+            ("a", true),
+            ("A-b_c.9", true),
+            (longest.as_str(), true),
+            (&(longest.clone() + "x"), false),
+            ("", false),
+            (".a", false),
+            ("a/b", false),
+            ("a b", false),
+        ] {
+            assert_eq!(is_plain_name(name), is_plain, "{name}");
+            let call =
+                format!(r#"{{"method":"sync_dns","arguments":["{name}","d",1],"reply_to":"r"}}"#);
+            assert_eq!(read_call(call.as_bytes()).unwrap().call.is_ok(), is_plain);
+            // Version 0 only asks for a report.
+            let call = call.replace(",1]", ",0]");
+            assert!(read_call(call.as_bytes()).unwrap().call.is_ok(), "{name}");
+        }
+        assert_eq!(read_call(br#"{"method":"sync_dns","reply_to":""}"#), None);
+        let report = Report {
+            version: 3,
+            digest: None,
+            patches: false,
+        };
+        assert_eq!(report.write(), br#"{"version":3,"patches":false}"#);
+        assert_eq!(Report::read(&report.write()), Some(report));
+        assert_eq!(Report::read(br#"{"version":3,"digest":"sha1:00"}"#), None);
+    }
 }

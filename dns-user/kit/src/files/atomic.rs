@@ -468,4 +468,58 @@ mod tests {
         symlink("circle", &circle).unwrap();
         assert!(replace(&circle, b"", Attributes::PRIVATE).is_err());
     }
+
+    #[test]
+    fn names_of_unfinished_files_are_told_from_others() {
+        for (name, target) in [
+            (".a.part-abc123", Some("a")),
+            ("..a.part-abc123", Some(".a")),
+            (".part-x.part-ABCdef", Some("part-x")),
+            ("a.part-abc123", None),
+            (".a.part-abc12", None),
+            (".a.part-abc1234", None),
+            (".a.part-abc12-", None),
+            (".a-part-abc123", None),
+            (".part-abc123", None),
+            (".", None),
+            ("", None),
+        ] {
+            let found = target_of(OsStr::new(name));
+            assert_eq!(found, target.map(str::as_bytes), "{name}");
+            assert_eq!(is_unfinished(OsStr::new(name)), target.is_some());
+        }
+        for (path, folder) in [("/f/a", "/f"), ("f/a", "f"), ("a", "."), ("/a", "/")] {
+            assert_eq!(
+                parts(Path::new(path)).unwrap(),
+                (Path::new(folder), OsStr::new("a"))
+            );
+        }
+        assert!(parts(Path::new("/")).is_err() && parts(Path::new("f/..")).is_err());
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b", "a", ".hidden"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        assert_eq!(
+            read_folder(folder.path()).unwrap(),
+            ["a", "b"].map(|name| folder.path().join(name))
+        );
+        assert!(
+            remove(&folder.path().join("a")).unwrap() && !remove(&folder.path().join("a")).unwrap()
+        );
+        let error = |renamed| ReplaceError {
+            path: "/f".into(),
+            cause: io::ErrorKind::StorageFull.into(),
+            renamed,
+        };
+        assert!(
+            error(true)
+                .to_string()
+                .ends_with("may be the old one after a power failure")
+        );
+        assert!(
+            error(false)
+                .to_string()
+                .ends_with("the file stays unchanged")
+        );
+    }
 }

@@ -144,4 +144,44 @@ mod tests {
             "it is larger than 256 MiB"
         );
     }
+
+    #[test]
+    fn sizes_and_stamps_are_exact() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "12345").unwrap();
+        assert_eq!(read_at_most(file.path(), 5).unwrap(), b"12345");
+        let error = read_at_most(file.path(), 4).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string()),
+            (
+                io::ErrorKind::FileTooLarge,
+                "it is larger than 4 bytes".to_owned()
+            )
+        );
+        for (limit, text) in [
+            ((1 << 20) - 1, "1048575 bytes"),
+            (1 << 20, "1 MiB"),
+            (3 << 20, "3 MiB"),
+        ] {
+            assert_eq!(
+                too_large(limit).to_string(),
+                format!("it is larger than {text}")
+            );
+        }
+        let mut read = String::new();
+        open(file.path())
+            .unwrap()
+            .read_to_string(&mut read)
+            .unwrap();
+        assert_eq!(read, "12345");
+        assert!(is_special(Path::new("/dev/null")) && is_special(Path::new("/")));
+        assert!(!is_special(file.path()) && !is_special(Path::new("/none")));
+        let before = FileStamp::of(file.path());
+        assert_eq!(
+            (FileStamp::of(file.path()), FileStamp::of("/none")),
+            (before, None)
+        );
+        fs::write(file.path(), "123456").unwrap();
+        assert_ne!(FileStamp::of(file.path()), before);
+    }
 }

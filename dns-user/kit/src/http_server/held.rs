@@ -286,4 +286,60 @@ mod tests {
         assert!(whole_close.notified().now_or_never().is_none());
         assert!(!slow.grow(1, MAX_SMALL), "closed");
     }
+
+    #[test]
+    fn room_ends_exactly_at_its_limits() {
+        let now = Instant::now();
+        let [one, other] = [Peer::User(1), Peer::User(2)];
+        let entry = |number, peer, bytes, progress| HeldBody {
+            number,
+            peer,
+            bytes,
+            progress,
+            close: Arc::default(),
+        };
+        for (own, others, bytes, has_room) in [
+            (20, 20, 30, true),
+            (20, 20, 31, false),
+            (0, 70, 30, true),
+            (0, 70, 31, false),
+            // Nothing else is held: the limit is that of a single one.
+            (0, 0, 1000, true),
+            (1, 0, 49, true),
+            (1, 0, 50, false),
+        ] {
+            let mut entries = vec![
+                entry(1, one, own, Some(now)),
+                entry(2, other, others, Some(now)),
+            ];
+            assert_eq!(
+                make_room(&mut entries, 100, one, bytes, now),
+                has_room,
+                "{own} {others} {bytes}"
+            );
+            assert_eq!(entries.len(), 2, "none has stalled");
+        }
+        let millisecond = Duration::from_millis(1);
+        for (progress, bytes, is_closed) in [
+            (Some(now - STALLED), 90, true),
+            (Some(now - STALLED + millisecond), 90, false),
+            (None, 90, false),
+            (Some(now - STALLED), 0, false),
+        ] {
+            let mut entries = vec![entry(1, other, bytes, progress)];
+            let has_room = make_room(&mut entries, 100, one, 20, now);
+            assert_eq!(
+                (entries.is_empty(), has_room),
+                (is_closed, is_closed || bytes == 0),
+                "{progress:?}"
+            );
+        }
+        // As many as needed, those first that have stalled longest.
+        let stalled =
+            |number, seconds: u32| entry(number, other, 30, Some(now - seconds * STALLED));
+        let mut entries = vec![stalled(1, 2), stalled(2, 4), stalled(3, 3)];
+        assert!(make_room(&mut entries, 100, one, 50, now));
+        let left: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
+        assert_eq!(left, [1]);
+    }
 }

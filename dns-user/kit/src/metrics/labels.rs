@@ -94,4 +94,40 @@ mod tests {
         assert_eq!(family_label("fd00::1".parse().unwrap()), "2");
         assert_eq!(server_label("[::1]:53".parse().unwrap()), "dns://[::1]:53");
     }
+
+    #[test]
+    fn usual_types_and_codes_have_names() {
+        for (number, label) in [
+            (1, "A"),
+            (2, "NS"),
+            (5, "CNAME"),
+            (6, "SOA"),
+            (12, "PTR"),
+            (15, "MX"),
+            (16, "TXT"),
+            (28, "AAAA"),
+            (33, "SRV"),
+            (43, "DS"),
+            (46, "RRSIG"),
+            (47, "NSEC"),
+            (48, "DNSKEY"),
+            (50, "NSEC3"),
+            (64, "SVCB"),
+            (65, "HTTPS"),
+            (251, "IXFR"),
+            (252, "AXFR"),
+            (255, "ANY"),
+        ] {
+            assert_eq!(
+                (type_label(number), type_text(number)),
+                (label, label.to_owned())
+            );
+        }
+        let codes = (0..12).chain([16, 17]).map(rcode_label);
+        let codes: Vec<String> = codes.map(Cow::into_owned).collect();
+        assert_eq!(
+            codes.join(" "),
+            "NOERROR FORMERR SERVFAIL NXDOMAIN NOTIMP REFUSED YXDOMAIN YXRRSET NXRRSET NOTAUTH NOTZONE 11 BADVERS 17"
+        );
+    }
 }

@@ -421,4 +421,48 @@ mod tests {
         let before = value("process_cpu_seconds_total");
         while value("process_cpu_seconds_total") <= before {}
     }
+
+    #[test]
+    fn families_have_labels_and_values() {
+        const CALLS: Family<Counter, 2> = Family::new("calls_total", "Calls.", ["to", "by"]);
+        const SPEED: Family<Gauge, 0> = Family::new("speed", "Speed.", []);
+        const TIMES: Family<Histogram, 0> = Family::new("times", "Times.", []);
+        let families = [
+            CALLS.of([(["x", "y"], 3)]),
+            SPEED.is(2.5),
+            TIMES.is(histogram(&[1.0, 2.0], [4, 5, 6], 9.5)),
+        ];
+        let text = prometheus::TextEncoder::new()
+            .encode_to_string(&families)
+            .unwrap();
+        assert_eq!(
+            text,
+            "# HELP calls_total Calls.\n# TYPE calls_total counter\ncalls_total{by=\"y\",to=\"x\"} 3\n\
+             # HELP speed Speed.\n# TYPE speed gauge\nspeed 2.5\n# HELP times Times.\n# TYPE times histogram\n\
+             times_bucket{le=\"1\"} 4\ntimes_bucket{le=\"2\"} 9\ntimes_bucket{le=\"+Inf\"} 15\ntimes_sum 9.5\n\
+             times_count 15\n"
+        );
+        let registry = Registry::new();
+        registry
+            .register(Box::new(CALLS.counters().unwrap()))
+            .unwrap();
+        SPEED.scrape(&registry, || vec![SPEED.is(7.0)]).unwrap();
+        assert!(
+            registry.register(Box::new(SPEED.gauge().unwrap())).is_err(),
+            "twice"
+        );
+        let gathered = registry.gather();
+        assert_eq!(gathered[0].get_metric()[0].get_gauge().get_value(), 7.0);
+        let times = TIMES.histogram(&[1.0]).unwrap();
+        times.observe(0.5);
+        assert_eq!((times.get_sample_count(), times.get_sample_sum()), (1, 0.5));
+    }
+
+    #[test]
+    fn processes_have_their_cpu_time() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let before = cpu_time(own).unwrap();
+        while cpu_time(own).unwrap() <= before {}
+        assert_eq!(cpu_time(-1), None);
+    }
 }

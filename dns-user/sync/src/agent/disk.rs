@@ -407,4 +407,43 @@ mod tests {
         assert_eq!(with_hosts_block("", records()).unwrap(), block);
         assert!(with_hosts_block("# BEGIN bosh-dns-sync\n192.0.2.1 mine\n", records()).is_err());
     }
+
+    #[test]
+    fn other_bytes_of_a_version_are_an_edit() {
+        let report = |version, digest: &str| Report {
+            version,
+            digest: Some(digest.to_owned()),
+            patches: true,
+        };
+        for (found, known, is_edited) in [
+            (report(5, "five"), report(5, "five"), false),
+            (report(5, "other"), report(5, "five"), true),
+            (report(6, "six"), report(5, "five"), false),
+            (NOTHING, NOTHING, false),
+        ] {
+            assert_eq!(differs(&found, &known), is_edited, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn lines_are_found_whole() {
+        let text = "a\n b\r\nbc\nb \nb";
+        for (line, at) in [
+            ("a", Some(0)),
+            (" b", Some(2)),
+            ("bc", Some(6)),
+            ("b", Some(9)),
+            ("c", None),
+        ] {
+            assert_eq!(line_at(text, line), at, "{line}");
+        }
+        let error = with_hosts_block("# BEGIN bosh-dns-sync\n", records()).unwrap_err();
+        assert_eq!(error, NO_END);
+        // The last line may lack its end.
+        let file = "# BEGIN bosh-dns-sync\nold\n# END bosh-dns-sync";
+        assert_eq!(
+            with_hosts_block(file, std::iter::empty()).unwrap(),
+            "# BEGIN bosh-dns-sync\n# END bosh-dns-sync\n"
+        );
+    }
 }

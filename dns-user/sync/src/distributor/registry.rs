@@ -748,4 +748,190 @@ mod tests {
             (0, false)
         );
     }
+
+    #[test]
+    fn states_follow_version_and_digest() {
+        let held = |version, digest: Option<&str>| {
+            Some(AgentVersion {
+                version,
+                digest: digest.map(str::to_owned),
+            })
+        };
+        let mut registry = registry();
+        let failing = (Some(7), Some(7), Some("full".to_owned()));
+        for (held, (heard, asked, error), state) in [
+            (
+                held(5, Some("five")),
+                (None, None, None),
+                AgentState::Synced,
+            ),
+            (
+                held(5, Some("other")),
+                (None, None, None),
+                AgentState::Disagreeing,
+            ),
+            (held(5, None), (None, None, None), AgentState::Unverified),
+            (held(6, None), (None, None, None), AgentState::Unverified),
+            (
+                held(6, Some("six")),
+                (None, None, None),
+                AgentState::Disagreeing,
+            ),
+            (
+                held(4, Some("four")),
+                (None, None, None),
+                AgentState::Silent,
+            ),
+            (held(4, None), failing.clone(), AgentState::Failing),
+            (None, failing, AgentState::Failing),
+            (
+                None,
+                (Some(7), Some(8), Some("full".to_owned())),
+                AgentState::Silent,
+            ),
+            (None, (Some(8), Some(7), None), AgentState::Silent),
+            (
+                None,
+                (None, None, Some("full".to_owned())),
+                AgentState::Silent,
+            ),
+        ] {
+            let agent = Agent {
+                held,
+                heard,
+                asked,
+                error,
+                ..Agent::default()
+            };
+            assert_eq!(registry.state(&agent), state, "{agent:?}");
+            let lags = matches!(state, AgentState::Failing | AgentState::Silent);
+            assert_eq!(registry.lags(&agent), lags);
+        }
+        // Without a version there is nothing to hold.
+        registry.set_version(0, "", 0);
+        for digest in [None, Some("")] {
+            let agent = Agent {
+                held: held(0, digest),
+                ..Agent::default()
+            };
+            assert_eq!(registry.state(&agent), AgentState::Silent);
+        }
+    }
+
+    #[test]
+    fn pauses_double_to_their_limit() {
+        for (random, least) in [(0.0, 0.75), (0.5, 1.0), (1.0, 1.25)] {
+            assert_eq!(jitter(1000, random), (1000.0 * least) as u64);
+        }
+        let mut registry = registry();
+        for failures in 1..12_u32 {
+            registry.record_call("a", call(5), 1000, 50, 0.5);
+            let pause = (REPLY_TIMEOUT_MS << failures.min(6)).min(MAX_PAUSE_MS);
+            assert_eq!(registry.agents["a"].next, 1050 + pause, "{failures}");
+        }
+        // A question without a version counts as no attempt.
+        let before = registry.agents["b"].next;
+        registry.record_call("b", call(0), 9000, 0, 0.5);
+        assert_eq!(
+            (registry.agents["b"].next, registry.agents["b"].asked),
+            (before, Some(0))
+        );
+        assert_eq!(
+            registry
+                .due(before - 1)
+                .iter()
+                .filter(|due| due.0 == "b")
+                .count(),
+            0
+        );
+        assert_eq!(
+            registry
+                .due(before)
+                .iter()
+                .filter(|due| due.0 == "b")
+                .count(),
+            1
+        );
+    }
+
+    #[test]
+    fn tokens_and_counts_are_written() {
+        let call = AgentCall {
+            version: 7,
+            nonce: 0xabc,
+        };
+        assert_eq!(call.token(), "7-0000000000000abc");
+        assert_eq!(AgentCall::parse(&call.token()), Some(call));
+        for other in ["7", "x-1", "7-xyz", ""] {
+            assert_eq!(AgentCall::parse(other), None, "{other}");
+        }
+        let mut count = Count {
+            agents: 9,
+            synced: 4,
+            failing: 2,
+            silent: 3,
+            ..Count::default()
+        };
+        assert_eq!(count.to_string(), "2 failing, 3 silent");
+        (count.disagreeing, count.unverified) = (1, 2);
+        let text =
+            "2 failing, 3 silent, 1 disagreeing, 2 unverified (BOSH agents report no digest)";
+        assert_eq!(count.to_string(), text);
+        assert!(!count.complete());
+        count.synced = 9;
+        assert!(count.complete());
+    }
+
+    #[test]
+    fn versions_and_agents_are_replaced() {
+        let mut registry = registry();
+        assert!(!registry.all_reported());
+        for id in ["a", "b", "c"] {
+            registry.report(id, report(5, "five"), 10);
+        }
+        assert!(registry.all_reported());
+        (registry.bytes_sent, registry.made) = (77, 5);
+        registry.set_version(5, "five", 9);
+        assert_eq!(
+            (registry.bytes_sent, registry.made),
+            (77, 5),
+            "nothing has changed"
+        );
+        registry.set_version(5, "other", 9);
+        assert_eq!((registry.bytes_sent, registry.made), (0, 9));
+        registry.bytes_sent = 77;
+        registry.set_version(6, "other", 10);
+        assert_eq!(
+            (registry.bytes_sent, registry.made, registry.due(0).len()),
+            (0, 10, 3)
+        );
+        registry.set_agents(["c", "d"].into_iter());
+        assert_eq!(registry.agents.keys().collect::<Vec<_>>(), ["c", "d"]);
+        assert!(registry.agents["c"].held.is_some() && registry.agents["d"].held.is_none());
+        assert_eq!(registry.report("x", report(1, "one"), 10), Verdict::Ignored);
+        assert_eq!(
+            registry.record_reply("x", call(1), synced(1, "one"), 10, 0.5),
+            Verdict::Ignored
+        );
+        registry.agents.get_mut("c").unwrap().unsigned = true;
+        registry.forget_reports();
+        let agent = &registry.agents["c"];
+        assert_eq!(
+            (agent.held.is_none(), agent.heard, agent.unsigned),
+            (true, Some(10), true)
+        );
+        assert!(!agent.has_reported);
+    }
+
+    #[test]
+    fn only_the_signed_method_may_be_unknown() {
+        for (problem, is_unknown) in [
+            ("unknown message sync_dns_with_signed_url", true),
+            ("Unknown Message: sync_dns_with_signed_url", true),
+            ("unknown message sync_dns", false),
+            ("sync_dns_with_signed_url failed", false),
+        ] {
+            assert_eq!(is_unknown_method(problem), is_unknown, "{problem}");
+        }
+    }
 }

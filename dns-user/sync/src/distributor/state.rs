@@ -398,4 +398,75 @@ mod tests {
         assert_eq!((id.len(), &id[14..15]), (36, "4"));
         assert!(matches!(&id[19..20], "8" | "9" | "a" | "b"), "{id}");
     }
+
+    #[test]
+    fn kept_versions_have_limits_of_number_time_and_room() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::lock(place.path()).unwrap();
+        let version = |version: u64, at: u64| CommittedVersion {
+            version,
+            blob: blob_id(),
+            digest: String::new(),
+            at,
+        };
+        let length = 100;
+        // The state of this many versions, made at these times.
+        let kept = |times: &[u64], now: u64, room: u64| {
+            let mut state = PublisherState::default();
+            for (number, at) in (1..).zip(times) {
+                fs::write(folder.dataset_path(number), vec![b' '; length]).unwrap();
+                state.versions.push(version(number, *at));
+            }
+            let gone = folder.forget_old(&mut state, now, room).unwrap();
+            assert_eq!(gone.len() + state.versions.len(), times.len());
+            assert!(
+                gone.iter()
+                    .all(|made| folder.dataset(made.version).is_none())
+            );
+            assert!(
+                state
+                    .versions
+                    .iter()
+                    .all(|made| folder.dataset(made.version).is_some())
+            );
+            state.versions.len()
+        };
+        let room = u64::MAX;
+        assert_eq!(kept(&[], 0, room), 0);
+        // Ten are kept for ever, more of them for an hour.
+        assert_eq!(kept(&[0; 10], 9_999_999, room), 10);
+        assert_eq!(kept(&[0; 12], KEPT_SECONDS, room), 12);
+        assert_eq!(kept(&[0; 12], KEPT_SECONDS + 1, room), 10);
+        // As many as fit, but two at least.
+        for (room, number) in [(500, 5), (499, 4), (200, 2), (0, 2)] {
+            assert_eq!(kept(&[0; 8], 0, room), number, "{room}");
+        }
+        assert_eq!(kept(&[0], 0, 0), 1);
+        assert!(matches!(
+            Folder::existing(&place.path().join("x")),
+            Err(StateError::NoPublisher(_))
+        ));
+        let open = Folder::existing(place.path()).unwrap();
+        assert_eq!(open.read::<u64>("number").unwrap(), None);
+        for _ in 0..2 {
+            let edited = open.edit("number", |number: &mut u64| {
+                *number += 1;
+                Ok::<_, StateError>(())
+            });
+            edited.unwrap();
+        }
+        assert_eq!(open.read::<u64>("number").unwrap(), Some(2));
+        let refused = open.edit("number", |number: &mut u64| {
+            *number = 9;
+            Err(StateError::NoMoreVersions(0))
+        });
+        assert!(refused.is_err() && open.read::<u64>("number").unwrap() == Some(2));
+        open.remove("number").unwrap();
+        open.remove("number").unwrap();
+        assert_eq!(open.read::<u64>("number").unwrap(), None);
+        fs::write(folder.dataset_path(3), "x").unwrap();
+        fs::write(folder.dataset_path(4), "x").unwrap();
+        folder.give_up_datasets(4);
+        assert!(folder.dataset(3).is_none() && folder.dataset(4).is_some());
+    }
 }

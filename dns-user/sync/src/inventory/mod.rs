@@ -417,4 +417,141 @@ mod tests {
             assert!(said.contains(expected), "{body}: {said}");
         }
     }
+
+    fn inventory(yaml: &str) -> Inventory {
+        Inventory::parse(file::read(yaml.as_bytes()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn names_have_limits() {
+        let longest = "a".repeat(63);
+        for (id, is_good) in [
+            (longest.as_str(), true),
+            (&(longest.clone() + "a"), false),
+            ("A_b-9", true),
+            ("''", false),
+            ("a.b", false),
+        ] {
+            let text = group(&format!(
+                "instances: [{{id: {id}, networks: {{n: 10.0.0.1}}}}]"
+            ));
+            let raw = file::read(text.as_bytes()).unwrap();
+            assert_eq!(Inventory::parse(raw).is_ok(), is_good, "{id}");
+        }
+        let text = group("instances: [{id: A_b, networks: {n: 10.0.0.1}}]");
+        let found = inventory(&format!("domain: Fleet.\n{text}"));
+        assert_eq!((&*found.domain, &*found.instances[0].id), ("Fleet", "a_b"));
+        assert_eq!(inventory(&text).domain, "bosh");
+        for domain in ["''", "a..b"] {
+            assert!(problem(&format!("domain: {domain}\n{text}")).contains("is not a domain name"));
+        }
+        for (link, expected) in [
+            ("{name: '', type: t}", "a link needs a name and a type"),
+            ("{name: l, type: ''}", "a link needs a name and a type"),
+            (
+                "{name: l, type: t, aliases: [{domain: ''}]}",
+                "the domain is not a domain name",
+            ),
+            (
+                "{name: l, type: t, aliases: [{domain: a..b}]}",
+                "the domain is not a domain name",
+            ),
+            (
+                "{name: l, type: t, aliases: [{domain: x, initial_health_check: x}]}",
+                "initial_health_check is",
+            ),
+            (
+                "{name: l, type: t, aliases: [{domain: _.x, placeholder_type: x}]}",
+                "placeholder_type is",
+            ),
+        ] {
+            let said = problem(&group(&format!("links: [{link}]")));
+            assert!(said.contains(expected), "{link}: {said}");
+        }
+        let same_agent = "instances: [{id: a, agent_id: x, networks: {n: 10.0.0.1}}, {id: b, agent_id: x, networks: {n: 10.0.0.2}}]";
+        assert!(problem(&group(same_agent)).contains("another instance has this agent_id"));
+    }
+
+    #[test]
+    fn index_is_the_position_unless_stated() {
+        let text = group(
+            "instances: [{id: a, networks: {n: 10.0.0.1}}, {id: b, index: 7, networks: {n: 10.0.0.2}}, {id: c, networks: {m: 10.0.0.1}}]",
+        );
+        let indexes: Vec<u64> = inventory(&text)
+            .instances
+            .iter()
+            .map(|of| of.index)
+            .collect();
+        assert_eq!(indexes, [0, 7, 2]);
+    }
+
+    #[test]
+    fn what_is_missing_cuts_an_inventory() {
+        let fleet = |instances: &str, aliases: &str| {
+            inventory(&group(&format!(
+                "instances: [{instances}], links: [{{name: l, type: t, aliases: [{aliases}]}}]"
+            )))
+        };
+        let (one, other) = (
+            "{id: a, networks: {n: [10.0.0.1, 'fd00::1']}}",
+            "{id: b, networks: {n: 10.0.0.2}}",
+        );
+        let (alias, more) = ("{domain: x}", "{domain: y}");
+        let before = fleet(&format!("{one}, {other}"), &format!("{alias}, {more}"));
+        for (instances, aliases, is_cut) in [
+            (format!("{one}, {other}"), format!("{more}, {alias}"), false),
+            (
+                format!("{one}, {other}, {{id: c, networks: {{n: 10.0.0.3}}}}"),
+                format!("{alias}, {more}, {{domain: z}}"),
+                false,
+            ),
+            (one.to_owned(), format!("{alias}, {more}"), true),
+            (format!("{one}, {other}"), alias.to_owned(), true),
+            // Another address of the same family is a move; a family less is a loss.
+            (
+                format!("{{id: a, networks: {{n: [10.0.0.9, 'fd00::1']}}}}, {other}"),
+                format!("{alias}, {more}"),
+                false,
+            ),
+            (
+                format!("{{id: a, networks: {{n: 10.0.0.1}}}}, {other}"),
+                format!("{alias}, {more}"),
+                true,
+            ),
+            (
+                format!("{{id: a, networks: {{m: [10.0.0.1, 'fd00::1']}}}}, {other}"),
+                format!("{alias}, {more}"),
+                true,
+            ),
+        ] {
+            let after = fleet(&instances, &aliases);
+            assert_eq!(after.is_cut(&before), is_cut, "{instances} {aliases}");
+            let kept = after.clone().keeping(&before).unwrap();
+            assert!(
+                !kept.is_cut(&before) && !kept.is_cut(&after),
+                "{instances} {aliases}"
+            );
+            let again = kept.clone().keeping(&before).unwrap();
+            assert_eq!(again, kept, "{instances} {aliases}");
+        }
+        let no_link = inventory(&group(&format!("instances: [{one}, {other}]")));
+        assert!(no_link.is_cut(&before) && !before.is_cut(&no_link));
+        assert_eq!(no_link.keeping(&before).unwrap().links, before.links);
+        // Links differ in each of their parts.
+        let link = before.links[0].clone();
+        for change in [
+            |link: &mut Link| link.deployment.push('x'),
+            |link: &mut Link| link.group.push('x'),
+            |link: &mut Link| link.name.push('x'),
+            |link: &mut Link| link.kind.push('x'),
+        ] {
+            let mut other = link.clone();
+            change(&mut other);
+            assert!(!link.is_same(&other) && link.is_same(&link.clone()));
+        }
+        assert_eq!(link.group_name(), "l-t");
+        // An address that has moved to another instance cannot be kept.
+        let taken = fleet("{id: c, networks: {n: 10.0.0.2}}", alias);
+        assert!(taken.keeping(&before).is_err());
+    }
 }
