@@ -320,4 +320,38 @@ mod tests {
         }
         assert_eq!(guard.check(50, 50, earlier + 9 * MAX_INTERVAL), Ok(()));
     }
+
+    #[test]
+    fn stamp_is_settled_after_a_second() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut stamp = FileStamp::of(file.path()).unwrap();
+        let seconds = || {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            now.unwrap().as_secs() as i64
+        };
+        // Until a whole round falls within one second of the clock.
+        loop {
+            let now = seconds();
+            let found = [1000, 0, -1, -2, -1000].map(|since| {
+                stamp.changed.0 = now + since;
+                is_settled(&stamp)
+            });
+            if seconds() == now {
+                assert_eq!(found, [false, false, false, true, true]);
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn files_are_named_after_instances() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.json", "b.yml", ".c.json", "d", "e.json.tmp"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        assert_eq!(list(folder.path()).unwrap(), [folder.path().join("a.json")]);
+        let guid = |name: &str| guid_of(Path::new(name)).map(|guid| guid.to_string());
+        assert_eq!(guid("/f/a.b.json").as_deref(), Some("a.b"));
+        assert_eq!(guid("/f/a b.json"), None);
+    }
 }

@@ -428,3 +428,120 @@ fn create(path: &Path, contents: &[u8], mode: u32, owner: Option<Owner>) -> io::
 fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_remedies() {
+        for (kind, text) in [
+            (io::ErrorKind::StorageFull, "free space"),
+            (io::ErrorKind::QuotaExceeded, "free space"),
+            (
+                io::ErrorKind::ReadOnlyFilesystem,
+                "mount the file system writable",
+            ),
+            (io::ErrorKind::PermissionDenied, "write permission"),
+            (io::ErrorKind::NotFound, "create the folder above it"),
+            (io::ErrorKind::Other, "check the folder"),
+        ] {
+            let error = FolderError {
+                path: "/f".into(),
+                cause: kind.into(),
+            };
+            assert!(
+                error.to_string().starts_with("/f: ") && error.to_string().contains(text),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn interrupted_changes_are_swept() {
+        let place = tempfile::tempdir().unwrap();
+        let make = |identity: &str, content: &str| {
+            let path = place.path().join(identity);
+            make_folders(&path.join(content)).unwrap();
+            path
+        };
+        let unfinished = make("a", "..pair-1");
+        make("a", "..pair-2");
+        symlink("..pair-2", unfinished.join("....data.next")).unwrap();
+        let used = make("b", "..pair-1");
+        symlink("..pair-1", used.join(DATA)).unwrap();
+        let other = make("c", "other");
+        let empty = place.path().join("d");
+        make_folders(&empty).unwrap();
+        let removed = make(".removed-e", "..pair-1");
+        fs::write(place.path().join(".removed-file"), "").unwrap();
+        for (path, expected) in [
+            (&unfinished, true),
+            (&used, false),
+            (&other, false),
+            (&empty, false),
+        ] {
+            assert_eq!(is_unfinished(path).unwrap(), expected, "{}", path.display());
+        }
+        sweep_interrupted(place.path()).unwrap();
+        assert!(!unfinished.exists() && !removed.exists());
+        assert!(used.exists() && other.exists() && empty.exists());
+        assert!(place.path().join(".removed-file").exists());
+    }
+
+    #[test]
+    fn folder_is_locked_once() {
+        let place = tempfile::tempdir().unwrap();
+        let first = lock(place.path()).unwrap();
+        assert!(first.is_some() && lock(place.path()).unwrap().is_none());
+        drop(first);
+        assert!(lock(place.path()).unwrap().is_some());
+        assert!(lock(&place.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn generations_replace_each_other() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = IdentityFolder::new(place.path().join("i"));
+        assert_eq!(folder.current(), None);
+        let entry = |name, contents, secret| Entry {
+            name,
+            contents,
+            secret,
+        };
+        let first = [
+            entry("x.crt", b"crt 1", false),
+            entry("x.key", b"key 1", true),
+            entry("old", b"old", false),
+        ];
+        folder.replace(&first, None).unwrap();
+        let before = folder.current().unwrap();
+        let mode = |name: &str| fs::metadata(folder.path.join(name)).unwrap().mode() & 0o777;
+        assert_eq!((mode("x.crt"), mode("x.key")), (0o644, 0o600));
+        let pair = read_pair(&folder.path, "x").unwrap();
+        assert_eq!((&*pair.certificate, &**pair.key), ("crt 1", "key 1"));
+        assert_eq!(&**pair.joined(), "crt 1key 1");
+        assert!(!pair.is_matching());
+        folder
+            .replace(
+                &[
+                    entry("x.crt", b"crt 2", false),
+                    entry("x.key", b"key 2", true),
+                ],
+                None,
+            )
+            .unwrap();
+        assert_ne!(folder.current().unwrap(), before);
+        // Readers of the former generation still find it; its name at the top is gone.
+        assert_eq!(fs::read(before.join("x.crt")).unwrap(), b"crt 1");
+        assert!(fs::symlink_metadata(folder.path.join("old")).is_err());
+        fs::write(folder.path.join("..left.next"), "").unwrap();
+        fs::remove_file(folder.path.join("x.key")).unwrap();
+        folder.complete_change().unwrap();
+        assert!(!before.exists() && !folder.path.join("..left.next").exists());
+        assert_eq!(fs::read(folder.path.join("x.key")).unwrap(), b"key 2");
+        folder.clone().destroy().unwrap();
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        folder.destroy().unwrap();
+    }
+}

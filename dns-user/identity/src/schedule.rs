@@ -388,4 +388,55 @@ mod tests {
             0xe3b0_c442 >> 12
         );
     }
+
+    #[test]
+    fn windows_are_documented() {
+        const MINUTE: Duration = Duration::from_secs(60);
+        for (validity, start, end) in [
+            (24 * HOUR, 23 * HOUR, 24 * HOUR - 20 * MINUTE),
+            (5 * HOUR, 4 * HOUR, 5 * HOUR - 20 * MINUTE),
+            (4 * HOUR, 3 * HOUR, 4 * HOUR - 20 * MINUTE),
+            (2 * HOUR, 90 * MINUTE, 110 * MINUTE),
+            (HOUR, 45 * MINUTE, 55 * MINUTE),
+        ] {
+            let window = RenewalWindow { start, end };
+            assert_eq!(RenewalWindow::of(validity), window, "{validity:?}");
+        }
+        assert_eq!(day().deadline(), Some(start() + 24 * HOUR - 20 * MINUTE));
+        assert_eq!(Schedule::new(Share::of("g1"), None).deadline(), None);
+    }
+
+    #[test]
+    fn bounds_of_times_are_exact() {
+        let second = Duration::from_secs(1);
+        // A start less than a minute ahead is no reason to renew.
+        let ahead = start() - CLOCK_TOLERANCE;
+        assert!(day().due(ahead) > start());
+        assert_eq!(day().due(ahead - second), ahead - second);
+        let end = day().deadline().unwrap();
+        assert!(day().can_wait(end - HOUR - second, HOUR));
+        assert!(!day().can_wait(end - HOUR, HOUR));
+        // A retry or a pause of the longest delay is one, a longer one dates from another clock.
+        for (delay, is_one) in [(MAX_DELAY, true), (MAX_DELAY + second, false)] {
+            assert_eq!(is_delay(start() + delay, start()), is_one);
+            let mut schedule = day();
+            schedule.failure = Some(Failure {
+                attempts: 1,
+                message: String::new(),
+                retry_at: start() + delay,
+            });
+            let expected = if is_one { start() + delay } else { start() };
+            assert_eq!(schedule.due(start()), expected);
+            schedule.mended();
+            assert_eq!(schedule.retry_at(start()), None);
+            schedule.lost();
+            schedule.hold = Some(start() + delay);
+            assert_eq!(schedule.due(start()), expected);
+        }
+        // A request is taken back by a clock that was set back, not by a second.
+        let mut schedule = day();
+        schedule.requested = Some((start() + HOUR, HOUR));
+        assert_eq!(schedule.due(start()), start() + HOUR);
+        assert_eq!(schedule.due(start() - second), start() - second);
+    }
 }
