@@ -73,7 +73,7 @@ async fn unread_replies_are_bounded() {
         });
         let mut most = 0;
         for _ in 0..50 {
-            most = most.max(crate::server::tcp_limits::held_by_all());
+            most = most.max(tcp_limits::held_by_all());
             sleep(Duration::from_millis(10)).await;
         }
         assert!(most <= 300 << 10, "{most} bytes of replies were held");
