@@ -355,6 +355,112 @@ fn state_of(text: &str) -> HealthState {
 }
 
 #[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    fn handshake_error(alert: AlertDescription) -> CheckError {
+        let alert = rustls::Error::AlertReceived(alert);
+        CheckError::of_handshake(io::Error::new(io::ErrorKind::InvalidData, alert))
+    }
+
+    #[test]
+    fn alerts_about_certificates_are_refusals() {
+        for alert in [
+            AlertDescription::BadCertificate,
+            AlertDescription::UnsupportedCertificate,
+            AlertDescription::CertificateRevoked,
+            AlertDescription::CertificateExpired,
+            AlertDescription::CertificateUnknown,
+            AlertDescription::UnknownCA,
+            AlertDescription::AccessDenied,
+            AlertDescription::DecryptError,
+            AlertDescription::CertificateRequired,
+        ] {
+            let error = handshake_error(alert);
+            assert!(matches!(error, CheckError::Refused(_)), "{error}");
+        }
+        for alert in [
+            AlertDescription::HandshakeFailure,
+            AlertDescription::ProtocolVersion,
+            AlertDescription::InternalError,
+        ] {
+            let error = handshake_error(alert);
+            assert!(matches!(error, CheckError::Tls(_)), "{error}");
+        }
+        let own = rustls::Error::General("the instance's certificate".to_owned());
+        for error in [io::Error::other("reset"), io::Error::other(own)] {
+            assert!(alert_in(&error).is_none(), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn allowance_ends_reading() {
+        let allowance = Allowance::new(Cell::new(5));
+        let (client, mut server) = tokio::io::duplex(64);
+        server.write_all(b"abcdefghij").await.unwrap();
+        let mut limited = ReadLimit {
+            inner: client,
+            allowance: allowance.clone(),
+        };
+        let mut four = [0; 4];
+        limited.read_exact(&mut four).await.unwrap();
+        assert_eq!((&four, allowance.get()), (b"abcd", 1));
+        // The last read may exceed it.
+        limited.read_exact(&mut four).await.unwrap();
+        assert_eq!((&four, allowance.get()), (b"efgh", 0));
+        let error = limited.read(&mut four).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        allowance.set(2);
+        assert_eq!(limited.read(&mut four).await.unwrap(), 2);
+        // Writing is not limited.
+        limited.write_all(b"question").await.unwrap();
+        limited.flush().await.unwrap();
+        limited.shutdown().await.unwrap();
+        let mut asked = Vec::new();
+        server.read_to_end(&mut asked).await.unwrap();
+        assert_eq!(asked, b"question");
+    }
+
+    /// Returns what is read of a response with a body of this length.
+    async fn length_read(length: usize) -> Result<usize, CheckError> {
+        let (client, mut server) = tokio::io::duplex(4096);
+        let serve = async move {
+            let mut request = [0; 1024];
+            let _ = server.read(&mut request).await;
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
+            let response = [head.into_bytes(), vec![b'x'; length]].concat();
+            // Fails where the client has read enough.
+            let _ = server.write_all(&response).await;
+            // Stays open until the client has read.
+            server
+        };
+        let ask = async move {
+            let (mut sender, connection) = http1::handshake(TokioIo::new(client)).await?;
+            let request = Request::new(Empty::<Bytes>::new());
+            let exchange = async {
+                let response = sender.send_request(request).await?;
+                Ok(read(response.into_body()).await?.len())
+            };
+            tokio::select! {
+                outcome = exchange => outcome,
+                _ = connection => panic!("the connection ended first"),
+            }
+        };
+        tokio::join!(serve, ask).1
+    }
+
+    #[tokio::test]
+    async fn reports_have_a_limit() {
+        assert_eq!(length_read(0).await.unwrap(), 0);
+        assert_eq!(length_read(MAX_REPORT).await.unwrap(), MAX_REPORT);
+        let error = length_read(MAX_REPORT + 1).await.unwrap_err();
+        assert!(matches!(error, CheckError::TooLong), "{error}");
+    }
+}
+
+#[cfg(test)]
 mod report_tests {
     use super::*;
 
@@ -409,6 +515,11 @@ mod report_tests {
             groups,
             [("1", HealthState::Failing), ("2", HealthState::Unknown)]
         );
+        // A later null takes back what an earlier member said (observed of Go's decoder).
+        let none = parse(br#"{"group_state":{"1":"failing"},"Group_State":null}"#).unwrap();
+        assert_eq!(none.groups.len(), 0);
+        let null = parse(br#"{"group_state":{"1":null}}"#).unwrap();
+        assert_eq!(null.groups[0].1, HealthState::Unknown);
     }
 
     #[test]

@@ -313,6 +313,8 @@ impl Latest {
 
 #[cfg(test)]
 mod tests {
+    use tokio_rustls::rustls;
+
     use super::*;
 
     #[test]
@@ -360,5 +362,130 @@ mod tests {
                 }),
             ]
         ));
+    }
+
+    #[test]
+    fn outages_name_cause_and_numbers() {
+        let answers = || NoAnswers {
+            checked: 5,
+            concerned: 2,
+            error: "why".to_owned(),
+        };
+        for (outage, text, is_of_certificates) in [
+            (
+                HealthOutage::OwnCertificate("has expired"),
+                "own certificate has expired",
+                true,
+            ),
+            (HealthOutage::Authorities, "no CA of health.ca_file", true),
+            (
+                HealthOutage::Untrusted(answers()),
+                "(2 of 5 because of TLS: why)",
+                true,
+            ),
+            (
+                HealthOutage::Refused(answers()),
+                "(2 of 5 refuse it: why)",
+                true,
+            ),
+            (
+                HealthOutage::Unusable(answers()),
+                "(2 of 5 answer: why)",
+                false,
+            ),
+            (HealthOutage::Silent(answers()), "(5 are checked)", false),
+        ] {
+            assert!(outage.to_string().contains(text), "{outage}");
+            assert_eq!(outage.is_of_certificates(), is_of_certificates, "{outage}");
+        }
+    }
+
+    #[test]
+    fn latest_error_is_told() {
+        let failures = CheckFailures::default();
+        let [first, second] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+        let outage = || failures.0.lock().outage();
+        failures.record(first, CheckResult::Malformed);
+        failures.record(second, CheckResult::Timeout);
+        let unusable = |error: &str| {
+            Some(HealthOutage::Unusable(NoAnswers {
+                checked: 2,
+                concerned: 1,
+                error: error.to_owned(),
+            }))
+        };
+        assert_eq!(outage(), unusable(""));
+        failures.record_error(CheckResult::Malformed, &CheckError::TooLong);
+        assert_eq!(outage(), unusable("report exceeds 65536 bytes"));
+        failures.record_error(CheckResult::Tls, &CheckError::TooLong);
+        assert_eq!(outage(), unusable("report exceeds 65536 bytes"));
+        failures.forget(first);
+        assert!(matches!(
+            outage(),
+            Some(HealthOutage::Silent(NoAnswers {
+                checked: 1,
+                concerned: 1,
+                ..
+            }))
+        ));
+        failures.forget(second);
+        assert_eq!(outage(), None);
+    }
+
+    #[test]
+    fn results_are_counted_by_label() {
+        let metrics = HealthMetrics::new().unwrap();
+        let registry = Registry::new();
+        metrics.register(&registry).unwrap();
+        let refused = rustls::Error::AlertReceived(rustls::AlertDescription::UnknownCA);
+        let io_error = || std::io::Error::other("broken");
+        for (error, label) in [
+            (CheckError::Connect(io_error()), "unreachable"),
+            (CheckError::Tls(io_error()), "tls"),
+            (CheckError::Refused(refused), "refused"),
+            (CheckError::Status(hyper::StatusCode::NOT_FOUND), "status"),
+            (CheckError::TooLong, "malformed"),
+            (CheckError::Answer(anyhow::anyhow!("odd")), "malformed"),
+        ] {
+            assert_eq!(CheckResult::from(&error).label(), label, "{error}");
+        }
+        for (state, label) in [
+            (HealthState::Running, "running"),
+            (HealthState::Failing, "failing"),
+            (HealthState::Unknown, "other"),
+            (HealthState::Unchecked, "other"),
+        ] {
+            assert_eq!(CheckResult::of(state).label(), label);
+            metrics.observe(CheckResult::of(state), Duration::from_millis(3));
+        }
+        metrics.observe(CheckResult::Timeout, Duration::from_secs(1));
+        assert_eq!(metrics.checks(), 5);
+        let states = Arc::new(HealthStates::default());
+        states.set(
+            IpAddr::from([10, 0, 0, 1]),
+            super::super::states::InstanceHealth::unknown(),
+        );
+        metrics.count_instances(&states);
+        metrics.in_flight.set(7);
+        metrics.tracked_names.set(8);
+        metrics.blind.set(1);
+        let text = prometheus::TextEncoder::new()
+            .encode_to_string(&registry.gather())
+            .unwrap();
+        for line in [
+            r#"result="other"} 2"#,
+            r#"result="running"} 1"#,
+            r#"result="timeout"} 1"#,
+            "_count 5",
+            r#"le="0.002"} 0"#,
+            r#"le="0.005"} 4"#,
+            r#"state="unknown"} 1"#,
+            r#"state="running"} 0"#,
+            "in_flight 7",
+            "tracked_names 8",
+            "blind 1",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
     }
 }

@@ -565,4 +565,76 @@ mod tests {
                 && schedule.next_wake().is_none()
         );
     }
+
+    #[test]
+    fn moments_lie_in_phase() {
+        let epoch = Instant::now();
+        let second = Duration::from_secs(1);
+        let quarter = 1 << 30;
+        for (interval, phase, earliest, expected) in [
+            (10, 0, 0, 0),
+            (10, 0, 10_000, 10_000),
+            (10, 0, 10_001, 20_000),
+            (10, 0, 9_999, 10_000),
+            (10, quarter, 0, 2_500),
+            (10, quarter, 2_500, 2_500),
+            (10, quarter, 2_501, 12_500),
+            (10, quarter, 31_000, 32_500),
+            (8, 3 * quarter, 7_000, 14_000 - 8_000 + 8_000),
+        ] {
+            let found = next_moment(
+                epoch,
+                second * interval,
+                phase,
+                epoch + Duration::from_millis(earliest),
+            );
+            assert_eq!(
+                found - epoch,
+                Duration::from_millis(expected),
+                "{interval} {phase} {earliest}"
+            );
+        }
+        // An interval of nothing is a nanosecond.
+        assert_eq!(
+            next_moment(epoch, Duration::ZERO, 7, epoch + second),
+            epoch + second
+        );
+    }
+
+    #[test]
+    fn full_lane_is_not_woken() {
+        let (mut schedule, now) = schedule(1, 4);
+        for n in 1..=3 {
+            schedule.add(ip(n), false);
+            let (ticket, _, _) = schedule.start(now).unwrap();
+            schedule.end(ticket, Ending::Answered, now);
+        }
+        let due = schedule.next_wake().unwrap();
+        let later = now + Duration::from_secs(20);
+        let (first, _, _) = schedule.start(later).unwrap();
+        assert_eq!((schedule.next_wake(), schedule.start(later)), (None, None));
+        // The slot is free as soon as the check has left the lane, and only once.
+        assert!(schedule.slow_down(first) && schedule.slow_down(first));
+        assert!(schedule.next_wake().is_some_and(|at| at >= due));
+        let (second, _, lane) = schedule.start(later).unwrap();
+        assert_eq!((lane, schedule.in_flight()), (Lane::Fast, 2));
+        assert_eq!(schedule.start(later), None);
+        schedule.end(second, Ending::CutOff, later);
+        schedule.end(first, Ending::Silent, later);
+        assert!(!schedule.slow_down(first), "it has ended");
+        assert_eq!(schedule.in_flight(), 0);
+        // Cut off: its next check is due at once, in the slow lane.
+        assert!(schedule.silent.first().is_some_and(|(at, _)| *at == later));
+    }
+
+    #[test]
+    fn removed_silent_instance_is_not_checked() {
+        let (mut schedule, now) = schedule(1, 1);
+        schedule.add(ip(1), true);
+        let (ticket, _, _) = schedule.start(now).unwrap();
+        schedule.end(ticket, Ending::Silent, now);
+        assert!(schedule.holds(ip(1)) && schedule.next_wake().is_some());
+        assert_eq!(schedule.remove(ip(1)), None);
+        assert_eq!((schedule.next_wake(), schedule.remove(ip(1))), (None, None));
+    }
 }

@@ -288,4 +288,22 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn lanes_grow_to_their_limits() {
+        let second = Duration::from_secs(1);
+        for (files, fast, slow, kept) in [
+            (0, 4, 4, 0),
+            (64, 4, 4, 8),
+            (1024, 64, 64, 128),
+            (4096, FAST_LANE, 256, 512),
+            (1 << 20, FAST_LANE, SLOW_LANE, KEPT),
+            (u64::MAX, FAST_LANE, SLOW_LANE, KEPT),
+        ] {
+            // All checks of a full lane start within half of their time limit.
+            let pace = second / (2 * slow as u32);
+            let lanes = Lanes { fast, slow, pace };
+            assert_eq!(Budget::of(files, second), Budget { lanes, kept }, "{files}");
+        }
+    }
 }

@@ -259,4 +259,81 @@ mod tests {
         assert!(!states.remove(ip) && !states.is_checked(ip));
         assert_eq!(states.state(ip, Some("1")), HealthState::Unchecked);
     }
+
+    #[test]
+    fn first_report_without_news_changes_nothing() {
+        let ip = IpAddr::from([10, 0, 0, 1]);
+        let health = |state, groups: &[(&str, HealthState)]| InstanceHealth {
+            state,
+            groups: groups
+                .iter()
+                .map(|(group, state)| ((*group).into(), *state))
+                .collect(),
+        };
+        for (health, differs) in [
+            (health(HealthState::Unchecked, &[]), false),
+            // Follows the instance, so it says nothing.
+            (
+                health(HealthState::Unchecked, &[("1", HealthState::Unchecked)]),
+                false,
+            ),
+            (
+                health(HealthState::Unchecked, &[("1", HealthState::Failing)]),
+                true,
+            ),
+            (health(HealthState::Running, &[]), true),
+            (health(HealthState::Unknown, &[]), true),
+        ] {
+            let states = HealthStates::default();
+            assert_eq!(states.set(ip, health.clone()), differs, "{health:?}");
+            assert_eq!(states.changes(), u64::from(differs), "{health:?}");
+            assert!(states.is_checked(ip) && !states.set(ip, health));
+        }
+    }
+
+    #[test]
+    fn instances_are_counted_by_state() {
+        let states = HealthStates::default();
+        let all = [
+            HealthState::Running,
+            HealthState::Failing,
+            HealthState::Unknown,
+            HealthState::Unchecked,
+        ];
+        let mut last = 0;
+        for (count, state) in (1..).zip(all) {
+            for _ in 0..count {
+                last += 1;
+                let groups = Box::default();
+                states.set(
+                    IpAddr::from([10, 0, 0, last]),
+                    InstanceHealth { state, groups },
+                );
+            }
+        }
+        assert_eq!(states.counts(), [1, 2, 3, 4]);
+        let changed = states.changes();
+        states.set(IpAddr::from([10, 0, 0, 1]), InstanceHealth::unknown());
+        assert_eq!(
+            (states.counts(), states.changes()),
+            ([0, 2, 4, 4], changed + 1)
+        );
+    }
+
+    #[test]
+    fn sets_have_the_parts_of_their_instances() {
+        let states = HealthStates::default();
+        let ips: Vec<IpAddr> = (0..=255).map(|last| [10, 0, 0, last].into()).collect();
+        let mut parts: Vec<usize> = Vec::new();
+        for ip in &ips {
+            let own: Vec<usize> = states.set_of(&[*ip]).parts().collect();
+            assert_eq!(own, [states.part(*ip)]);
+            parts.extend(own);
+        }
+        parts.sort_unstable();
+        parts.dedup();
+        assert_eq!(states.set_of(&ips).parts().collect::<Vec<_>>(), parts);
+        // All but a few of 64 parts have one of 256 instances.
+        assert!(parts.len() > 32, "{parts:?}");
+    }
 }

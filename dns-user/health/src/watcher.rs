@@ -369,3 +369,23 @@ impl Heartbeat {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heartbeat_ends_silence() {
+        let minute = Duration::from_secs(60);
+        let heartbeat = Heartbeat {
+            epoch: Instant::now() - minute,
+            last_ms: AtomicU64::new(0),
+        };
+        assert!(heartbeat.silent_for() >= minute);
+        heartbeat.beat();
+        assert!(heartbeat.last_ms.load(Ordering::Relaxed) >= 60_000);
+        // A clock that another CPU has read a little later than this one.
+        heartbeat.last_ms.fetch_add(3_600_000, Ordering::Relaxed);
+        assert_eq!(heartbeat.silent_for(), Duration::ZERO);
+    }
+}

@@ -386,6 +386,69 @@ mod tests {
         work.abort();
     }
 
+    #[test]
+    fn running_script_is_not_started_again() {
+        let folder = tempfile::tempdir().unwrap();
+        job(folder.path(), "a", Some("#!/bin/sh\n"), None);
+        job(folder.path(), "b", Some("#!/bin/sh\n"), None);
+        let jobs = jobs(folder.path());
+        let names = |due: Vec<(OsString, PathBuf)>| -> Vec<OsString> {
+            due.into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(jobs.due_scripts()), ["a", "b"]);
+        assert_eq!(jobs.due_scripts(), []);
+        let is_ready = || *jobs.ready.borrow();
+        jobs.record(&"a".into(), Path::new("a"), Ok(()));
+        assert!(!is_ready() && !jobs.summary().all_healthy);
+        jobs.record(
+            &"b".into(),
+            Path::new("b"),
+            Err(anyhow::anyhow!("exit status: 1")),
+        );
+        assert!(is_ready() && !jobs.summary().all_healthy);
+        assert_eq!(names(jobs.due_scripts()), ["a", "b"]);
+        // The last result counts until the next one.
+        assert_eq!(
+            jobs.known.lock()[&OsString::from("a")]
+                .script
+                .unwrap()
+                .healthy,
+            Some(true)
+        );
+        jobs.record(&"b".into(), Path::new("b"), Ok(()));
+        assert!(jobs.summary().all_healthy);
+        // A job that has gone, and one whose script has.
+        fs::remove_dir_all(folder.path().join("a")).unwrap();
+        fs::remove_file(folder.path().join("b/bin/dns/healthy")).unwrap();
+        assert_eq!(jobs.due_scripts(), []);
+        jobs.record(&"a".into(), Path::new("a"), Err(anyhow::anyhow!("late")));
+        jobs.record(&"b".into(), Path::new("b"), Err(anyhow::anyhow!("late")));
+        assert!(jobs.summary().all_healthy && jobs.known.lock().len() == 1);
+    }
+
+    #[test]
+    fn worst_script_of_a_group_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let links = Some(r#"[{"group":"1"}]"#);
+        job(folder.path(), "a", Some("#!/bin/sh\n"), links);
+        job(folder.path(), "b", Some("#!/bin/sh\n"), links);
+        let jobs = jobs(folder.path());
+        jobs.due_scripts();
+        for (bad, good) in [("a", "b"), ("b", "a")] {
+            jobs.record(&good.into(), Path::new(good), Ok(()));
+            jobs.record(&bad.into(), Path::new(bad), Err(anyhow::anyhow!("bad")));
+            assert_eq!(
+                jobs.summary().scripted,
+                BTreeMap::from([("1".to_owned(), false)])
+            );
+        }
+        jobs.record(&"b".into(), Path::new("b"), Ok(()));
+        assert_eq!(
+            jobs.summary().scripted,
+            BTreeMap::from([("1".to_owned(), true)])
+        );
+    }
+
     #[tokio::test]
     async fn hanging_script_is_killed() {
         let folder = tempfile::tempdir().unwrap();

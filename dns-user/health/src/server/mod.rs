@@ -387,6 +387,107 @@ fn start(file: &Path, format: LogFormat) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+
+    /// Returns a VM without jobs, whose agent's file has this content, or does not exist.
+    fn vm(folder: &Path, content: Option<&str>) -> Vm {
+        let path = folder.join("health.json");
+        if let Some(content) = content {
+            fs::write(&path, content).unwrap();
+        }
+        let interval = Duration::from_secs(60);
+        Vm {
+            agent: AgentFile::new(path),
+            jobs: Arc::new(Jobs::new(None, PathBuf::from("bin/dns/healthy"), interval)),
+            patience: Duration::from_millis(20),
+        }
+    }
+
+    #[tokio::test]
+    async fn requests_are_answered_like_bosh_dns() {
+        let folder = tempfile::tempdir().unwrap();
+        let vm = vm(folder.path(), Some(r#"{"state":"running"}"#));
+        for (path, is_known, status) in [
+            ("/", true, StatusCode::NOT_FOUND),
+            ("/health/", false, StatusCode::NOT_FOUND),
+            ("/health", false, StatusCode::BAD_REQUEST),
+            // No round of scripts has ended.
+            ("/health", true, StatusCode::SERVICE_UNAVAILABLE),
+        ] {
+            assert_eq!(answer(path, is_known, &vm).await.status(), status, "{path}");
+        }
+        let work = tokio::spawn(vm.jobs.clone().run());
+        vm.jobs.ready().await;
+        let response = answer("/health", true, &vm).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
+        let body = to_bytes(response.into_body(), 4096).await.unwrap();
+        assert_eq!(&body[..], br#"{"state":"running"}"#);
+        work.abort();
+    }
+
+    /// Reports of a VM whose agent says this, once the scripts of its jobs have ended.
+    async fn report(folder: &Path, content: Option<&str>, jobs: Option<PathBuf>) -> Report {
+        let mut vm = vm(folder, content);
+        let interval = Duration::from_secs(60);
+        vm.jobs = Arc::new(Jobs::new(jobs, PathBuf::from("bin/dns/healthy"), interval));
+        let work = tokio::spawn(vm.jobs.clone().run());
+        vm.jobs.ready().await;
+        work.abort();
+        vm.report()
+    }
+
+    #[tokio::test]
+    async fn agent_and_scripts_must_agree() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let jobs = folder.join("jobs");
+        for (job, links) in [("plain", "1"), ("scripted", "2"), ("both", "1")] {
+            let bosh = jobs.join(job).join(".bosh");
+            fs::create_dir_all(&bosh).unwrap();
+            let text = format!(r#"[{{"group":"{links}"}}]"#);
+            fs::write(bosh.join("links.json"), text).unwrap();
+        }
+        let running = Some(r#"{"state":"running"}"#);
+        assert_eq!(report(folder, None, None).await.state, "failing");
+        assert_eq!(report(folder, running, None).await.state, "running");
+        let healthy = report(folder, running, Some(jobs.clone())).await;
+        assert_eq!(
+            (healthy.state, healthy.group_state["1"]),
+            ("running", "running")
+        );
+        let failing = report(folder, Some("{}"), Some(jobs.clone())).await;
+        assert_eq!(
+            (failing.state, failing.group_state["2"]),
+            ("failing", "failing")
+        );
+        // A script decides about the VM and its own groups, and about others by the VM.
+        let script = jobs.join("scripted/bin/dns/healthy");
+        fs::create_dir_all(script.parent().unwrap()).unwrap();
+        fs::write(&script, "#!/bin/sh\nexit 1\n").unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        let scripted = report(folder, running, Some(jobs.clone())).await;
+        assert_eq!(
+            (scripted.state, scripted.group_state["1"]),
+            ("failing", "failing")
+        );
+        assert_eq!(scripted.group_state["2"], "failing");
+        fs::write(&script, "#!/bin/sh\n").unwrap();
+        let scripted = report(folder, Some("{}"), Some(jobs)).await;
+        assert_eq!(
+            (scripted.state, scripted.group_state["1"]),
+            ("failing", "failing")
+        );
+        assert_eq!(scripted.group_state["2"], "running");
+    }
+}
+
+#[cfg(test)]
 mod agent_tests {
     use super::*;
 
@@ -450,5 +551,29 @@ mod config_tests {
             "{error}"
         );
         assert!(HealthServerConfig::parse("h.json", b"{").is_err());
+    }
+
+    #[test]
+    fn omitted_settings_have_defaults() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("health.json");
+        let needed = r#""port": 8853, "ca_file": "/c/ca", "certificate_file": "/c/crt",
+            "private_key_file": "/c/key", "health_file_name": "/i/health.json""#;
+        let unset = r#""health_executable_interval": "0s", "request_timeout": "0s", "jobs_dir": "",
+            "health_executable_path": """#;
+        for text in [format!("{{{needed}}}"), format!("{{{needed}, {unset}}}")] {
+            fs::write(&file, &text).unwrap();
+            let config = HealthServerConfig::load(&file).unwrap();
+            assert_eq!(config.listen, "0.0.0.0:8853".parse().unwrap());
+            assert_eq!(config.executable_interval, Duration::from_secs(5));
+            assert_eq!(config.request_timeout, Duration::from_secs(5));
+            assert_eq!(config.executable_path, Path::new("bin/dns/healthy"));
+            assert_eq!(
+                (config.jobs_dir, config.health_file),
+                (None, "/i/health.json".into())
+            );
+        }
+        let missing = HealthServerConfig::load(&folder.path().join("none")).unwrap_err();
+        assert!(missing.to_string().contains("cannot be read"), "{missing}");
     }
 }

@@ -260,3 +260,150 @@ fn lagging_watcher_stops_tracking() {
     assert!(commands.len() >= MAX_QUEUED, "names are tracked again");
     assert_eq!(tracker.name_count(), 2);
 }
+
+#[test]
+fn dropped_name_must_be_looked_up() {
+    let (tracker, _commands, _) = tracker(None);
+    assert!(tracker.is_on());
+    tracker.track(&name("a"), &needs(&[1], false));
+    let kept = tracker.tracked(&name("a")).unwrap();
+    assert!(tracker.tracked(&name("b")).is_none() && tracker.touch(&kept));
+    tracker.track(&name("b"), &needs(&[2], false));
+    // The order of uses within a tick decides now.
+    assert!(tracker.touch(&kept));
+    tracker.track(&name("c"), &needs(&[3], false));
+    assert!(tracker.is_tracked(&name("a")) && tracker.touch(&kept));
+    for other in ["d", "e"] {
+        tracker.track(&name(other), &needs(&[4], false));
+    }
+    assert!(!tracker.touch(&kept) && tracker.tracked(&name("a")).is_none());
+    let off = Limits {
+        names: 0,
+        first_checks: Duration::ZERO,
+        ttl: None,
+    };
+    let (off, mut commands) = Tracker::new(off, Arc::default(), FastPathHandle::default());
+    off.track(&name("a"), &needs(&[1], false));
+    assert!(!off.is_on() && off.name_count() == 0 && checks(&mut commands).is_empty());
+}
+
+#[test]
+fn names_without_checks_are_not_tracked() {
+    let (tracker, mut commands, _) = tracker(None);
+    let mut unneeded = needs(&[1], false);
+    unneeded.checks.tracked = false;
+    tracker.track(&name("a"), &unneeded);
+    assert_eq!((tracker.name_count(), checks(&mut commands)), (0, vec![]));
+}
+
+#[test]
+fn time_of_use_never_goes_back() {
+    let (tracker, _commands, _) = tracker(None);
+    tracker.track(&name("a"), &needs(&[1], false));
+    let tracked = tracker.tracked(&name("a")).unwrap();
+    let used = tracker.last_use(&tracked);
+    assert!(used > 0 && tracked.touch(used - 1));
+    assert_eq!(tracker.last_use(&tracked), used);
+    assert!(tracked.touch(used + 7));
+    assert_eq!(tracker.last_use(&tracked), used + 7);
+}
+
+#[test]
+fn precision_follows_the_oldest_use() {
+    let (tracker, _commands, _) = tracker(None);
+    tracker.track(&name("a"), &needs(&[1], false));
+    let used = tracker.last_use(&tracker.tracked(&name("a")).unwrap());
+    for (is_full, age, expected) in [
+        (false, 0, false),
+        (true, 0, true),
+        (true, EXACT_WITHIN_NS - 1, true),
+        (true, EXACT_WITHIN_NS, false),
+        (false, EXACT_WITHIN_NS - 1, false),
+    ] {
+        tracker.set_precision(&mut tracker.registry.lock(), is_full, used + age);
+        assert_eq!(
+            tracker.is_exact.load(Ordering::Relaxed),
+            expected,
+            "{is_full} {age}"
+        );
+    }
+}
+
+#[test]
+fn expiry_is_looked_for_in_time() {
+    for (ttl, expected) in [
+        (None, 60_000),
+        (Some(Duration::from_secs(3600)), 60_000),
+        (Some(Duration::from_secs(30)), 3_000),
+        (Some(Duration::from_millis(10)), 100),
+    ] {
+        let (tracker, _commands, _) = tracker(ttl);
+        assert_eq!(tracker.expire_interval(), Duration::from_millis(expected));
+    }
+}
+
+#[test]
+fn use_at_the_moment_is_kept() {
+    let (tracker, _commands, _) = tracker(None);
+    tracker.track(&name("a"), &needs(&[1], false));
+    let used = tracker.last_use(&tracker.tracked(&name("a")).unwrap());
+    let mut registry = tracker.registry.lock();
+    let last_use = |tracked: &Tracked| tracker.last_use(tracked);
+    assert!(registry.pop_before(used, last_use).is_none());
+    assert!(registry.pop_before(used + 1, last_use).is_some());
+    assert!(registry.pop_before(u64::MAX, last_use).is_none());
+}
+
+#[tokio::test]
+async fn unneeded_instance_ends_waits() {
+    let (tracker, mut commands, states) = tracker(None);
+    let tracker = Arc::new(tracker);
+    let waits = tokio::spawn({
+        let tracker = tracker.clone();
+        async move {
+            tracker
+                .first_checks(&name("a"), &needs(&[1, 2], true))
+                .await
+        }
+    });
+    let mut urgent = Vec::new();
+    while urgent.len() < 4 {
+        tokio::task::yield_now().await;
+        while let Ok(command) = commands.try_recv() {
+            if let WatcherCommand::Check { ip, urgent: true } = command {
+                urgent.push(ip);
+            }
+        }
+    }
+    // Another query for the name waits for the same checks, and starts none.
+    let shared = tracker.wait_for_first(&name("a")).unwrap();
+    assert_eq!((*shared.borrow(), commands.len()), (2, 0));
+    assert!(tracker.wait_for_first(&name("b")).is_none());
+    tracker.checked(ip(2), running());
+    assert_eq!(*shared.borrow(), 1);
+    // The name loses its instance, so no check of it will end.
+    tracker.release(&[ip(1)]);
+    waits.await.unwrap();
+    assert!(!states.is_checked(ip(1)) && *shared.borrow() == 0);
+    assert!(!states.is_checked(ip(1)) && states.is_checked(ip(2)));
+    // An instance that nobody needs is not released twice.
+    tracker.release(&[ip(1)]);
+    assert_eq!(dropped(&mut commands).1, [ip(1)]);
+}
+
+#[test]
+fn instances_are_needed_once() {
+    let checks = Checks {
+        instances: [3, 1, 3, 2].map(ip).into(),
+        tracked: true,
+        synchronous: false,
+    };
+    assert_eq!(*needed(&checks), [1, 2, 3].map(ip));
+    let use_at = |at| {
+        let (tracker, _commands, _) = tracker(None);
+        tracker.track(&name("a"), &needs(&[1], false));
+        let tracked = tracker.tracked(&name("a")).unwrap();
+        Use { at, tracked }
+    };
+    assert!(use_at(1) == use_at(1) && use_at(1) != use_at(2) && use_at(1) < use_at(2));
+}
