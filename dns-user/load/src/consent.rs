@@ -213,4 +213,96 @@ mod tests {
             assert!(problem.to_string().contains("--public"), "{problem}");
         }
     }
+
+    #[test]
+    fn only_replies_are_answers() {
+        let reply = [&b"\x12\x34\x80\0\0\x01\0\0\0\0\0\0"[..], &QUERY[12..]].concat();
+        for (expected, code) in [
+            (Expected::Noerror, 0),
+            (Expected::Servfail, 2),
+            (Expected::Nxdomain, 3),
+            (Expected::Refused, 5),
+        ] {
+            for found in [0, 1, 2, 3, 5] {
+                let mut reply = reply.clone();
+                reply[3] = 0xf0 | found;
+                assert_eq!(
+                    expected.verify(QUERY, &reply).is_ok(),
+                    found == code,
+                    "{found}"
+                );
+            }
+        }
+        let verify = |at: usize, byte: u8| {
+            let mut reply = reply.clone();
+            reply[at] = byte;
+            Expected::Noerror.verify(QUERY, &reply).is_ok()
+        };
+        // RD, TC and AA may be set; no other OPCODE.
+        assert!(verify(2, 0x87) && !verify(2, 0x07) && !verify(2, 0x88) && !verify(2, 0xc0));
+        assert!(!verify(5, 0) && !verify(5, 2) && !verify(4, 1));
+        assert!(!verify(reply.len() - 1, 3) && !verify(reply.len() - 3, 28));
+        assert!(
+            Expected::Noerror
+                .verify(QUERY, &reply[..reply.len() - 1])
+                .is_err()
+        );
+        assert!(
+            Expected::Noerror
+                .verify(QUERY, &[&reply[..], b"more"].concat())
+                .is_ok()
+        );
+        assert_eq!(question_of(QUERY), &QUERY[12..]);
+        assert_eq!(question_of(&[QUERY, b"opt"].concat()), &QUERY[12..]);
+        assert_eq!(question_of(&QUERY[..12]), b"");
+        assert_eq!(question_of(&QUERY[..11]), b"");
+        assert_eq!(
+            question_of(&QUERY[..QUERY.len() - 1]),
+            &QUERY[12..QUERY.len() - 1]
+        );
+    }
+
+    #[test]
+    fn reply_has_the_id_of_the_query() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.connect(server.local_addr().unwrap()).unwrap();
+        server.connect(client.local_addr().unwrap()).unwrap();
+        // Waits in the socket before the query is sent.
+        for reply in [
+            &b"\x12\x35other"[..],
+            b"\x12",
+            b"\x13\x34other",
+            b"\x12\x34own",
+            b"\x12\x34late",
+        ] {
+            server.send(reply).unwrap();
+        }
+        assert_eq!(ask(&client, QUERY).as_deref(), Some(&b"\x12\x34own"[..]));
+        let mut asked = [0; 64];
+        assert_eq!(server.recv(&mut asked).unwrap(), QUERY.len());
+        client
+            .set_read_timeout(Some(Duration::from_millis(1)))
+            .unwrap();
+        assert_eq!(ask(&client, QUERY).as_deref(), Some(&b"\x12\x34late"[..]));
+        assert_eq!(ask(&client, QUERY), None);
+    }
+
+    #[test]
+    fn addresses_of_the_link_are_ours() {
+        // The prefix of `lo` is 127.0.0.0/8, and ::1/128.
+        for (address, interface, is_on_link) in [
+            ("127.255.0.9", "lo", true),
+            ("128.0.0.1", "lo", false),
+            ("::1", "lo", true),
+            ("::2", "lo", false),
+            ("127.255.0.9", "no-interface", false),
+        ] {
+            let found = super::is_on_link(address.parse().unwrap(), interface).unwrap();
+            assert_eq!(found, is_on_link, "{address} {interface}");
+        }
+        assert_eq!(bits([10, 0, 0, 1].into()), 0x0a00_0001);
+        assert_eq!(bits("1::2".parse().unwrap()), (1 << 112) + 2);
+        assert_eq!(ip_of(None), None);
+    }
 }

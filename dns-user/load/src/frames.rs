@@ -92,3 +92,80 @@ fn sum_of(bytes: &[u8]) -> u32 {
     }
     sum
 }
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes as _;
+
+    use super::*;
+
+    fn route(source: &str, server: &str) -> Route {
+        Route {
+            hardware: [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]],
+            source: source.parse().unwrap(),
+            server: server.parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn parts_that_vary_are_left_out() {
+        let message = b"\x12\x34\x01\x00abc";
+        let frame = route("10.1.2.3", "10.0.0.9:5353")
+            .frame(message)
+            .unwrap()
+            .unwrap();
+        let expected = [
+            &[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0][..],
+            &[
+                0x45, 0, 0, 35, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 1, 0, 0, 10, 0, 0, 9,
+            ],
+            &[0, 0, 0x14, 0xe9, 0, 15, 0, 0],
+            b"\0\0\x01\x00abc",
+        ]
+        .concat();
+        let len = frame.len as usize;
+        assert_eq!(
+            (len, frame.bytes.as_bytes()[..len].to_vec()),
+            (49, expected)
+        );
+        assert!(frame.bytes.as_bytes()[len..].iter().all(|&byte| byte == 0));
+        assert_eq!((frame.is_ipv6, frame.source), (0, 0x0203));
+        assert_eq!(
+            frame.header_sum,
+            0x4500 + 35 + 0x4000 + 0x4011 + 0x0a01 + 0x0a00 + 9
+        );
+        let message_sum = 0x0100 + 0x6162 + 0x6300;
+        let pseudo = 0x0a01 + 0x0a00 + 9 + 17 + 15;
+        assert_eq!(frame.udp_sum, pseudo + 0x14e9 + 15 + message_sum);
+
+        let frame = route("fd00::1:2", "[fd00::9]:53")
+            .frame(message)
+            .unwrap()
+            .unwrap();
+        assert_eq!((frame.len, frame.is_ipv6, frame.source), (69, 1, 2));
+        assert_eq!(
+            frame.bytes.as_bytes()[12..22],
+            [0x86, 0xdd, 0x60, 0, 0, 0, 0, 15, 17, 64]
+        );
+        let addresses = 0xfd00 + 1 + 0xfd00 + 9;
+        assert_eq!(frame.udp_sum, addresses + 17 + 15 + 53 + 15 + message_sum);
+        assert_eq!(frame.header_sum, 0x6000 + 15 + 0x1140 + addresses);
+    }
+
+    #[test]
+    fn frames_have_a_limit() {
+        for (source, server, headers) in [("10.0.0.1", "10.0.0.2:53", 42), ("::1", "[::2]:53", 62)]
+        {
+            let route = route(source, server);
+            let fits = MAX_FRAME_LEN - headers;
+            let frame = route.frame(&vec![7; fits]).unwrap().unwrap();
+            assert_eq!(frame.len as usize, MAX_FRAME_LEN);
+            assert!(route.frame(&vec![7; fits + 1]).unwrap().is_none());
+            assert!(route.frame(&vec![7; MAX_FRAME_LEN + 1]).unwrap().is_none());
+            // Even a message without an id.
+            assert_eq!(route.frame(b"").unwrap().unwrap().len as usize, headers);
+        }
+        assert!(route("10.0.0.1", "[::2]:53").frame(b"").is_err());
+        assert!(route("::1", "10.0.0.1:53").frame(b"").is_err());
+    }
+}

@@ -172,3 +172,37 @@ fn drain(generator: &Generator, before: Counts) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_many_queries_for_long() {
+        let counts = |sent, received| {
+            let mut counts = Counts {
+                sent,
+                ..Counts::default()
+            };
+            counts.rcodes[3] = received;
+            counts
+        };
+        let long_ago = Instant::now() - MAX_SILENCE;
+        let silence = |since| Silence {
+            last: counts(100, 90),
+            since,
+        };
+        assert_eq!(silence(long_ago).unanswered(counts(110, 90)), Some(10));
+        assert_eq!(silence(long_ago).unanswered(counts(109, 90)), None);
+        // Not long enough yet.
+        let later = Instant::now() + MAX_SILENCE;
+        assert_eq!(silence(later).unanswered(counts(900, 90)), None);
+        let mut answered = silence(long_ago);
+        assert_eq!(answered.unanswered(counts(900, 91)), None);
+        assert!(answered.since > long_ago);
+        answered.since = long_ago;
+        assert_eq!(answered.unanswered(counts(920, 91)), Some(20));
+        let begun = Silence::new(counts(1, 1));
+        assert!(begun.since > long_ago && begun.last == counts(1, 1));
+    }
+}

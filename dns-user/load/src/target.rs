@@ -319,4 +319,56 @@ mod tests {
         }
         assert!(endpoint("a.bosh").is_err());
     }
+
+    #[test]
+    fn interfaces_have_addresses() {
+        // Loopback has the hardware address 0.
+        assert_eq!(own_address("lo").unwrap(), [0; 6]);
+        assert!(own_address("no-interface").is_err());
+        for (text, expected) in [
+            ("10.9.1.7/32", Some(("10.9.1.7", 1))),
+            ("10.9.255.7/16", Some(("10.9.0.0", 65_536))),
+            ("fd00::1:7/111", None),
+            ("fd00::7/128", Some(("fd00::7", 1))),
+            ("fd00::7/129", None),
+            ("fd00::7/127", Some(("fd00::6", 2))),
+            ("x", None),
+            ("x/8", None),
+            ("10.0.0.1/x", None),
+        ] {
+            let found = text.parse::<Local>().ok();
+            let found = found.map(|local| (local.first.to_string(), local.count));
+            assert_eq!(
+                found,
+                expected.map(|(first, count)| (first.to_owned(), count)),
+                "{text}"
+            );
+        }
+        assert_eq!(port_range("1-1").unwrap(), 1..=1);
+        for bad in [
+            "",
+            "02:00:00:00:00:0g",
+            "02:00:00:00:00:0a:0b",
+            "0200:00:00:00:00:0a",
+        ] {
+            assert_eq!(hardware_address(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn first_query_leaves_by_the_interface() {
+        let server: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        let socket = probe_socket(server, "lo").unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), server);
+        assert_eq!(socket.read_timeout().unwrap(), Some(consent::MAX_WAIT));
+        let server: SocketAddr = "[::1]:9".parse().unwrap();
+        assert_eq!(
+            probe_socket(server, "lo").unwrap().peer_addr().unwrap(),
+            server
+        );
+        let error = probe_socket(server, "no-interface")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("cannot send by the interface"), "{error}");
+    }
 }

@@ -167,4 +167,71 @@ mod tests {
         assert_eq!(found[0].to_string(), "A.bosh. A");
         assert!(queries(&capture(&[])).is_err());
     }
+
+    #[test]
+    fn packets_of_all_kinds_of_captures_are_read() {
+        let ipv4 = [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17][..], &[7; 10]].concat();
+        let packet = datagram(&ipv4, 53, QUERY);
+        let magics: [[u8; 4]; 4] = [
+            [0xd4, 0xc3, 0xb2, 0xa1],
+            [0x4d, 0x3c, 0xb2, 0xa1],
+            [0xa1, 0xb2, 0xc3, 0xd4],
+            [0xa1, 0xb2, 0x3c, 0x4d],
+        ];
+        for (link, header) in [(1, 14), (101, 0), (113, 16), (276, 20)] {
+            for magic in magics {
+                let number = |number: u32| match magic[0] {
+                    0xa1 => number.to_be_bytes(),
+                    _ => number.to_le_bytes(),
+                };
+                let packet = [&vec![9; header][..], &packet].concat();
+                // The upper half of the link type is not part of it.
+                let file = [
+                    &magic[..],
+                    &[0; 16],
+                    &number(link | 0x1000_0000),
+                    &[0; 8],
+                    &number(packet.len() as u32),
+                    &[0; 4],
+                    &packet,
+                ]
+                .concat();
+                assert_eq!(queries(&file).unwrap().len(), 1, "{link} {magic:x?}");
+                // The last packet is cut off.
+                assert!(queries(&file[..file.len() - 1]).is_err());
+            }
+        }
+        let mut other = capture(&[packet]);
+        other[20] = 2;
+        assert!(
+            queries(&other)
+                .unwrap_err()
+                .to_string()
+                .contains("link type 2")
+        );
+        assert!(!is_capture(b"\xd4\xc3") && !is_capture(b"\xd4\xc3\xb2\xa0"));
+    }
+
+    #[test]
+    fn other_packets_are_left_out() {
+        let long_header = [&[0x46, 0, 0, 0, 0, 0, 0, 0, 64, 17][..], &[7; 14]].concat();
+        let datagram_of =
+            |header: &[u8]| udp_payload(&datagram(header, 53, QUERY)).map(<[u8]>::len);
+        assert_eq!(datagram_of(&long_header), Some(QUERY.len()));
+        let ipv4 = [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6][..], &[7; 10]].concat();
+        assert_eq!(datagram_of(&ipv4), None);
+        let ipv6 = [&[0x60, 0, 0, 0, 0, 0, 44, 64][..], &[7; 32]].concat();
+        assert_eq!(datagram_of(&ipv6), None);
+        assert_eq!(udp_payload(b""), None);
+        assert_eq!(udp_payload(&[0x50; 60]), None);
+        let is_query = |change: fn(&mut Vec<u8>)| {
+            let mut message = QUERY.to_vec();
+            change(&mut message);
+            query(&message).is_some()
+        };
+        assert!(is_query(|_| {}));
+        assert!(!is_query(|message| message[2] |= 0x80));
+        assert!(!is_query(|message| message[2] |= 0x20));
+        assert!(!is_query(|message| message.truncate(20)));
+    }
 }

@@ -341,4 +341,82 @@ mod tests {
         );
         assert!("zipf:x".parse::<Order>().is_err() && "zipf:-1".parse::<Order>().is_err());
     }
+
+    #[test]
+    fn options_of_queries_follow_file_and_command_line() {
+        let opt = |flag: &str, edns: Option<u16>| {
+            let queries = parse(&format!("a. A {flag}\n"), edns).unwrap();
+            queries[0].message[19..].to_vec()
+        };
+        let record =
+            |size: [u8; 2], dnssec: u8| vec![0, 0, 41, size[0], size[1], 0, 0, dnssec, 0, 0, 0];
+        assert!(opt("", None).is_empty());
+        assert_eq!(opt("", Some(512)), record([2, 0], 0));
+        assert_eq!(opt("E", Some(512)), record([2, 0], 0));
+        assert_eq!(opt("D", Some(512)), record([2, 0], 0x80));
+        assert_eq!(opt("D", None), record([4, 0xd0], 0x80));
+        for (text, number) in [("a", 1), ("AAAA", 28), (" type257 ", 257), ("TYPE0", 0)] {
+            assert_eq!(u16::from(parse_type(text).unwrap()), number, "{text}");
+        }
+        for text in ["TYPE", "TYPE65536", "TYPEX", ""] {
+            assert!(parse_type(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn orders_have_names() {
+        for (text, order) in [
+            ("file", Order::File),
+            ("random", Order::Random),
+            ("zipf", Order::Zipf(1.0)),
+            ("zipf:0", Order::Zipf(0.0)),
+            ("zipf:10", Order::Zipf(10.0)),
+        ] {
+            assert_eq!(text.parse::<Order>().unwrap(), order);
+            assert_eq!(order.to_string().parse::<Order>().unwrap(), order);
+        }
+        assert_eq!(Order::Zipf(0.5).to_string(), "zipf:0.5");
+        for text in ["zipf:10.1", "zipf:", "File", ""] {
+            assert!(text.parse::<Order>().is_err(), "{text}");
+        }
+        let length = |queries: usize| {
+            let query = Query::new(String::new(), b"\0", RecordType::A, None);
+            let mut workload = Workload {
+                queries: vec![query; queries],
+                sequence: Vec::new(),
+            };
+            workload.arrange(Order::Random);
+            workload.sequence.len()
+        };
+        assert_eq!(length(1), MIN_RANDOM);
+        assert_eq!(length(MIN_RANDOM), 2 * MIN_RANDOM);
+    }
+
+    #[test]
+    fn records_give_names_and_types() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("records.json");
+        let records = r#"{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip",
+            "domain"], "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "bosh"]]}"#;
+        std::fs::write(&file, records).unwrap();
+        let types = ["A".to_owned(), "SRV".to_owned()];
+        let all = of_records(&file, &types, None, None).unwrap();
+        let shown: Vec<String> = all.iter().map(ToString::to_string).collect();
+        assert!(
+            shown.contains(&"a.web.net.dep.bosh. SRV".to_owned()),
+            "{shown:?}"
+        );
+        assert_eq!(of_records(&file, &types, Some(2), None).unwrap(), all[..4]);
+        let with_opt = of_records(&file, &types, Some(1), Some(1232)).unwrap();
+        assert_eq!(with_opt[0].message.len(), all[0].message.len() + 11);
+        assert!(of_records(&file, &["X".to_owned()], None, None).is_err());
+        let none = of_records(&file, &types, Some(0), None).unwrap_err();
+        assert!(none.to_string().contains("no names"), "{none}");
+        // Both kinds of query files.
+        std::fs::write(&file, "a. A\n").unwrap();
+        assert_eq!(of_file(&file, None).unwrap().len(), 1);
+        std::fs::write(&file, [0xd4, 0xc3, 0xb2, 0xa1]).unwrap();
+        let error = format!("{:#}", of_file(&file, None).unwrap_err());
+        assert!(error.contains("the header is cut off"), "{error}");
+    }
 }
