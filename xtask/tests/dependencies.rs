@@ -166,8 +166,9 @@ fn dependents() -> BTreeMap<String, BTreeSet<String>> {
 
 #[test]
 fn daemon_needs_no_command_line() {
-    // Of this package alone: cargo metadata joins the features of all packages.
+    // Of this package alone: cargo metadata, and cargo with this variable, join the features of all packages.
     let output = Command::new("cargo")
+        .env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION")
         .args([
             "tree",
             "--locked",
