@@ -40,7 +40,7 @@ pub(crate) struct ApiState {
     /// Signals that a resource changed.
     pub change: Notify,
     pub metrics: Metrics,
-    confirmations: Mutex<BTreeMap<String, mpsc::UnboundedSender<Confirmation>>>,
+    confirmations: Mutex<BTreeMap<String, mpsc::Sender<Confirmation>>>,
 }
 
 /// Permission for one round of a provider to delete names.
@@ -103,11 +103,8 @@ impl ApiState {
     }
 
     /// Returns the confirmations for a provider, until the next call.
-    pub(crate) fn receive_confirmations(
-        &self,
-        provider: &str,
-    ) -> mpsc::UnboundedReceiver<Confirmation> {
-        let (sender, receiver) = mpsc::unbounded_channel();
+    pub(crate) fn receive_confirmations(&self, provider: &str) -> mpsc::Receiver<Confirmation> {
+        let (sender, receiver) = mpsc::channel(MAX_CONFIRMATIONS);
         self.confirmations
             .lock()
             .insert(provider.to_owned(), sender);
@@ -119,7 +116,8 @@ impl ApiState {
     pub(crate) async fn confirm(&self, provider: &str, deletions: usize) -> Option<Confirmed> {
         let (reply, result) = oneshot::channel();
         let sender = self.confirmations.lock().get(provider).cloned()?;
-        sender.send(Confirmation { deletions, reply }).ok()?;
+        // Further requests wait in their connections, whose number the HTTP server limits.
+        sender.send(Confirmation { deletions, reply }).await.ok()?;
         result.await.ok()
     }
 
@@ -135,19 +133,19 @@ impl ApiState {
     /// Returns the valid documents of the operator's files, without the store's.
     pub(crate) fn documents(&self) -> Vec<Document> {
         let scan = self.scan.lock();
-        let files = scan
-            .files
-            .iter()
-            .filter(|file| !file.path.starts_with(&self.store.folder));
-        let own: BTreeSet<&DocumentId> = files
-            .flat_map(|file| &file.documents)
-            .map(|document| &document.id)
-            .collect();
-        scan.documents
-            .iter()
-            .filter(|document| own.contains(&document.id))
-            .cloned()
-            .collect()
+        let mut own = BTreeSet::new();
+        for file in &scan.files {
+            if !file.path.starts_with(&self.store.folder) {
+                own.extend(file.documents.iter().map(|document| &document.id));
+            }
+        }
+        let mut documents = Vec::new();
+        for document in &scan.documents {
+            if own.contains(&document.id) {
+                documents.push(document.clone());
+            }
+        }
+        documents
     }
 
     /// Returns the operator's file and line of a document.
@@ -237,6 +235,9 @@ pub(crate) struct Counts {
     pub owned: usize,
 }
 
+/// Maximum number of confirmations that wait for a provider's round.
+const MAX_CONFIRMATIONS: usize = 1;
+
 /// Maximum number of problems of one document or provider in a status.
 const MAX_PROBLEMS: usize = 20;
 
@@ -257,42 +258,34 @@ impl ProviderState {
                 Some(_) => before.zones.get(&zone.id).copied().unwrap_or_default(),
             };
             state.zones.insert(zone.id.clone(), counts);
-            let contested = zone.contested.first().map(|name| {
+            let mut problems = Vec::new();
+            if let Some(name) = zone.contested.first() {
                 let others = match zone.contested.len() {
                     1 => String::new(),
                     count => format!(" and {} more", count - 1),
                 };
-                format!(
+                problems.push(format!(
                     "another writer with the same owner deletes and creates {name}{others} again and again; give \
                      each publisher its own txt-owner-id"
-                )
-            });
-            let conflicts = (zone.conflicts > 0).then(|| {
-                format!(
+                ));
+            }
+            problems.extend(zone.failure.as_ref().map(ToString::to_string));
+            problems.extend(zone.refusal.as_ref().map(ToString::to_string));
+            if zone.conflicts > 0 {
+                problems.push(format!(
                     "{} changes conflicted with another writer in every round; the next run tries again",
                     zone.conflicts
-                )
-            });
-            let failure = &zone.failure;
-            let refusal = &zone.refusal;
-            let problems = [
-                contested,
-                failure.as_ref().map(ToString::to_string),
-                refusal.as_ref().map(ToString::to_string),
-                conflicts,
-            ];
-            let problems = problems.into_iter().flatten();
-            state
-                .general
-                .extend(problems.map(|problem| format!("zone {}: {problem}", zone.id)));
+                ));
+            }
+            for problem in problems {
+                state.general.push(format!("zone {}: {problem}", zone.id));
+            }
             state.names.extend(zone.failures.iter().cloned());
             notes.extend(zone.notes.iter().cloned());
         }
-        state.names.extend(
-            notes
-                .into_iter()
-                .map(|note| (note.name.clone(), note.to_string())),
-        );
+        for note in notes {
+            state.names.push((note.name.clone(), note.to_string()));
+        }
         state
     }
 
@@ -333,6 +326,11 @@ impl ProviderState {
         shortened(others.map(|(_, remark)| remark))
     }
 
+    pub(crate) fn all_problems(&self) -> impl Iterator<Item = &String> {
+        let of_names = self.names.iter().map(|(_, problem)| problem);
+        self.general.iter().chain(of_names)
+    }
+
     fn overview(&self, target: &Target) -> ProviderOverview {
         let problems = self.problems(target);
         ProviderOverview {
@@ -341,28 +339,19 @@ impl ProviderState {
             wanted: target.counts.values().sum(),
             owned: self.owned(),
             problems,
-            remarks: target
-                .record
-                .remarks()
-                .into_iter()
-                .chain(self.remarks(target))
-                .collect(),
+            remarks: [target.record.remarks(), self.remarks(target)].concat(),
         }
     }
 
     fn result(&self, target: &Target, document: &DocumentId) -> ProviderResult {
-        let is_own = |name: &Name| {
-            target
-                .origins
-                .get(name)
-                .is_some_and(|origins| origins.contains(document))
-        };
-        let of_names = self
-            .names
-            .iter()
-            .filter(|(name, _)| is_own(name))
-            .map(|(_, problem)| problem);
-        let problems = shortened(self.general.iter().chain(of_names));
+        let mut problems: Vec<&String> = self.general.iter().collect();
+        for (name, problem) in &self.names {
+            let origins = target.origins.get(name);
+            if origins.is_some_and(|origins| origins.contains(document)) {
+                problems.push(problem);
+            }
+        }
+        let problems = shortened(problems.into_iter());
         let records = target.counts.get(document).copied().unwrap_or_default();
         ProviderResult {
             synced: self.ran && problems.is_empty(),
@@ -393,10 +382,8 @@ pub(crate) fn statuses(
 ) -> Overview {
     let (mut problems, of_files) = scan.problems_by_document();
     for (id, found) in &publication.problems {
-        problems
-            .entry(id.clone())
-            .or_default()
-            .extend(found.iter().cloned());
+        let problems = problems.entry(id.clone()).or_default();
+        problems.extend(found.iter().cloned());
     }
     let mut documents = Vec::new();
     let mut seen = BTreeSet::new();
@@ -404,72 +391,73 @@ pub(crate) fn statuses(
         if !seen.insert(&document.id) {
             continue;
         }
-        let Document {
-            id: _,
-            labels,
-            generation: _,
-            line: _,
-            last_line: _,
-            content,
-        } = document;
-        let digest = digest(&format!("{labels:?}{content:?}"));
-        let counted = match before.get(&document.id) {
-            Some(known) if known.digest == digest => known.observed_generation,
-            Some(known) => known.observed_generation + 1,
-            None => 1,
-        };
-        let observed_generation = document.generation.unwrap_or(counted);
-        let mut own = problems.remove(&document.id).unwrap_or_default();
-        let mut providers = BTreeMap::new();
-        for (name, target) in &publication.targets {
-            let state = states.get(name).cloned().unwrap_or_default();
-            if target.counts.contains_key(&document.id) {
-                providers.insert(name.clone(), state.result(target, &document.id));
-            }
-            if target.id == document.id {
-                own.extend(state.general);
-            }
-        }
-        let remarks = match &document.content {
-            Some(Content::UpdateRecord(record)) => record.remarks(),
-            _ => Vec::new(),
-        };
-        let of_providers = providers
-            .values()
-            .flat_map(|result| result.problems.first());
-        let last_error = own
-            .first()
-            .or_else(|| of_providers.into_iter().next())
-            .cloned();
-        let last_error = last_error.map(|first| match own.len() {
-            0 | 1 => first,
-            count => format!("{first} (and {} more)", count - 1),
-        });
-        documents.push(DocumentStatus {
-            id: document.id.clone(),
-            observed_generation,
-            digest,
-            providers,
-            last_error,
-            remarks,
-        });
+        let before = before.get(&document.id);
+        let problems = problems.remove(&document.id).unwrap_or_default();
+        documents.push(status_of(document, problems, publication, states, before));
     }
-    let providers = publication
-        .targets
-        .iter()
-        .map(|(name, target): (&String, &Arc<Target>)| {
-            (
-                name.clone(),
-                states
-                    .get(name)
-                    .unwrap_or(&ProviderState::default())
-                    .overview(target),
-            )
-        });
+    let mut providers = BTreeMap::new();
+    let unknown = ProviderState::default();
+    for (name, target) in &publication.targets {
+        let state = states.get(name).unwrap_or(&unknown);
+        providers.insert(name.clone(), state.overview(target));
+    }
     Overview {
-        providers: providers.collect(),
+        providers,
         documents,
         problems: of_files,
+    }
+}
+
+fn status_of(
+    document: &Document,
+    mut problems: Vec<String>,
+    publication: &Publication,
+    states: &BTreeMap<String, ProviderState>,
+    before: Option<&DocumentStatus>,
+) -> DocumentStatus {
+    let Document {
+        id,
+        labels,
+        generation,
+        line: _,
+        last_line: _,
+        content,
+    } = document;
+    let digest = digest(&format!("{labels:?}{content:?}"));
+    let counted = match before {
+        Some(known) if known.digest == digest => known.observed_generation,
+        Some(known) => known.observed_generation + 1,
+        None => 1,
+    };
+    let mut providers = BTreeMap::new();
+    for (name, target) in &publication.targets {
+        let state = states.get(name).cloned().unwrap_or_default();
+        if target.counts.contains_key(id) {
+            providers.insert(name.clone(), state.result(target, id));
+        }
+        if target.id == *id {
+            problems.extend(state.general);
+        }
+    }
+    let remarks = match content {
+        Some(Content::UpdateRecord(record)) => record.remarks(),
+        _ => Vec::new(),
+    };
+    let of_providers = providers
+        .values()
+        .find_map(|result| result.problems.first());
+    let last_error = match &problems[..] {
+        [] => of_providers.cloned(),
+        [only] => Some(only.clone()),
+        [first, others @ ..] => Some(format!("{first} (and {} more)", others.len())),
+    };
+    DocumentStatus {
+        id: id.clone(),
+        observed_generation: generation.unwrap_or(counted),
+        digest,
+        providers,
+        last_error,
+        remarks,
     }
 }
 
@@ -492,17 +480,14 @@ impl StatusWriter {
     ) {
         let scan = api_state.scan.lock().clone();
         if !self.is_restored {
-            folders(&scan)
-                .into_iter()
-                .for_each(StatusFile::sweep_unfinished);
-            let files = scan
-                .files
-                .iter()
-                .filter_map(|file| StatusFile::read(&file.path));
-            self.known = files
-                .flat_map(|file| file.documents)
-                .map(|status| (status.id.clone(), status))
-                .collect();
+            for folder in folders(&scan) {
+                StatusFile::sweep_unfinished(folder);
+            }
+            for file in &scan.files {
+                for status in StatusFile::read(&file.path).unwrap_or_default().documents {
+                    self.known.insert(status.id.clone(), status);
+                }
+            }
             self.is_restored = true;
         }
         let mut overview = statuses(&scan, publication, states, &self.known);
@@ -519,20 +504,21 @@ impl StatusWriter {
     /// Writes the status beside the operator's documents; the API shows the status of its resources.
     fn write_files(&mut self, scan: &Scan, store: &Path) {
         let (_, of_files) = scan.problems_by_document();
-        let is_operators = |path: &Path| path.is_file() && !path.starts_with(store);
-        for file in scan.files.iter().filter(|file| is_operators(&file.path)) {
-            let documents = file
-                .documents
-                .iter()
-                .filter_map(|document| self.known.get(&document.id).cloned());
+        for file in &scan.files {
+            if file.path.starts_with(store) || !file.path.is_file() {
+                continue;
+            }
+            let mut documents = Vec::new();
+            for document in &file.documents {
+                documents.extend(self.known.get(&document.id).cloned());
+            }
+            documents.extend(missing(file, scan, &self.known));
             let prefix = format!("{}:", file.path.display());
+            let mut problems = of_files.clone();
+            problems.retain(|problem| problem.starts_with(&prefix));
             let status = StatusFile {
-                documents: documents.chain(missing(file, scan, &self.known)).collect(),
-                problems: of_files
-                    .iter()
-                    .filter(|problem| problem.starts_with(&prefix))
-                    .cloned()
-                    .collect(),
+                documents,
+                problems,
             };
             match status.write(&file.path) {
                 Ok(()) => drop(self.unwritable.remove(&file.path)),
@@ -548,7 +534,9 @@ impl StatusWriter {
                 }
             }
         }
-        folders(scan).into_iter().for_each(StatusFile::sweep);
+        for folder in folders(scan) {
+            StatusFile::sweep(folder);
+        }
     }
 }
 
@@ -572,17 +560,14 @@ fn missing(
     let Some(before) = StatusFile::read(&file.path) else {
         return Vec::new();
     };
-    let is_missing = |id: &DocumentId| {
-        file.documents.iter().all(|document| document.id != *id)
-            && scan.held.contains(&id.resource())
-    };
-    let missing = before
-        .documents
-        .into_iter()
-        .filter(|status| is_missing(&status.id));
+    let mut missing = Vec::new();
+    for status in before.documents {
+        let is_missing = file.documents.iter().all(|one| one.id != status.id);
+        if is_missing && scan.held.contains(&status.id.resource()) {
+            missing.push(known.get(&status.id).cloned().unwrap_or(status));
+        }
+    }
     missing
-        .map(|status| known.get(&status.id).cloned().unwrap_or(status))
-        .collect()
 }
 
 /// Declares the metrics: one row each.
@@ -662,11 +647,13 @@ impl Metrics {
         if problems > 0 {
             self.source_errors.inc();
         }
-        let duplicates = targets.map(|target| {
-            let keys: BTreeSet<_> = target.desired.records.iter().map(Record::key).collect();
-            target.desired.records.len() - keys.len()
-        });
-        self.deduplicated_endpoints.set(gauge(duplicates.sum()));
+        let mut duplicates = 0;
+        for target in targets {
+            let records = &target.desired.records;
+            let keys: BTreeSet<_> = records.iter().map(Record::key).collect();
+            duplicates += records.len() - keys.len();
+        }
+        self.deduplicated_endpoints.set(gauge(duplicates));
     }
 
     /// Returns the number of record sets by type; the default types are counted even at zero.

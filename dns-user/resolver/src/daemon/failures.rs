@@ -39,8 +39,8 @@ pub(crate) struct Failure {
 
 pub(super) struct Failures {
     /// Receives failures from the panic hook and from components that end.
-    receiver: mpsc::UnboundedReceiver<Failure>,
-    sender: mpsc::UnboundedSender<Failure>,
+    receiver: mpsc::Receiver<Failure>,
+    sender: mpsc::Sender<Failure>,
     panics: IntCounter,
 }
 
@@ -52,7 +52,8 @@ impl Failures {
 
     /// Installs the panic hook.
     pub(super) fn install() -> prometheus::Result<Self> {
-        let (sender, receiver) = mpsc::unbounded_channel();
+        // The first failure ends the server: further ones have nobody to tell.
+        let (sender, receiver) = mpsc::channel(1);
         let from_hook = sender.clone();
         let panics = families::PANICS_TOTAL.counter()?;
         let counted = panics.clone();
@@ -72,8 +73,7 @@ impl Failures {
                 OnPanic::Continue => recent.lock().add(Instant::now()),
             };
             if is_over {
-                // The receiver is dropped when the server ends.
-                let _ = from_hook.send(Failure {
+                let _ = from_hook.try_send(Failure {
                     part: name.to_owned(),
                     problem,
                 });
@@ -104,8 +104,7 @@ impl Failures {
                 Err(error) if error.is_cancelled() => return,
                 Err(error) => error.to_string(),
             };
-            // The receiver is dropped when the server ends.
-            let _ = sender.send(Failure {
+            let _ = sender.try_send(Failure {
                 part: part.to_owned(),
                 problem,
             });
