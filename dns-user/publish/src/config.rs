@@ -397,4 +397,31 @@ mod tests {
                 .any(|problem| problem.contains("\"ca_file\" is missing"))
         );
     }
+
+    #[test]
+    fn addresses_may_lack_a_host() {
+        let metrics = |address: &str| {
+            let text = format!("metrics: {{address: {address}}}");
+            Config::parse(&text, Problems::of("f")).map(|config| config.metrics)
+        };
+        for (text, expected) in [
+            ("':7979'", "[::]:7979"),
+            ("127.0.0.1:1", "127.0.0.1:1"),
+            ("'[::1]:2'", "[::1]:2"),
+        ] {
+            assert_eq!(
+                metrics(text).unwrap(),
+                Some(expected.parse().unwrap()),
+                "{text}"
+            );
+        }
+        for text in ["localhost:1", "127.0.0.1", "''"] {
+            assert!(metrics(text).is_err(), "{text}");
+        }
+        let two = Config::parse("---\nstore: /a\n---\nstore: /b\n", Problems::of("f"));
+        assert_eq!(
+            two.unwrap_err()[0].to_string(),
+            "f:3: the file contains a second document; keep one configuration"
+        );
+    }
 }

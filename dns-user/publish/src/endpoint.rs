@@ -409,4 +409,47 @@ mod tests {
             assert!(Selector::parse(text).is_err(), "{text}");
         }
     }
+
+    #[test]
+    fn requirements_are_shown_as_read() {
+        for (text, shown) in [
+            ("a=b", "a=b"),
+            ("a == b", "a=b"),
+            ("a!=b", "a!=b"),
+            ("a", "a"),
+            ("!a", "!a"),
+            ("a in (b, c)", "a in (b,c)"),
+            ("a notin (b,c)", "a notin (b,c)"),
+            ("a in (b,c),d", "a in (b,c),d"),
+            ("", ""),
+        ] {
+            let selector = Selector::parse(text).unwrap();
+            assert_eq!(selector.to_string(), shown, "{text}");
+            assert_eq!(Selector::parse(shown).as_ref(), Ok(&selector));
+        }
+        for text in ["=b", "a b", "a$", "!"] {
+            assert!(Selector::parse(text).is_err(), "{text}");
+        }
+        let labels: Labels = [("a".to_owned(), "b".to_owned())].into();
+        for (text, expected) in [
+            ("a=b", true),
+            ("a=c", false),
+            ("a!=b", false),
+            ("a!=c", true),
+            ("x!=c", true),
+            ("a in (c,b)", true),
+            ("x in (c,b)", false),
+            ("a notin (c)", true),
+            ("!a", false),
+            ("!x", true),
+            ("a,x", false),
+            ("", true),
+        ] {
+            assert_eq!(
+                Selector::parse(text).unwrap().matches(&labels),
+                expected,
+                "{text}"
+            );
+        }
+    }
 }

@@ -10,3 +10,4 @@ mod exact;
 mod messages;
 mod model;
 mod properties;
+mod records;
