@@ -24,9 +24,9 @@ fn build_objects() -> Result<(), String> {
     let built = object::build(
         &crate_dir.join("../.."),
         &crate_dir.join("ebpf"),
-        &["dns-ebpf/src/bytes.rs"],
+        &["dns-ebpf/src", "dns-common/src"],
     )?;
-    for name in ["reset", "yardsticks"] {
+    for name in ["reset", "skeleton", "yardsticks"] {
         fs::copy(built.join(name), out_dir.join(name))
             .map_err(|error| format!("cannot copy {name}: {error}"))?;
     }

@@ -3,6 +3,7 @@
 pub mod echo;
 pub mod report;
 pub mod servers;
+pub mod skeleton;
 
 pub use test_lab::{cpu, dnsperf, figures, fleet, foundation, generator, lab, load, noise};
 pub use whole_system_tests::yardstick;

@@ -1,5 +1,5 @@
 //! The constant reflector answers with the configured number of records, on every hook, and so does the
-//! socket echo.
+//! socket echo. The skeleton sends the records that it looked up.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -16,8 +16,16 @@ use bosh_dns_xdp_benches::{
     echo,
     yardstick::{Hook, MAX_ANSWERS, Yardstick},
 };
-use hickory_proto::op::{Message, MessageType, ResponseCode};
-use whole_system_tests::{checksum, client, requires};
+use dns_core::name::Name;
+use hickory_proto::{
+    op::{Message, MessageType, ResponseCode},
+    rr::RData,
+};
+use whole_system_tests::{
+    checksum, client,
+    program::{self, Program, Published},
+    requires,
+};
 
 /// Length of the Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
@@ -55,6 +63,46 @@ fn constant_reflector_answers_on_every_hook() -> Result<()> {
                     answers as usize,
                     "{name} at {hook:?}"
                 );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Its jobs are those of the server's programs, except the five that it leaves out: it takes a wrong checksum, and never
+/// changes the order.
+#[test]
+fn skeleton_sends_what_it_finds() -> Result<()> {
+    requires!(bpf);
+    let mut skeleton = Program::load_object(bench_programs::SKELETON, false)?;
+    skeleton.set_endpoints(&[([169, 254, 0, 2], 53).into()]);
+    for answers in [1, 7, 20] {
+        let name = format!("q-s0.q-g{answers}.bosh.");
+        let published = Published {
+            v4: (0..answers).map(|last| [10, 0, 0, last].into()).collect(),
+            ..Published::default()
+        };
+        skeleton.publish(Name::from_text(&name)?.as_wire(), &published)?;
+        let mut query = query(&name)?;
+        // The program runs on `lo`, whose address is zero.
+        query[..6].fill(0);
+        query[HEADERS - 1] ^= 1;
+        for (hook, verdict) in [
+            (program::Hook::Xdp, program::XDP_TX),
+            (program::Hook::Tc, program::TC_ACT_REDIRECT),
+        ] {
+            for _ in 0..20 {
+                let run = skeleton.run(hook, &query)?;
+                assert_eq!(run.verdict, verdict, "{name} at {hook:?}");
+                let message = Message::from_vec(&run.packet[HEADERS..])?;
+                let mut sent = Vec::new();
+                for record in &message.answers {
+                    let RData::A(address) = record.data else {
+                        panic!("{record:?}");
+                    };
+                    sent.push(address.0);
+                }
+                assert_eq!(sent, published.v4, "{name} at {hook:?}");
             }
         }
     }

@@ -43,6 +43,10 @@ use crate::{
     xdp::Xdp,
 };
 
+/// Whether this is the bench's skeleton: the same programs without the jobs that a mere lookup could do without, which
+/// are checking checksums and sender, comparing the name, choosing an order, and counting. Never part of the server.
+const IS_SKELETON: bool = cfg!(feature = "skeleton");
+
 /// Answers at XDP in the driver. Inlined: the kernel refuses a tail call in a function without BTF.
 #[xdp]
 #[inline(always)]

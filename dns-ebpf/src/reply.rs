@@ -12,6 +12,7 @@ use dns_common::{
 };
 
 use crate::{
+    IS_SKELETON,
     bytes::{Span, barrier, barrier_and, has, load, store},
     checksum::{self, Sum},
     frame::{
@@ -481,6 +482,9 @@ pub fn is_partial<H: Hook>(
     question: &Question,
     name: Sum,
 ) -> Result<bool, Outcome> {
+    if IS_SKELETON {
+        return Ok(false);
+    }
     let (data, end) = (hook.data(), hook.data_end());
     let ip = data + frame.ip();
     let mut sum = Sum::new();

@@ -135,6 +135,11 @@ impl Program {
             }
             None => Cow::from(dns_attacher::OBJECT),
         };
+        Self::load_object(&object, preemptible)
+    }
+
+    /// Like [`Self::load_for`], with another object that has the same maps and programs.
+    pub fn load_object(object: &[u8], preemptible: bool) -> Result<Self> {
         let cpus =
             aya::util::nr_cpus().map_err(|(file, error)| anyhow::anyhow!("{file}: {error}"))?;
         let mut ebpf = EbpfLoader::new()
@@ -147,7 +152,7 @@ impl Program {
                 Some(_) => VerifierLogLevel::VERBOSE,
                 None => VerifierLogLevel::STATS,
             })
-            .load(&object)
+            .load(object)
             .context("cannot load the object")?;
         for name in [object::XDP_PROGRAM, object::XDP_FORWARDED_PROGRAM] {
             let program: &mut Xdp = ebpf

@@ -33,6 +33,34 @@ pub enum Hook {
     Tc,
 }
 
+/// Attaches a loaded program to an interface in a namespace; dropping the object detaches it.
+pub fn attach(
+    object: &mut Ebpf,
+    name: &str,
+    hook: Hook,
+    namespace: &Namespace,
+    interface: &str,
+) -> Result<()> {
+    let attached = namespace.run(|| -> Result<()> {
+        let program = object
+            .program_mut(name)
+            .with_context(|| format!("no program {name}"))?;
+        match hook {
+            Hook::Tc => {
+                // Kernels with tcx (6.6) use that instead.
+                tc::qdisc_add_clsact(interface)?;
+                <&mut SchedClassifier>::try_from(program)?
+                    .attach(interface, TcAttachType::Ingress)?;
+            }
+            Hook::Native => {
+                <&mut Xdp>::try_from(program)?.attach(interface, XdpMode::Driver)?;
+            }
+        }
+        Ok(())
+    })?;
+    attached.with_context(|| format!("{name} on {interface}"))
+}
+
 impl Yardstick {
     /// Loads the program for `hook`, ready to be attached or run; also returns its name in the
     /// object.
@@ -62,24 +90,8 @@ impl Yardstick {
     /// Attaches the program to an interface in a namespace; dropping the object detaches it.
     pub fn attach(self, hook: Hook, namespace: &Namespace, interface: &str) -> Result<Ebpf> {
         let (mut object, name) = self.load(hook)?;
-        let attached = namespace.run(|| -> Result<Ebpf> {
-            let program = object
-                .program_mut(name)
-                .with_context(|| format!("no program {name}"))?;
-            match hook {
-                Hook::Tc => {
-                    // Kernels with tcx (6.6) use that instead.
-                    tc::qdisc_add_clsact(interface)?;
-                    <&mut SchedClassifier>::try_from(program)?
-                        .attach(interface, TcAttachType::Ingress)?;
-                }
-                Hook::Native => {
-                    <&mut Xdp>::try_from(program)?.attach(interface, XdpMode::Driver)?;
-                }
-            }
-            Ok(object)
-        })?;
-        attached.with_context(|| format!("{name} on {interface}"))
+        attach(&mut object, name, hook, namespace, interface)?;
+        Ok(object)
     }
 
     const fn answers(self) -> u32 {

@@ -31,10 +31,17 @@ use serde_json::Value;
 use crate::orders::{BUCKETS, Counts, FRACTION_BITS, Frame, Orders, Replies, sets};
 
 /// The programs.
-const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/load"));
+pub const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/load"));
 
 /// Frames that the kernel prepares and reuses: the maximum, so that few are prepared again while a ring holds 256.
 const BATCH: u32 = 256;
+
+/// Length at which a frame begins.
+const START_LEN: usize = 64;
+
+/// The same for frames with little tailroom: a page less 256 bytes of headroom, what the kernel puts before that (152
+/// bytes on Linux 5.18, 112 on 6.18) and behind the frame (320), leaves 200 to 256 bytes behind it.
+const SMALL_TAILROOM_START_LEN: usize = 3_152;
 
 /// Runs of the program per system call, each a query or a moment of waiting. The end of the load interrupts the call;
 /// between two calls nothing is sent for some RCU grace periods.
@@ -118,6 +125,8 @@ pub struct Generator {
     frame_count: u32,
     sequence_len: u64,
     loads: Mutex<u64>,
+    /// Length at which a frame begins.
+    start_len: usize,
     over: AtomicBool,
     /// Threads in [`Self::send`].
     threads: Mutex<Vec<(pthread_t, Pid)>>,
@@ -226,9 +235,17 @@ impl Generator {
             frame_count,
             sequence_len: settings.sequence.len() as u64,
             loads: Mutex::new(0),
+            start_len: START_LEN,
             over: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
         })
+    }
+
+    /// Leaves as little room behind each frame as a socket does, not the rest of a page.
+    #[must_use]
+    pub fn with_small_tailroom(mut self) -> Self {
+        self.start_len = SMALL_TAILROOM_START_LEN;
+        self
     }
 
     /// Makes the CPUs generate this load from now on, with this part of the sequence.
@@ -375,15 +392,15 @@ impl Generator {
         // SAFETY: no precondition.
         let own = (unsafe { libc::pthread_self() }, gettid());
         lock(&self.threads).push(own);
-        let sent = run_until(program, self.interface, &self.over);
+        let sent = run_until(program, self.interface, self.start_len, &self.over);
         // While the lock is held the thread exists, so nothing else gets its signals.
         lock(&self.threads).retain(|thread| thread.1 != own.1);
         sent
     }
 }
 
-fn run_until(program: &Xdp, interface: u32, over: &AtomicBool) -> Result<()> {
-    let start = [0; 64];
+fn run_until(program: &Xdp, interface: u32, start_len: usize, over: &AtomicBool) -> Result<()> {
+    let start = vec![0; start_len];
     // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
     let context = [0, start.len() as u32, 0, interface, 0, 0];
     let context: [u8; 24] = zerocopy::transmute!(context);

@@ -83,7 +83,10 @@ impl<'a> Generator<'a> {
             frames: &frames,
             sequence: &sequence,
         };
-        let inner = lab.client.run(|| generator::Generator::new(&settings))??;
+        let mut inner = lab.client.run(|| generator::Generator::new(&settings))??;
+        if lab.has_small_tailroom {
+            inner = inner.with_small_tailroom();
+        }
         lab.pin_napi()?;
         Ok(Self { lab, inner })
     }

@@ -48,6 +48,8 @@ pub struct Lab {
     pub client: Namespace,
     /// Whether packets are processed on the receiver's CPU.
     pub split: bool,
+    /// Whether the generator's frames have as little room behind them as those of sockets.
+    pub has_small_tailroom: bool,
     /// Addresses of server and client.
     addresses: [IpAddr; 2],
 }
@@ -96,6 +98,7 @@ impl Lab {
             server,
             client,
             split: false,
+            has_small_tailroom: false,
             addresses: [SERVER_ADDRESS.into(), CLIENT_ADDRESS.into()],
         }
     }
@@ -115,6 +118,13 @@ impl Lab {
         }
         self.introduce()?;
         Ok(self)
+    }
+
+    /// Makes the generator's frames end where those of sockets do: an skb for a short datagram has a few hundred
+    /// bytes, so a longer reply needs another one, but the generator's own frames have a page.
+    pub fn with_small_tailroom(mut self) -> Self {
+        self.has_small_tailroom = true;
+        self
     }
 
     /// Returns the endpoint of the server.

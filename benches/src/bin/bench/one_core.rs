@@ -62,10 +62,11 @@ pub(crate) fn extras(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Re
 }
 
 /// Forms of a load: the label, and what differs from the load of the comparison of subjects.
-const FORMS: [(&str, Form); 4] = [
+const FORMS: [(&str, Form); 5] = [
     ("IPv4", Form::Usual),
     ("IPv6", Form::Ipv6),
     ("EDNS", Form::Edns),
+    ("frames like sockets'", Form::SmallTailroom),
     ("five changes of records/s", Form::Changes),
 ];
 
@@ -75,6 +76,8 @@ enum Form {
     Ipv6,
     /// An OPT of the size that resolvers have used since 2020.
     Edns,
+    /// As little room behind each frame as behind a socket's.
+    SmallTailroom,
     /// One of all instances changes its address each time.
     Changes,
 }
@@ -95,6 +98,7 @@ pub(crate) fn forms(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Res
                 .queries
                 .iter_mut()
                 .for_each(|queries| queries.edns = Some(1232)),
+            Form::SmallTailroom => setting.lab = || Ok(Lab::split()?.with_small_tailroom()),
             Form::Changes => {
                 let mut changed = Foundation::generate(INSTANCES)?;
                 changed.recreate_one(Ipv4Addr::new(10, 255, 255, 1))?;

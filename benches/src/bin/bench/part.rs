@@ -147,7 +147,6 @@ impl Setting {
     pub(crate) fn new(instances: usize, selection: Selection, orders: &[Order]) -> Result<Self> {
         let mut foundation = Foundation::generate(instances)?;
         let entries = foundation.entries(usize::MAX);
-        let is_shared = |name: &str| name.starts_with("q-s0.") || name.ends_with(".internal.");
         let selected: Vec<_> = match selection {
             Selection::Shared => entries.iter().filter(|(name, _)| is_shared(name)).collect(),
             Selection::Evenly(count) => {
@@ -184,6 +183,11 @@ impl Setting {
     pub(crate) fn queries(&self) -> Result<&Queries> {
         self.queries.first().context("an order")
     }
+}
+
+/// Returns whether applications query the name: those of groups, aliases and long forms.
+pub(crate) fn is_shared(name: &str) -> bool {
+    name.starts_with("q-s0.") || name.ends_with(".internal.")
 }
 
 /// Queries as `name type` lines.

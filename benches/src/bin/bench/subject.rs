@@ -12,6 +12,7 @@ use bosh_dns_xdp_benches::{
     load::Loaded,
     report::Rounds,
     servers::{Forwarder, Peer, Reference},
+    skeleton,
     yardstick::{Hook, Yardstick},
 };
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::part::{Queries, Setting};
+use crate::part::{Queries, Setting, is_shared};
 
 /// Queries per second for latency measurements, low enough for every subject.
 pub(crate) const LATENCY_RATE: u32 = 20_000;
@@ -48,6 +49,8 @@ pub(crate) enum Subject {
     Reflector(Hook),
     /// The program that sends a constant number of answers, on this hook.
     Constant(Hook),
+    /// The server's programs without the jobs that a mere lookup could do without, on this hook; it knows shared names.
+    Skeleton(Hook),
     /// The server behind a socket that sends a constant number of answers.
     Echo,
     /// No server at all.
@@ -109,6 +112,7 @@ impl Subject {
             Self::Forwarder(forwarder) => forwarder.label().to_owned(),
             Self::Reflector(at) => format!("bare reflector, {}", hook(at)),
             Self::Constant(at) => format!("constant answers, {}", hook(at)),
+            Self::Skeleton(at) => format!("skeleton, {}", hook(at)),
             Self::Echo => "socket echo".to_owned(),
             Self::Nothing => "nothing attached".to_owned(),
         }
@@ -125,7 +129,10 @@ impl Subject {
     /// Returns whether a program on the interface answers all queries.
     fn answers_at_interface(&self) -> bool {
         match self {
-            Self::Reflector(_) | Self::Constant(_) | Self::Forwarder(Forwarder::Interface) => true,
+            Self::Reflector(_)
+            | Self::Constant(_)
+            | Self::Skeleton(_)
+            | Self::Forwarder(Forwarder::Interface) => true,
             _ => self.mode().is_some_and(|mode| mode != "off"),
         }
     }
@@ -190,6 +197,14 @@ impl<'a> Cell<'a> {
                 Vec::new(),
                 Running::Other(Box::new(attach(Yardstick::Constant { answers }, *hook)?)),
             ),
+            Subject::Skeleton(hook) => {
+                let mut names = foundation.entries(usize::MAX);
+                names.retain(|(name, _)| is_shared(name));
+                (
+                    Vec::new(),
+                    Running::Other(Box::new(skeleton::start(&lab, *hook, &names)?)),
+                )
+            }
             Subject::Echo => {
                 let process = echo::start(&lab, answers)?;
                 (vec![process.pid()], Running::Other(Box::new(process)))
@@ -228,6 +243,7 @@ impl<'a> Cell<'a> {
             Subject::Ours("native")
                 | Subject::Reflector(Hook::Native)
                 | Subject::Constant(Hook::Native)
+                | Subject::Skeleton(Hook::Native)
         );
         let program = native
             .then(|| Yardstick::Pass.attach(Hook::Native, &self.lab.client, CLIENT_INTERFACE))

@@ -28,7 +28,8 @@ use crate::{
 use aya_ebpf::{
     bindings::xdp_action,
     helpers::{
-        bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_xdp_adjust_tail, bpf_xdp_store_bytes,
+        bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail,
+        bpf_xdp_store_bytes,
     },
     macros::{map, xdp},
     maps::{Array, PerCpuArray},
@@ -156,8 +157,13 @@ fn query(context: &XdpContext) -> Option<()> {
     let bytes = (&raw const frame.bytes).cast_mut().cast();
     // SAFETY: the context is the kernel's own, and the bytes belong to an element.
     let written = unsafe {
-        bpf_xdp_adjust_tail(context.ctx, more) == 0
-            && bpf_xdp_store_bytes(context.ctx, 0, bytes, len as u32) == 0
+        // A frame that begins longer than any query is shortened at its start: the bytes behind it are to stay few.
+        let fits = if more < -(MAX_FRAME_LEN as i32) {
+            bpf_xdp_adjust_head(context.ctx, -more)
+        } else {
+            bpf_xdp_adjust_tail(context.ctx, more)
+        };
+        fits == 0 && bpf_xdp_store_bytes(context.ctx, 0, bytes, len as u32) == 0
     };
     if !written {
         return None;
