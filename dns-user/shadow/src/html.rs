@@ -61,6 +61,9 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
         report.instances,
         escaped(&report.health)
     )?;
+    if let Some(left_out) = report.seen.left_out() {
+        write!(page, "<p>Not comparable: {left_out}.</p>")?;
+    }
     write_stack(page, "Verdicts", &verdicts.rows(), &VERDICTS)?;
     let mut answerers = vec![("from an interface", report.interface.answered)];
     for (reason, count) in &report.interface.others {

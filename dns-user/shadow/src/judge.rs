@@ -405,6 +405,11 @@ impl<R: Reference> Judge<R> {
     /// Explains findings by rows, or leaves those that have no explanation.
     fn explain(&mut self, exchange: &Exchange, case: &Case, state: usize) -> Verdict {
         let given = self.circumstances(exchange, case);
+        // bosh-dns never uses such a handler again, so everything is the recursors'.
+        let is_handler = case.ours.route == Route::Handler;
+        if is_handler && given.nature.is_of_former_handler && given.looks_forwarded {
+            return Verdict::Documented(vec![Row::RetiredHandlers]);
+        }
         let compatible = self.findings(exchange, case, Settings::Compatible, state);
         let mut rows = Vec::new();
         let mut unexplained = Vec::new();

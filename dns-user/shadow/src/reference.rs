@@ -56,6 +56,8 @@ pub struct Nature {
     pub is_above_ours: bool,
     /// Another domain of the records is a suffix of its text.
     pub has_other_domain: bool,
+    /// A handler covers it whose domain the records once had.
+    pub is_of_former_handler: bool,
 }
 
 /// Our answer to a query.

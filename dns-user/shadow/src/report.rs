@@ -203,6 +203,24 @@ impl Seen {
         )
     }
 
+    /// Returns what was seen and cannot be compared in words; `None` if there was nothing.
+    pub fn left_out(&self) -> Option<String> {
+        let mut reasons = Vec::new();
+        for (count, reason) in [
+            (self.split_segments, "TCP segments with parts of messages"),
+            (self.fragments, "fragments"),
+            (self.malformed, "unreadable packets"),
+            (self.orphans, "replies to earlier queries"),
+            (self.excess, "queries beyond the limit of waiting ones"),
+            (self.dropped, "packets beyond the share of CPU"),
+        ] {
+            if count > 0 {
+                reasons.push(format!("{count} {reason}"));
+            }
+        }
+        (!reasons.is_empty()).then(|| reasons.join(", "))
+    }
+
     /// Adds the messages that made no pair.
     pub fn add_unpaired(&mut self, unpaired: Unpaired) {
         self.copies = unpaired.copies;
@@ -268,6 +286,9 @@ impl Report {
         row(text, "health", &self.health)?;
         row(text, "queries seen", &self.seen.text())?;
         row(text, "unanswered", &self.seen.unanswered.to_string())?;
+        if let Some(left_out) = self.seen.left_out() {
+            row(text, "not comparable", &left_out)?;
+        }
         let verdicts = &self.verdicts;
         row(text, "compared", &verdicts.compared.to_string())?;
         for (name, count) in verdicts.rows() {

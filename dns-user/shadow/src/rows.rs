@@ -48,6 +48,8 @@ pub enum Row {
     ReverseTruncation,
     /// Reverse names without recursors.
     ReverseRefused,
+    /// Setting `retired_handlers`.
+    RetiredHandlers,
 }
 
 impl Row {
@@ -77,6 +79,7 @@ impl Row {
             | Self::ReverseOthers
             | Self::ReverseTruncation
             | Self::ReverseRefused => "Reverse names",
+            Self::RetiredHandlers => "Recursion, handlers, cache",
         }
     }
 
@@ -125,12 +128,15 @@ impl Row {
             }
             Self::ReverseTruncation => "Never truncates a reverse reply.",
             Self::ReverseRefused => "REFUSED for addresses of the fleet if recursors are disabled.",
+            Self::RetiredHandlers => {
+                "A handler stays inactive when a records domain of the same name disappears."
+            }
         }
     }
 
     /// Every row, for the test that finds them in the page.
     #[cfg(test)]
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 21] = [
         Self::MalformedNames,
         Self::EmptyNonTerminals,
         Self::NamesAbove,
@@ -151,6 +157,7 @@ impl Row {
         Self::ReverseOthers,
         Self::ReverseTruncation,
         Self::ReverseRefused,
+        Self::RetiredHandlers,
     ];
 }
 

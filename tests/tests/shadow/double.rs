@@ -141,6 +141,11 @@ impl Shadow {
 
     /// Waits until the packet socket is open.
     pub(crate) fn wait_until_watching(&mut self) -> Result<()> {
+        self.wait_until_watched_by(1)
+    }
+
+    /// Waits until so many packet sockets are open in the namespace.
+    pub(crate) fn wait_until_watched_by(&mut self, sockets: usize) -> Result<()> {
         let table = format!("/proc/{}/net/packet", self.process.pid());
         wait_until("the packet socket", PATIENCE, || {
             // The report, or the lack of one, says why it ended.
@@ -149,10 +154,11 @@ impl Shadow {
             }
             let text = std::fs::read_to_string(&table).unwrap_or_default();
             // Protocol ETH_P_ALL and "running": the filter is attached, and packets are received.
-            text.lines().skip(1).any(|line| {
+            let running = text.lines().skip(1).filter(|line| {
                 let fields: Vec<&str> = line.split_whitespace().collect();
                 fields.get(3) == Some(&"0003") && fields.get(5) == Some(&"1")
-            })
+            });
+            running.count() >= sockets
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::rr::RecordType;
+use nix::sys::signal::Signal;
 use serde_json::json;
 use whole_system_tests::{
     client::{ask_raw, ask_tcp_raw, query},
@@ -18,6 +19,7 @@ use whole_system_tests::{
     process::{capture, wait_until},
     requires,
     server::{self, Server},
+    terminal::Terminal,
 };
 
 use crate::{
@@ -349,5 +351,89 @@ fn shared_report_names_nobody() -> Result<()> {
         html.contains("class=\"stack\"") && html.ends_with("</html>"),
         "{html}"
     );
+    Ok(())
+}
+
+/// A client is in the report only with `--clients`, and with `--hash-names` only as a hash.
+#[test]
+fn clients_are_shown_on_request() -> Result<()> {
+    requires!(namespaces);
+    const CLIENT: &str = "127.0.0.77";
+    let (namespace, server) = start("watchclients", json!({"xdp": {"mode": "off"}}))?;
+    let folder = server.folder.path();
+    // Other records than the server's, so that there are differences to show.
+    let text = fs::read_to_string(folder.join("config.json"))?;
+    let mut config: serde_json::Value = serde_json::from_str(&text)?;
+    fs::write(folder.join("other.json"), records(99))?;
+    config["records_file"] = json!(folder.join("other.json"));
+    let path = folder.join("shadow.json");
+    fs::write(&path, config.to_string())?;
+    let mut shadows = Vec::new();
+    for (number, arguments) in [&[][..], &["--clients"], &["--clients", "--hash-names"]]
+        .into_iter()
+        .enumerate()
+    {
+        let page = folder.join(format!("{number}.html"));
+        let page_text = page.display().to_string();
+        let arguments = [arguments, &["--html", &page_text]].concat();
+        let mut shadow = Shadow::start(&namespace, folder, &path, &arguments)?;
+        shadow.wait_until_watched_by(number + 1)?;
+        shadows.push((shadow, page));
+    }
+    let query = message("q-s0.q-g1.bosh.", None)?;
+    namespace.run(|| -> Result<()> {
+        let socket = UdpSocket::bind((CLIENT, 0))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.send_to(&query, LISTEN)?;
+        socket.recv(&mut [0; 512])?;
+        Ok(())
+    })??;
+    // All at once: each waits for its second judgement.
+    for (shadow, _) in &shadows {
+        shadow.process.signal(Signal::SIGINT)?;
+    }
+    let mut shown = Vec::new();
+    for (shadow, page) in &mut shadows {
+        let (code, report) = shadow.finish()?;
+        ensure!(code == 3, "{report}");
+        let client = &report["differences"][0]["examples"][0]["client"];
+        let html = fs::read_to_string(page)?;
+        ensure!(
+            report.to_string().contains(CLIENT) == html.contains(CLIENT),
+            "{html}"
+        );
+        shown.push((client.as_str().map(str::to_owned), html.contains(CLIENT)));
+    }
+    let [nobody, named, hashed] = <[_; 3]>::try_from(shown).ok().context("three reports")?;
+    ensure!(nobody == (None, false), "{nobody:?}");
+    ensure!(named == (Some(CLIENT.to_owned()), true), "{named:?}");
+    let (Some(hash), false) = hashed else {
+        anyhow::bail!("{hashed:?}");
+    };
+    ensure!(hash.starts_with('#'), "{hash}");
+    Ok(())
+}
+
+/// Counts while it runs, then the report; neither is wider than a terminal.
+#[test]
+fn progress_is_shown_on_a_terminal() -> Result<()> {
+    requires!(namespaces);
+    const COLUMNS: usize = 80;
+    let (namespace, server) = start("watchbar", json!({"xdp": {"mode": "off"}}))?;
+    let mut command = namespace.command(server::program()?)?;
+    command
+        .args(["shadow", "--ask", "127.0.0.1", "--rate", "50", "--config"])
+        .arg(server.folder.path().join("config.json"));
+    let terminal = Terminal::start(command, (COLUMNS, 50))?;
+    let (status, written) = terminal.finish(PATIENCE)?;
+    ensure!(status.code() == Some(0), "{status}: {written}");
+    let progress = "\r\x1b[K0 unexplained, 0 documented, 0 in transition, ";
+    ensure!(written.matches(progress).count() > 1, "{written:?}");
+    let (_, report) = written.rsplit_once("\x1b[K").context("no progress")?;
+    ensure!(report.contains("no unexplained difference"), "{report}");
+    for line in written.split(['\r', '\n']) {
+        let is_path = line.contains("config.json");
+        ensure!(is_path || line.chars().count() <= COLUMNS, "{line:?}");
+    }
     Ok(())
 }

@@ -46,6 +46,8 @@ struct State {
     compatible: SocketlessServer,
     snapshot: Arc<Snapshot>,
     addresses: HashSet<IpAddr>,
+    /// Domains of handlers that the records have, or once had.
+    former_handlers: HashSet<Name>,
 }
 
 /// The states in use lately, the newest first.
@@ -77,6 +79,7 @@ impl States {
             compatible: server(Compat::REFERENCE),
             snapshot,
             addresses,
+            former_handlers: fleet.former_handlers().clone(),
         };
         let mut states = self.0.lock();
         let now = Instant::now();
@@ -246,6 +249,10 @@ impl Reference for OurServer {
                 .any(|target| target.problem.is_some()),
             is_above_ours: state.configured.is_above_ours(name),
             has_other_domain: has_other_domain(&state.snapshot, name),
+            is_of_former_handler: state
+                .former_handlers
+                .iter()
+                .any(|domain| name.is_within(domain)),
         }
     }
 }

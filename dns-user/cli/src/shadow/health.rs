@@ -162,12 +162,13 @@ impl Asked {
     async fn follow(self: Arc<Self>, api: ApiConfig, tls: Arc<RotatingTls>) {
         loop {
             let result = ask(&api, &tls).await;
-            self.record(result);
+            self.record(result, Instant::now());
             tokio::time::sleep(INTERVAL).await;
         }
     }
 
-    fn record(&self, result: anyhow::Result<Vec<(IpAddr, HealthState)>>) {
+    /// Takes over what the server told at a moment.
+    pub(super) fn record(&self, result: anyhow::Result<Vec<(IpAddr, HealthState)>>, now: Instant) {
         let mut told = self.state.lock();
         let states = match result {
             Ok(states) => states,
@@ -177,7 +178,6 @@ impl Asked {
                 return;
             }
         };
-        let now = Instant::now();
         told.problem = None;
         // Instances that are gone are forgotten.
         let mut before = std::mem::take(&mut told.states);

@@ -3,7 +3,8 @@
 //! * `start`, `event_loop`: startup, main loop and shutdown.
 //! * `signals`: end and reload.
 //! * `settings`: config.json.
-//! * `upstreams`, `fast_path`: routes for non-local names; lifecycle of the fast path, and renewals of its answers.
+//! * `upstreams`, `retired`, `fast_path`: routes for non-local names; handlers that records suspend; lifecycle of the
+//!   fast path, and renewals of its answers.
 //! * `files`, `records`, `consul`, `followed_file`: follow files on disk.
 //! * [`domains`]: the domains that only this server answers, for systemd-resolved.
 //! * `listeners`: the listening sockets, updated when addresses files change; the API and the control socket.
@@ -22,6 +23,7 @@ mod files;
 mod followed_file;
 mod listeners;
 mod records;
+mod retired;
 mod settings;
 pub mod shadow;
 mod signals;

@@ -1,12 +1,13 @@
 //! The states that a server would answer from, followed without a server: no socket, no query, no program.
 
-use std::{collections::HashSet, net::SocketAddr, path::Path, sync::Arc};
+use std::{collections::HashSet, net::SocketAddr, path::Path, sync::Arc, time::Instant};
 
 use futures_util::future::BoxFuture;
 
 use super::{
     files::{FileChanges, Files, InitialFiles},
     followed_file::{Reading, Sources},
+    retired::RetiredHandlers,
     settings::{self, WholeConfig},
 };
 use crate::{
@@ -34,6 +35,9 @@ pub struct FollowedFleet {
     files: Files,
     watch: Watch,
     handlers: Vec<HandlerConfig>,
+    retired: RetiredHandlers,
+    /// Domains of handlers that the records have, or once had.
+    former_handlers: HashSet<Name>,
     /// Domains of Consul's names.
     consul: Vec<Name>,
     snapshot: Arc<Snapshot>,
@@ -82,16 +86,20 @@ impl FollowedFleet {
         ) = Files::start(Sources::of(&config), None, &ServiceStatus::default())?;
         let mut watch = Watch::new();
         watch.set(files.folders());
-        Ok(Self {
+        let mut fleet = Self {
             config,
             warnings,
             files,
             watch,
             handlers,
+            retired: RetiredHandlers::default(),
+            former_handlers: HashSet::new(),
             consul: consul.unwrap_or_default(),
             snapshot: Arc::new(snapshot),
             further_addresses: addresses,
-        })
+        };
+        fleet.retire_handlers(Instant::now());
+        Ok(fleet)
     }
 
     /// Returns the addresses on which a server would listen.
@@ -109,9 +117,19 @@ impl FollowedFleet {
         self.snapshot.clone()
     }
 
-    /// Waits until the files may have changed, at most a second; returns whether they have.
+    /// Returns the domains of handlers that the records have, or once had.
+    pub fn former_handlers(&self) -> &HashSet<Name> {
+        &self.former_handlers
+    }
+
+    /// Waits until the files may have changed, at most a second; returns whether answers may have.
     pub async fn follow(&mut self) -> bool {
         self.watch.next().await;
+        self.reload(Instant::now()).await
+    }
+
+    /// Reads the files if they have changed; returns whether answers may have.
+    pub async fn reload(&mut self, now: Instant) -> bool {
         let FileChanges {
             snapshot, handlers, ..
         } = self.files.reload(Reading::IfChanged).await;
@@ -122,8 +140,21 @@ impl FollowedFleet {
         }
         if let Some(handlers) = handlers {
             self.handlers = handlers;
+            // As in `Upstreams::follow`.
+            self.retired.clear();
         }
-        is_changed
+        self.retire_handlers(now) || is_changed
+    }
+
+    /// Follows which handlers the records suspend; returns whether that changes a route.
+    fn retire_handlers(&mut self, now: Instant) -> bool {
+        let handlers = &self.handlers;
+        let is_handler = |domain: &Name| handlers.iter().any(|handler| handler.domain == *domain);
+        // Those of earlier files do not matter, and would accumulate.
+        self.former_handlers.retain(|domain| is_handler(domain));
+        let domains = self.snapshot.domains().filter(|domain| is_handler(domain));
+        self.former_handlers.extend(domains.cloned());
+        self.retired.follow(&self.snapshot, is_handler, now)
     }
 
     /// Returns a state that answers from the current files, and asks nobody.
@@ -137,11 +168,11 @@ impl FollowedFleet {
     fn routes(&self) -> Routes {
         let config = &self.config;
         let elsewhere: Arc<dyn Answer> = Arc::new(Elsewhere);
-        // A domain of the records suspends a handler of the same name.
-        let in_records: HashSet<&Name> = self.snapshot.domains().collect();
+        let never_return = config.compat.retired_handlers;
         let mut handlers = ByDomain::default();
         for HandlerConfig { domain, source, .. } in &self.handlers {
-            if in_records.contains(domain) {
+            let is_former = never_return && self.former_handlers.contains(domain);
+            if is_former || self.retired.contains(domain) {
                 continue;
             }
             let answer: Arc<dyn Answer> = match source {

@@ -1,13 +1,9 @@
 //! Routes non-local names: combines recursors, handlers and reverse names into routes, which are
 //! rebuilt when files or the configuration change.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, sync::Arc, time::Instant};
 
+use super::retired::RetiredHandlers;
 use crate::{
     consul::{ConsulNames, ReverseConsulNames, recursors_of},
     ops::metrics::Metrics,
@@ -37,9 +33,7 @@ pub(super) struct Upstreams {
     interfaces: Arc<dyn InterfaceAnswers>,
     /// Consul names and their own recursors; `None` without Consul.
     consul: Option<Consul>,
-    /// Suspended handler domains: contained in the records (`None`), or removed from them at the
-    /// given time, less than [`HANDLER_RETURN`] ago.
-    retired: HashMap<Name, Option<Instant>>,
+    retired: RetiredHandlers,
 }
 
 /// Consul names and their recursors.
@@ -48,11 +42,6 @@ struct Consul {
     /// Recursors configured in the object `"consul"`.
     recursors: Option<Arc<dyn Answer>>,
 }
-
-/// Delay after which a handler returns once the records no longer contain its domain. Until then
-/// its names are forwarded to the recursors, as in bosh-dns (observed), where the handler never
-/// returns.
-const HANDLER_RETURN: Duration = Duration::from_secs(30);
 
 impl Upstreams {
     /// Installs recursors and handlers of a server that listens on `listen`. Must be called inside a
@@ -93,7 +82,7 @@ impl Upstreams {
             own,
             interfaces,
             consul,
-            retired: HashMap::new(),
+            retired: RetiredHandlers::default(),
         };
         upstreams.retire(&upstreams.server_state.snapshot());
         upstreams.install(config);
@@ -135,21 +124,8 @@ impl Upstreams {
     /// Updates the suspended handler domains; returns whether that changes a route.
     fn retire(&mut self, snapshot: &Snapshot) -> bool {
         let handlers = self.in_force.handlers.load();
-        let mut changed = false;
-        for domain in snapshot
-            .domains()
-            .filter(|domain| handlers.sources().any(|(handler, _)| handler == *domain))
-        {
-            changed |= self.retired.insert(domain.clone(), None).is_none();
-        }
-        let before = self.retired.len();
-        self.retired.retain(|domain, gone| {
-            if snapshot.domains().any(|present| present == domain) {
-                return true;
-            }
-            gone.get_or_insert_with(Instant::now).elapsed() < HANDLER_RETURN
-        });
-        changed || self.retired.len() != before
+        let is_handler = |domain: &Name| handlers.sources().any(|(handler, _)| handler == domain);
+        self.retired.follow(snapshot, is_handler, Instant::now())
     }
 
     /// Applies a changed configuration; recursors, handlers and their caches are kept if their
@@ -196,7 +172,7 @@ impl Upstreams {
             .handlers
             .load()
             .sources()
-            .filter(|(domain, _)| !self.retired.contains_key(*domain))
+            .filter(|(domain, _)| !self.retired.contains(domain))
             .map(|(domain, source)| (domain.clone(), Arc::new(source.clone()) as Arc<dyn Answer>))
             .collect();
         let answer = |source: CachedSource| Arc::new(source) as Arc<dyn Answer>;
