@@ -245,7 +245,7 @@ const KEPT: &[(&str, &[Figure])] = &[
             ("16", "publish/src/provider/rfc2136/mod.rs", "WINDOW"),
             (
                 "128",
-                "publish/src/provider/rfc2136/read_back.rs",
+                "publish/src/provider/rfc2136/mod.rs",
                 "MAX_PIPELINED",
             ),
             (
