@@ -146,7 +146,7 @@ impl Compare {
         };
         output.finish();
         if let Some(file) = &self.plot {
-            write(file, &plot::over_turns(&pairs)?)?;
+            write(file, plot::over_turns(&pairs)?)?;
         }
         if self.json {
             return output.json(&comparison);
@@ -199,5 +199,45 @@ mod tests {
         );
         assert_eq!(Ratio::of(&pairs, |report| Some(report.latency?.p50)), None);
         assert_eq!(Ratio::of(&[], |_| Some(1.0)), None);
+    }
+
+    #[test]
+    fn quartiles_are_those_of_the_ratios() {
+        let pairs: Vec<[Report; 2]> = [100, 500, 300, 400, 200]
+            .map(|received| [report(1000, 100), report(1000, received)])
+            .into();
+        let received = |report: &Report| Some(report.received_per_second);
+        let found = Ratio::of(&pairs, received).unwrap();
+        assert_eq!([found.low, found.median, found.high], [2.0, 3.0, 4.0]);
+        // A server that received nothing has no ratio; one that is compared with it has.
+        let pairs = [
+            [report(1000, 0), report(1000, 100)],
+            [report(1000, 100), report(1000, 0)],
+        ];
+        assert_eq!(Ratio::of(&pairs, received).unwrap().median, 0.0);
+        assert_eq!(Ratio::of(&pairs[..1], received), None);
+    }
+
+    #[test]
+    fn table_has_a_line_for_each_figure() {
+        let ratio = Ratio {
+            median: 1.25,
+            low: 1.0,
+            high: 1.5,
+        };
+        let comparison = Comparison {
+            kind: "comparison",
+            first: "10.0.0.1:53".parse().unwrap(),
+            second: "10.0.0.2:53".parse().unwrap(),
+            pairs: 7,
+            received: Some(ratio),
+            p50: None,
+            p99: Some(ratio),
+        };
+        assert_eq!(
+            comparison.table(),
+            "\n10.0.0.2:53 : 10.0.0.1:53, median (quartiles) of 7 pairs of turns\n\
+             received  1.250 (1.000 to 1.500)\np50       -\np99       1.250 (1.000 to 1.500)\n"
+        );
     }
 }

@@ -7,7 +7,7 @@
 //! * [`target`]: options of all measurements; from them, a generator that is ready
 //! * [`measure`]: one load, from its start to its last reply, as a [`report`]
 //! * [`run`], [`search`], [`compare`]: the measurements, each a sequence of loads; [`output`] shows them, [`plot`]
-//!   draws them
+//!   draws them, [`hlog`] writes their latencies
 //! * [`respond`]: the other end of a link without a server
 
 pub mod frames;
@@ -17,6 +17,7 @@ pub mod orders;
 mod cli;
 mod compare;
 mod consent;
+mod hlog;
 mod measure;
 mod output;
 mod plot;

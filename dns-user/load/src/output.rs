@@ -158,7 +158,7 @@ fn table(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::report;
+    use crate::report::{Latency, tests::report};
 
     #[test]
     fn silence_has_its_remedy() {
@@ -169,5 +169,44 @@ mod tests {
             "{found}"
         );
         assert!(row(&report(2000, 1600)).contains("20.000%"));
+    }
+
+    #[test]
+    fn lines_have_their_columns() {
+        let mut found = report(2000, 1600);
+        assert_eq!(
+            row(&found),
+            "   2.00      1000      1000         800  20.000%         -         -  NOERROR 1600\n"
+        );
+        found.rate = None;
+        found.rcodes.insert("REFUSED".to_owned(), 3);
+        found.latency = Some(Latency {
+            mean: 1.0,
+            p50: 2.0,
+            p90: 3.0,
+            p99: 4.0,
+            p999: 5.0,
+            max: 6.0,
+        });
+        let line = row(&found);
+        assert!(
+            line.contains(" all ") && line.ends_with("  2.0       4.0  NOERROR 1600, REFUSED 3\n"),
+            "{line}"
+        );
+        found.cpu_waited = 0.125;
+        let text = table(&found);
+        for part in [
+            "mean 1.0 µs, p50 2.0 µs, p90 3.0 µs, p99 4.0 µs, p99.9 5.0 µs, max 6.0 µs",
+            "CPU 1     sent 2000, skipped 0, received 1600\n",
+            "waited for its CPU 12.5 % of the time",
+            "interface dropped 0 received and 0 sent packets",
+            "      20.000%\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(
+            Output::new(true, None).unwrap().is_json()
+                && !Output::new(false, None).unwrap().is_json()
+        );
     }
 }

@@ -223,9 +223,14 @@ fn name_of(code: u8) -> String {
     }
 }
 
+/// Returns a histogram for as many nanoseconds as the kernel's buckets have.
+pub(crate) fn empty_histogram() -> Result<Histogram<u64>> {
+    Ok(Histogram::new_with_bounds(1, 1 << 35, DIGITS)?)
+}
+
 /// Returns the histogram of the kernel's buckets, in nanoseconds.
 fn histogram(buckets: &[u64]) -> Result<Histogram<u64>> {
-    let mut histogram = Histogram::new_with_bounds(1, 1 << 35, DIGITS)?;
+    let mut histogram = empty_histogram()?;
     for (bucket, &count) in (0..).zip(buckets) {
         if count > 0 {
             histogram.record_n(middle_of(bucket), count)?;
@@ -385,5 +390,164 @@ pub(crate) mod tests {
             }
         );
         assert_eq!(Drops::of(text, "c1"), Drops::default());
+    }
+
+    #[test]
+    fn figures_are_those_since_the_earlier_reading() {
+        let counts = |base: u64| {
+            let mut counts = Counts {
+                sent: 10 * base,
+                skipped: 3 * base,
+                late: 2 * base,
+                different: base,
+                ..Counts::default()
+            };
+            counts.rcodes[0] = 5 * base;
+            counts.rcodes[3] = base;
+            counts
+        };
+        let begun = Instant::now();
+        let reading = |seconds: u64, base: u64, cpus: &[usize]| {
+            let mut latencies = vec![0; BUCKETS];
+            latencies[100] = 6 * base;
+            let milliseconds = std::time::Duration::from_millis;
+            Reading {
+                time: begun + std::time::Duration::from_secs(seconds),
+                totals: Totals {
+                    cpus: cpus.iter().map(|&cpu| (cpu, counts(base))).collect(),
+                    latencies,
+                },
+                cpu: CpuUse {
+                    used: milliseconds(100 * base),
+                    waited: milliseconds(40 * base),
+                },
+                drops: Drops {
+                    received: 7 * base,
+                    sent: 8 * base,
+                },
+            }
+        };
+        let found = reading(6, 3, &[1, 2])
+            .since(&reading(2, 1, &[1]), Kind::Interval, None)
+            .unwrap();
+        assert_eq!(
+            (found.kind, found.rate, found.seconds),
+            (Kind::Interval, None, 4.0)
+        );
+        // Two of CPU 1, and three of CPU 2, which is new.
+        assert_eq!((found.sent, found.skipped), (50, 15));
+        assert_eq!((found.received, found.lost, found.loss), (30, 20, 0.4));
+        assert_eq!((found.late, found.different), (10, 5));
+        let rcodes = [("NOERROR".to_owned(), 25), ("NXDOMAIN".to_owned(), 5)];
+        assert_eq!(found.rcodes, rcodes.into());
+        assert_eq!(
+            (found.sent_per_second, found.received_per_second),
+            (12.5, 7.5)
+        );
+        assert_eq!(found.cpu_per_query, 200_000.0 / 50.0);
+        assert_eq!(found.cpu_waited, 0.02);
+        let dropped = Drops {
+            received: 14,
+            sent: 16,
+        };
+        assert_eq!(found.dropped, dropped);
+        let cpus: Vec<_> = found
+            .cpus
+            .iter()
+            .map(|of| (of.cpu, of.sent, of.skipped, of.received))
+            .collect();
+        assert_eq!(cpus, [(1, 20, 6, 12), (2, 30, 9, 18)]);
+        assert_eq!(found.histogram.unwrap().len(), 12);
+        let latency = found.latency.unwrap();
+        assert_eq!((latency.mean, latency.p50, latency.max), (0.1, 0.1, 0.1));
+        // The end of a load with the replies that came later.
+        let end = reading(2, 1, &[1]).with_replies_of(reading(6, 3, &[1]));
+        assert_eq!(
+            (end.time, end.cpu.used.as_millis()),
+            (begun + std::time::Duration::from_secs(2), 100)
+        );
+        assert_eq!((end.totals.sum().sent, end.drops.sent), (30, 24));
+    }
+
+    #[test]
+    fn codes_have_their_names() {
+        let names = [0, 1, 2, 3, 4, 5, 9].map(name_of);
+        let expected = [
+            "NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "RCODE9",
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn percentiles_are_written_as_by_hdr_histogram() {
+        let mut histogram = Histogram::new_with_bounds(1, 1 << 35, DIGITS).unwrap();
+        histogram.record_n(1000, 3).unwrap();
+        histogram.record_n(2000, 1).unwrap();
+        let text = percentiles(&histogram);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "       Value     Percentile TotalCount 1/(1-Percentile)"
+        );
+        assert_eq!(
+            lines[2],
+            "       1.003 0.000000000000          3           1.00"
+        );
+        let last = lines.iter().rfind(|line| !line.starts_with('#')).unwrap();
+        assert!(last.ends_with("1.000000000000          4"), "{last}");
+        assert!(text.contains("Total count = 4]"), "{text}");
+        assert!(text.contains("#[Mean = 1.2"), "{text}");
+    }
+
+    #[test]
+    fn buckets_double() {
+        for (latency, bucket) in [
+            (0, 0),
+            (127, 127),
+            (128, 128),
+            (255, 255),
+            (256, 256),
+            (257, 256),
+            (258, 257),
+            (511, 383),
+            (512, 384),
+            (1 << 34, BUCKETS - 1),
+            ((1 << 34) - 1, BUCKETS - 1),
+            (1 << 33, BUCKETS - 128),
+        ] {
+            assert_eq!(bucket_of(latency), bucket, "{latency}");
+        }
+    }
+
+    #[test]
+    fn counts_are_added_and_subtracted() {
+        let counts = |base: u64| Counts {
+            sent: base,
+            skipped: 2 * base,
+            late: 3 * base,
+            different: 4 * base,
+            rcodes: std::array::from_fn(|code| base * code as u64),
+        };
+        let mut sum = counts(2);
+        sum.add(&counts(5));
+        assert_eq!(sum, counts(7));
+        assert_eq!(sum.since(&counts(3)), counts(4));
+        assert_eq!(counts(1).received(), (0..16).sum::<u64>());
+        assert_eq!(counts(1).no_error(), 0);
+        let mut only = Counts::default();
+        only.rcodes[0] = 9;
+        assert_eq!((only.no_error(), only.received()), (9, 9));
+        for (ports, sets) in [
+            (1, 1),
+            (3, 1),
+            (6, 2),
+            (8, 8),
+            (16, 16),
+            (48, 16),
+            (64, 16),
+            (1024, 16),
+        ] {
+            assert_eq!(crate::orders::sets(ports), sets, "{ports}");
+        }
     }
 }

@@ -4,14 +4,16 @@ use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use hdrhistogram::serialization::V2DeflateSerializer;
 
 use crate::{
     generator::Generator,
+    hlog::LatencyLog,
     measure::{self, Ended, Plan, measure},
     output::Output,
     plot,
     queries::Query,
-    report::{self, Kind},
+    report::{self, Kind, Report},
     target::{Target, endpoint},
 };
 
@@ -37,6 +39,9 @@ pub(crate) struct Run {
     /// Writes a table of percentiles, in the text format of HdrHistogram.
     #[arg(long, value_name = "FILE")]
     percentiles: Option<PathBuf>,
+    /// Writes the latencies of each interval as a log that HdrHistogram's tools read.
+    #[arg(long, value_name = "FILE")]
+    hlog: Option<PathBuf>,
     /// Writes a line for each different query: name, type, queries sent, replies, answers in the first reply.
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
@@ -57,10 +62,18 @@ impl Run {
         };
         let mut output = Output::new(self.json, Some(plan.length))?;
         let mut intervals = Vec::new();
+        let mut log_text = Vec::new();
+        let mut serializer = V2DeflateSerializer::new();
+        let mut log = LatencyLog::begin(&mut log_text, &mut serializer)?;
         let generator = &prepared.generator;
         let (total, ended) = generator.during(&|| Ok(()), || {
-            let mut tick = |report: &report::Report| {
-                intervals.push(report.clone());
+            let mut tick = |report: &Report| {
+                log.add(report)?;
+                // An hour of histograms would be large.
+                intervals.push(Report {
+                    histogram: None,
+                    ..report.clone()
+                });
                 output.line(report)
             };
             let interval = Duration::from_secs(self.interval);
@@ -74,13 +87,17 @@ impl Run {
         })?;
         output.total(&total)?;
         if let (Some(file), Some(histogram)) = (&self.percentiles, &total.histogram) {
-            write(file, &report::percentiles(histogram))?;
+            write(file, report::percentiles(histogram))?;
+        }
+        log.end(&total)?;
+        if let Some(file) = &self.hlog {
+            write(file, log_text)?;
         }
         if let Some(file) = &self.names {
-            write(file, &names(generator, &prepared.queries)?)?;
+            write(file, names(generator, &prepared.queries)?)?;
         }
         if let Some(file) = &self.plot {
-            write(file, &plot::over_time(&intervals)?)?;
+            write(file, plot::over_time(&intervals)?)?;
         }
         if let Ended::Silent(unanswered) = ended {
             bail!(
@@ -94,7 +111,7 @@ impl Run {
 }
 
 /// Writes a result to a file.
-pub(crate) fn write(file: &PathBuf, text: &str) -> Result<()> {
+pub(crate) fn write(file: &PathBuf, text: impl AsRef<[u8]>) -> Result<()> {
     fs::write(file, text).with_context(|| file.display().to_string())
 }
 

@@ -199,7 +199,7 @@ impl Search {
             .find(|trial| trial.rate == progress.failed && progress.failed.is_some());
         let limit = Limit::of(failed, max_loss);
         if let Some(file) = &self.plot {
-            write(file, &plot::over_rates(&trials)?)?;
+            write(file, plot::over_rates(&trials)?)?;
         }
         if output.is_json() {
             return output.json(&Found {
@@ -288,5 +288,79 @@ mod tests {
             }),
             Limit::Interface
         );
+    }
+
+    #[test]
+    fn steps_end_at_the_precision() {
+        for (answered, failed, precision, next) in [
+            (0, None, 0.02, Some(1_000)),
+            (1_000, None, 0.02, Some(2_000)),
+            (6_000, None, 0.02, Some(10_000)),
+            (10_000, None, 0.02, None),
+            (1_000, Some(1_021), 0.02, Some(1_010)),
+            (1_000, Some(1_020), 0.02, None),
+            // At least one query a second.
+            (10, Some(12), 0.02, Some(11)),
+            (10, Some(11), 0.02, None),
+            (0, Some(1), 0.02, None),
+            (0, Some(3), 0.02, Some(1)),
+        ] {
+            let progress = Progress {
+                from: 1_000,
+                to: 10_000,
+                precision,
+                answered,
+                failed,
+            };
+            assert_eq!(progress.next(), next, "{answered} {failed:?}");
+        }
+    }
+
+    #[test]
+    fn limits_begin_behind_their_bounds() {
+        let failed = |skipped, waited, dropped: [u64; 2]| {
+            let mut failed = report(1000, 900);
+            failed.skipped = skipped;
+            failed.cpu_waited = waited;
+            failed.dropped = Drops {
+                received: dropped[0],
+                sent: dropped[1],
+            };
+            Limit::of(Some(&failed), 0.5)
+        };
+        // Half of 2,000 queries may be lost.
+        assert_eq!(failed(1000, 0.0, [0, 0]), Limit::Server);
+        assert_eq!(failed(1001, 0.0, [0, 0]), Limit::Generator);
+        assert_eq!(failed(1001, MAX_WAITED, [0, 0]), Limit::Generator);
+        assert_eq!(failed(1001, 0.011, [0, 0]), Limit::OwnCpu);
+        // Of 100 lost queries half have to be dropped.
+        assert_eq!(failed(0, 0.5, [24, 25]), Limit::Server);
+        assert_eq!(failed(0, 0.5, [25, 25]), Limit::Interface);
+        assert_eq!(failed(0, 0.5, [50, 0]), Limit::Interface);
+        let shown = [
+            (Limit::Allowed, "--to"),
+            (Limit::Generator, "give it more CPUs"),
+            (Limit::OwnCpu, "choose another one"),
+            (Limit::Interface, "drops packets"),
+            (Limit::Server, "the server"),
+        ];
+        for (limit, text) in shown {
+            assert!(limit.to_string().contains(text), "{limit}");
+        }
+    }
+
+    #[test]
+    fn percentages_have_limits() {
+        for (text, expected) in [
+            ("0", Some(0.0)),
+            ("100", Some(100.0)),
+            ("0.1", Some(0.1)),
+            ("-0.1", None),
+            ("100.1", None),
+            ("NaN", None),
+            ("x", None),
+        ] {
+            assert_eq!(percent(text).ok(), expected, "{text}");
+        }
     }
 }

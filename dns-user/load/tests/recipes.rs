@@ -6,14 +6,15 @@
 )]
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
     fs,
     io::{BufRead as _, BufReader, Read as _},
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,7 +27,7 @@ use test_lab::{
     process::{Kept, capture, wait_until},
     server::{self, Server},
 };
-use whole_system_tests::requirements;
+use whole_system_tests::{requirements, terminal::Terminal};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_bosh-dns-xdp-load");
 
@@ -40,7 +41,7 @@ const PAGE: &str = include_str!("../../../docs/load-testing.md");
 
 /// Makes recipes short and light, so that they also pass on a busy machine. A search counts what the machine does not
 /// send as lost, so any loss is allowed and the rate is not the subject.
-const LIGHTER: [(&str, &str); 10] = [
+const LIGHTER: [(&str, &str); 14] = [
     ("bosh-dns-xdp-load run", "bosh-dns-xdp-load run --seconds 2"),
     ("--seconds 5", ""),
     (
@@ -57,6 +58,14 @@ const LIGHTER: [(&str, &str); 10] = [
     (" 10 -Q", " 1 -Q"),
     ("respond --interface eth1", "respond --interface s0"),
     ("192.0.2.2 --interface eth1", "10.9.0.2 --interface c0"),
+    ("-Q 1000000", "-Q 500"),
+    (
+        "-I eth1 -F 0s1 -i queries 192.0.2.2",
+        "-I c0 -i queries 10.9.0.2",
+    ),
+    ("ip link set eth1", "ip link set c0"),
+    // Interrupts of this machine are none of the test's business.
+    ("/eth1/", "/no such card/"),
 ];
 
 /// Returns the command blocks of a section of the page.
@@ -143,6 +152,21 @@ impl Lab {
         let said = shell(&self.machine, &self.holder, &self.place, &commands)?;
         let succeeded = said.ends_with("succeeded\n");
         Ok((said, succeeded))
+    }
+
+    /// Returns a command that becomes the load in the client, with these arguments beside the usual ones: its process is
+    /// that of the program.
+    fn load_command(&self, arguments: &str) -> Result<Command> {
+        let holder = self.holder.pid().to_string();
+        let usual = "run --server 10.9.0.2 --interface c0";
+        let mut command = self.machine.command("nsenter")?;
+        command
+            .args(["--target", &holder, "--mount", "--"])
+            .args(["ip", "netns", "exec", "client", PROGRAM])
+            .args(usual.split(' '))
+            .args(arguments.split(' '));
+        command.arg("--queries").arg(self.place.join("queries"));
+        Ok(command)
     }
 
     /// Runs the recipe that contains `text`, and returns its output.
@@ -404,9 +428,78 @@ fn tcp_is_loaded_by_dnsperf() -> Result<()> {
     let tcp = recipe.lines().next().context("a command")?;
     let said = shell(&lab.machine, &lab.holder, &lab.place, tcp)?;
     ensure!(said.contains("NOERROR"), "{said}");
-    // The second command needs a server with DoT; dnsperf must know its options.
+    Ok(())
+}
+
+/// The server is unbound, which ours would forward to.
+#[test]
+fn dot_is_loaded_by_dnsperf() -> Result<()> {
+    if !requirements::program("unbound", "-V") {
+        return Ok(());
+    }
+    let Some((lab, folder)) = Lab::without_server("loaddot")? else {
+        return Ok(());
+    };
+    let certified = rcgen::generate_simple_self_signed(["dns.example".to_owned()])?;
+    let [certificate, key] = ["cert.pem", "key.pem"].map(|file| lab.place.join(file));
+    fs::write(&certificate, certified.cert.pem())?;
+    fs::write(&key, certified.signing_key.serialize_pem())?;
+    let config = folder.path().join("unbound.conf");
+    let text = format!(
+        "server:\n  interface: 10.9.0.2@853\n  do-daemonize: no\n  username: \"\"\n  chroot: \"\"\n  pidfile: \"\"\n  \
+         use-syslog: no\n  access-control: 10.9.0.0/24 allow\n  tls-service-key: {}\n  tls-service-pem: {}\n  \
+         local-zone: \"bosh.\" redirect\n  local-data: \"bosh. 60 IN A 192.0.2.80\"\n",
+        key.display(),
+        certificate.display()
+    );
+    fs::write(&config, text)?;
+    let mut unbound = lab.machine.command("unbound")?;
+    unbound.arg("-d").arg("-c").arg(&config);
+    let _unbound = Kept::spawn(unbound.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    wait_until("unbound", Duration::from_secs(60), || {
+        let connected = || TcpStream::connect(("10.9.0.2", 853)).is_ok();
+        lab.machine.run(connected).unwrap_or(false)
+    })?;
+    let recipe = recipes("TCP and DoT").swap_remove(0);
     let dot = recipe.lines().nth(1).context("a command")?;
-    ensure!(dot.contains("-m dot -p 853"), "{dot}");
+    let said = shell(&lab.machine, &lab.holder, &lab.place, dot)?;
+    ensure!(said.contains("NOERROR"), "{said}");
+    Ok(())
+}
+
+/// The last block loads a server over the link that was measured.
+#[test]
+fn server_of_two_machines_is_loaded() -> Result<()> {
+    if !requirements::program("kxdpgun", "-V") {
+        return Ok(());
+    }
+    let Some(lab) = Lab::start("loadtwo")? else {
+        return Ok(());
+    };
+    let recipe = recipes("Two machines").swap_remove(2);
+    let on_client = format!("ip netns exec client bash -euo pipefail -c '{recipe}'");
+    let said = shell(&lab.machine, &lab.holder, &lab.place, &on_client)?;
+    // Both generators count replies by RCODE, ours in the total.
+    ensure!(said.contains("RCODEs    NOERROR "), "{said}");
+    ensure!(said.contains("responded NOERROR:"), "{said}");
+    Ok(())
+}
+
+/// What changes a machine's cards and kernel is only read here, so that a mistake in the shell is found.
+#[test]
+fn set_ups_of_machines_are_valid() -> Result<()> {
+    let Some((lab, _folder)) = Lab::without_server("loadsetup")? else {
+        return Ok(());
+    };
+    let mut recipes = recipes("Two machines").split_off(3).into_iter();
+    let irqs = recipes.next().context("interrupts")?;
+    ensure!(irqs.contains("smp_affinity_list"), "{irqs}");
+    let without_systemd = format!("systemctl() {{ :; }}\n{irqs}");
+    shell(&lab.machine, &lab.holder, &lab.place, &without_systemd)?;
+    let pktgen = recipes.next().context("pktgen")?;
+    ensure!(pktgen.contains("kpktgend_0"), "{pktgen}");
+    capture(Command::new("bash").args(["-n", "-c", &pktgen]))?;
+    ensure!(recipes.next().is_none(), "a recipe that no test executes");
     Ok(())
 }
 
@@ -422,7 +515,7 @@ fn counts_of_names_are_the_servers() -> Result<()> {
     fs::write(lab.place.join("names"), names)?;
     let server = answers(&lab, Answers::alternating())?;
     let (said, succeeded) = lab.load(
-        "--queries names --order zipf --rate 20 --seconds 4 --names counts --percentiles percentiles --json",
+        "--queries names --order zipf --rate 20 --seconds 4 --names counts --percentiles percentiles --hlog log --json",
     )?;
     ensure!(succeeded, "{said}");
     let seen = received(&lab, server)?;
@@ -457,6 +550,157 @@ fn counts_of_names_are_the_servers() -> Result<()> {
         percentiles.contains(&format!("Total count = {}]", good + bad)),
         "{percentiles}"
     );
+    // A line for each second; `hlog.rs` has a test of what is in it.
+    let log = fs::read_to_string(lab.place.join("log"))?;
+    let intervals = log.lines().filter(|line| !line.starts_with('#'));
+    ensure!(intervals.count() == 4, "{log}");
+    Ok(())
+}
+
+/// The bar is above the lines while the load runs, and gone in the end.
+#[test]
+fn progress_is_shown_on_a_terminal() -> Result<()> {
+    const COLUMNS: usize = 80;
+    let Some((lab, _folder)) = Lab::without_server("loadbar")? else {
+        return Ok(());
+    };
+    let server = answers(&lab, Answers::of(0))?;
+    let mut load = lab.load_command("--rate 20 --seconds 3")?;
+    load.env("TERM", "xterm");
+    let terminal = Terminal::start(load, (COLUMNS, 24))?;
+    let (status, written) = terminal.finish(Duration::from_secs(60))?;
+    received(&lab, server)?;
+    ensure!(status.success(), "{status}: {written}");
+    let bars: Vec<&str> = written
+        .split(['\r', '\n'])
+        .filter(|part| part.contains(" %, ") && part.contains("/s answered"))
+        .collect();
+    let mut shares = BTreeSet::new();
+    for bar in bars {
+        let bar = bar.trim_start_matches("\x1b[2K");
+        ensure!(bar.chars().count() <= COLUMNS, "{bar:?}");
+        let (before, _) = bar.split_once(" %, ").context("a share")?;
+        let share = before.rsplit(' ').next().context("a share")?;
+        shares.insert(share.to_owned());
+    }
+    ensure!(shares.len() > 1, "{shares:?} {written:?}");
+    let (_, end) = written
+        .rsplit_once("/s answered")
+        .context(written.clone())?;
+    ensure!(
+        end.contains("\x1b[2K") && end.contains("RCODEs    NOERROR"),
+        "{end:?}"
+    );
+    ensure!(written.matches("received/s").count() == 1, "{written:?}");
+    Ok(())
+}
+
+/// Delays of the replies of [`answers_later`], so long that a busy machine adds little.
+const USUAL: Duration = Duration::from_millis(500);
+const LONG: Duration = Duration::from_millis(1500);
+
+/// Starts a server that answers after [`USUAL`], every tenth query after [`LONG`], until it gets an empty message.
+fn answers_later(lab: &Lab) -> Result<JoinHandle<()>> {
+    const POLL: Duration = Duration::from_millis(50);
+    let socket = lab.machine.run(|| UdpSocket::bind(SERVER))??;
+    Ok(std::thread::spawn(move || {
+        let mut waiting: BinaryHeap<Reverse<(Instant, SocketAddr, Vec<u8>)>> = BinaryHeap::new();
+        let mut message = [0; 512];
+        let mut count = 0;
+        loop {
+            let mut pause = POLL;
+            while let Some(Reverse((due, from, reply))) = waiting.peek() {
+                pause = due.saturating_duration_since(Instant::now()).min(POLL);
+                if !pause.is_zero() {
+                    break;
+                }
+                let _sent = socket.send_to(reply, from);
+                waiting.pop();
+            }
+            let pause = pause.max(Duration::from_micros(100));
+            socket.set_read_timeout(Some(pause)).unwrap();
+            let Ok((length, from)) = socket.recv_from(&mut message) else {
+                continue;
+            };
+            if length == 0 {
+                return;
+            }
+            count += 1;
+            message[2] |= 0x80;
+            let delay = if count % 10 == 0 { LONG } else { USUAL };
+            let reply = message[..length].to_vec();
+            waiting.push(Reverse((Instant::now() + delay, from, reply)));
+        }
+    }))
+}
+
+/// Of a server whose latencies are known, both generators say the same.
+#[test]
+fn latencies_agree_with_dnsperf() -> Result<()> {
+    let Some((lab, _folder)) = Lab::without_server("loadlatency")? else {
+        return Ok(());
+    };
+    let server = answers_later(&lab)?;
+    let (said, succeeded) = lab.load("--queries queries --rate 100 --seconds 6 --json")?;
+    ensure!(succeeded, "{said}");
+    let dnsperf = "ip netns exec client dnsperf -s 10.9.0.2 -d queries -l 6 -Q 100 -q 1000 -v";
+    let of_dnsperf = shell(&lab.machine, &lab.holder, &lab.place, dnsperf)?;
+    lab.machine.run(|| {
+        let socket = UdpSocket::bind(("10.9.0.2", 0))?;
+        socket.send_to(&[], SERVER)
+    })??;
+    server
+        .join()
+        .map_err(|_| anyhow::anyhow!("the server panicked"))?;
+
+    // `> NOERROR name type seconds` for each reply.
+    let mut seconds: Vec<f64> = Vec::new();
+    for line in of_dnsperf.lines() {
+        let Some(reply) = line.strip_prefix("> ") else {
+            continue;
+        };
+        let last = reply.split_whitespace().next_back().context("seconds")?;
+        seconds.push(last.parse()?);
+    }
+    ensure!(seconds.len() > 300, "{of_dnsperf}");
+    seconds.sort_by(f64::total_cmp);
+    let total = total(&said)?;
+    ensure!(total["received"].as_u64() > Some(300), "{said}");
+    for (key, share, expected) in [("p50", 0.5, USUAL), ("p99", 0.99, LONG)] {
+        let ours = total["latency"][key].as_f64().context(key)? / 1e6;
+        let theirs = seconds[((seconds.len() - 1) as f64 * share).round() as usize];
+        let expected = expected.as_secs_f64();
+        for found in [ours, theirs] {
+            // From below by the resolution of two digits, from above by the machine's other work.
+            ensure!(
+                found > expected * 0.99 && found < expected * 1.5,
+                "{key}: {ours} s, {theirs} s by dnsperf, {expected} s of the server"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Queries that are too long for the other end are dropped where they leave: counted there, and named as the limit.
+#[test]
+fn dropping_interface_limits_the_search() -> Result<()> {
+    let Some((lab, _folder)) = Lab::without_server("loaddrops")? else {
+        return Ok(());
+    };
+    let long = ["n".repeat(60), "n".repeat(60), "n".repeat(60)].join(".");
+    // The first query, which a socket sends, is short.
+    let names = format!("a.bosh A\n{}", format!("{long}.bosh A\n").repeat(10));
+    fs::write(lab.place.join("names"), names)?;
+    let server = answers(&lab, Answers::of(0))?;
+    let search = "ip link set s0 mtu 120\nip netns exec client bosh-dns-xdp-load search --server 10.9.0.2 \
+                  --interface c0 --queries names --seconds 1 --from 20 --json";
+    let said = shell(&lab.machine, &lab.holder, &lab.place, search)?;
+    received(&lab, server)?;
+    let lines = objects(&said)?;
+    let first = lines.first().context("no trial")?;
+    ensure!(first["dropped"]["sent"].as_u64() > Some(0), "{said}");
+    let found = lines.last().context("no result")?;
+    ensure!(found["limit"] == "interface", "{said}");
     Ok(())
 }
 
@@ -497,29 +741,7 @@ fn interrupted_load_reports() -> Result<()> {
         return Ok(());
     };
     let server = answers(&lab, Answers::of(0))?;
-    // The shell becomes the program: `exec` ends with the program itself.
-    let mut load = lab.machine.command("nsenter")?;
-    load.args([
-        "--target",
-        &lab.holder.pid().to_string(),
-        "--mount",
-        "--",
-        "ip",
-        "netns",
-        "exec",
-    ]);
-    load.args([
-        "client",
-        PROGRAM,
-        "run",
-        "--server",
-        "10.9.0.2",
-        "--interface",
-        "c0",
-        "--queries",
-    ]);
-    load.arg(lab.place.join("queries"));
-    load.args(["--rate", "1", "--seconds", "3600", "--json"]);
+    let mut load = lab.load_command("--rate 1 --seconds 3600 --json")?;
     let mut load = load.stdout(Stdio::piped()).spawn()?;
     let mut output = BufReader::new(load.stdout.take().context("no standard output")?);
     let mut load = Kept::from(load);
@@ -583,23 +805,7 @@ fn program_in_the_way_is_named() -> Result<()> {
     let Some(lab) = Lab::start("loadbusy")? else {
         return Ok(());
     };
-    let mut first = lab.machine.command("nsenter")?;
-    let holder = lab.holder.pid().to_string();
-    first.args([
-        "--target", &holder, "--mount", "--", "ip", "netns", "exec", "client", PROGRAM,
-    ]);
-    first.args([
-        "run",
-        "--interface",
-        "c0",
-        "--server",
-        "10.9.0.2",
-        "--rate",
-        "10",
-        "--seconds",
-        "3600",
-    ]);
-    first.arg("--queries").arg(lab.place.join("queries"));
+    let mut first = lab.load_command("--rate 10 --seconds 3600")?;
     let _first = Kept::spawn(&mut first)?;
     let shown = || {
         let show = "ip -n client link show c0";

@@ -1,0 +1,135 @@
+//! Latencies by interval, in the log format of HdrHistogram, whose tools draw and merge them.
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, Result};
+use hdrhistogram::{
+    Histogram,
+    serialization::{
+        V2DeflateSerializer,
+        interval_log::{IntervalLogWriter, IntervalLogWriterBuilder},
+    },
+};
+
+use crate::report::Report;
+
+/// Nanoseconds in the unit of the log's maxima: milliseconds, as other programs write them.
+const MAX_VALUE_DIVISOR: f64 = 1e6;
+
+/// A log that is being written.
+pub(crate) struct LatencyLog<'a> {
+    writer: IntervalLogWriter<'a, 'a, Vec<u8>, V2DeflateSerializer>,
+    /// Not written yet: replies to its last queries will be added.
+    last: Option<Report>,
+    /// Seconds and latencies of the intervals that were written.
+    seconds: f64,
+    written: Histogram<u64>,
+}
+
+impl<'a> LatencyLog<'a> {
+    /// Begins a log with its heading.
+    pub(crate) fn begin(
+        text: &'a mut Vec<u8>,
+        serializer: &'a mut V2DeflateSerializer,
+    ) -> Result<Self> {
+        let now = SystemTime::now();
+        let writer = IntervalLogWriterBuilder::new()
+            .add_comment("[Histogram log format version 1.3]")
+            .add_comment("Latencies in nanoseconds")
+            .with_start_time(now)
+            // The tools take times of intervals as counted from here.
+            .with_base_time(now)
+            .with_max_value_divisor(MAX_VALUE_DIVISOR)
+            .begin_log_with(text, serializer)?;
+        Ok(Self {
+            writer,
+            last: None,
+            seconds: 0.0,
+            written: crate::report::empty_histogram()?,
+        })
+    }
+
+    /// Adds an interval.
+    pub(crate) fn add(&mut self, report: &Report) -> Result<()> {
+        let Some(last) = self.last.replace(report.clone()) else {
+            return Ok(());
+        };
+        let histogram = last.histogram.context("a report without a histogram")?;
+        self.write(&histogram, last.seconds)?;
+        self.written.add(histogram)?;
+        self.seconds += last.seconds;
+        Ok(())
+    }
+
+    /// Ends the log: its last interval has what the load has and the others have not.
+    pub(crate) fn end(mut self, total: &Report) -> Result<()> {
+        let all = total.histogram.as_ref();
+        let mut rest = all.context("a report without a histogram")?.clone();
+        rest.subtract(&self.written)?;
+        self.write(&rest, (total.seconds - self.seconds).max(0.0))
+    }
+
+    fn write(&mut self, histogram: &Histogram<u64>, seconds: f64) -> Result<()> {
+        let begin = Duration::from_secs_f64(self.seconds);
+        let length = Duration::from_secs_f64(seconds);
+        self.writer
+            .write_histogram(histogram, begin, length, None)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    use hdrhistogram::serialization::{
+        Deserializer,
+        interval_log::{IntervalLogIterator, LogEntry},
+    };
+
+    use super::*;
+    use crate::report::{empty_histogram, tests::report};
+
+    fn with_latencies(latencies: &[u64]) -> Report {
+        let mut histogram = empty_histogram().unwrap();
+        for &latency in latencies {
+            histogram.record(latency).unwrap();
+        }
+        Report {
+            histogram: Some(histogram),
+            ..report(10, 10)
+        }
+    }
+
+    /// Late replies, and those of a part at the end, are in the last interval.
+    #[test]
+    fn log_has_every_latency_once() {
+        let (mut text, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
+        let mut log = LatencyLog::begin(&mut text, &mut serializer).unwrap();
+        log.add(&with_latencies(&[1_000, 2_000])).unwrap();
+        log.add(&with_latencies(&[3_000])).unwrap();
+        let total = Report {
+            seconds: 4.5,
+            ..with_latencies(&[1_000, 2_000, 3_000, 4_000, 5_000_000])
+        };
+        log.end(&total).unwrap();
+
+        let mut intervals = Vec::new();
+        for entry in IntervalLogIterator::new(&text) {
+            let LogEntry::Interval(interval) = entry.unwrap() else {
+                continue;
+            };
+            let bytes = STANDARD.decode(interval.encoded_histogram()).unwrap();
+            let histogram: Histogram<u64> = Deserializer::new()
+                .deserialize(&mut bytes.as_slice())
+                .unwrap();
+            let begin = interval.start_timestamp().as_secs_f64();
+            let length = interval.duration().as_secs_f64();
+            intervals.push((begin, length, histogram.len()));
+        }
+        assert_eq!(intervals, [(0.0, 2.0, 2), (2.0, 2.5, 3)]);
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("#[BaseTime: "), "{text}");
+        // 5 ms, as far as two digits say.
+        assert!(text.lines().last().unwrap().contains(",5.0"), "{text}");
+    }
+}
