@@ -19,12 +19,12 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The most tokens of each crate. Numbers fall when code is removed, never because it is written more tightly.
 const BUDGETS: [(&str, usize); 25] = [
-    ("benches", 42_000),
+    ("benches", 42_400),
     ("benches/demo", 3_500),
     ("benches/programs", 500),
     ("benches/programs/ebpf", 2_800),
     ("dns-common", 4_800),
-    ("dns-ebpf", 25_000),
+    ("dns-ebpf", 25_100),
     ("dns-user/attacher", 83_500),
     ("dns-user/cli", 43_100),
     ("dns-user/command-line", 900),
