@@ -32,7 +32,6 @@ fn main() {
         let all: Vec<Figures> = (0..rounds)
             .map(|round| runtime.block_on(scale::measure(program, round % 2 == 1)))
             .collect();
-        let of = |figure: fn(&Figures) -> Duration| median(all.iter().map(figure).collect());
         let ratio = median(
             all.iter()
                 .map(|one| one.first.div_duration_f64(one.nsupdate))
@@ -46,13 +45,13 @@ fn main() {
         println!(
             "{program:?}: first publication {:.2?}, nsupdate {:.2?}, ratio {ratio:.2}; whole command {:.2?}, ratio {whole:.2}; nothing to do {:.2?}, \
              one change {:.2?}, a thousand {:.2?} (nsupdate {:.2?})",
-            of(|one| one.first),
-            of(|one| one.nsupdate),
-            of(|one| one.command),
-            of(|one| one.nothing),
-            of(|one| one.one),
-            of(|one| one.tenth),
-            of(|one| one.nsupdate_tenth),
+            median_of(&all, |one| one.first),
+            median_of(&all, |one| one.nsupdate),
+            median_of(&all, |one| one.command),
+            median_of(&all, |one| one.nothing),
+            median_of(&all, |one| one.one),
+            median_of(&all, |one| one.tenth),
+            median_of(&all, |one| one.nsupdate_tenth),
         );
         let each = all
             .iter()
@@ -73,6 +72,10 @@ fn main() {
             .map(|one| format!("{:.2}", one.tenth.div_duration_f64(one.nsupdate_tenth)));
         println!("  of a thousand: {}", each.collect::<Vec<_>>().join(", "));
     }
+}
+
+fn median_of(all: &[Figures], figure: fn(&Figures) -> Duration) -> Duration {
+    median(all.iter().map(figure).collect())
 }
 
 /// Returns the median; of an even number of values the upper one.

@@ -137,23 +137,18 @@ impl Config {
         if let Some(list) = fields.optional("documents") {
             self.documents = list.texts().into_iter().map(PathBuf::from).collect();
         }
-        self.server = fields.optional("server").and_then(|path| read_path(&path));
-        if let Some(store) = fields.optional("store").and_then(|path| read_path(&path)) {
+        self.server = fields.optional_as("server", read_path);
+        if let Some(store) = fields.optional_as("store", read_path) {
             self.store = store;
         }
-        if let Some(mut control) = fields
-            .optional("control")
-            .and_then(|control| control.fields())
-        {
-            if let Some(socket) = control.optional("socket").and_then(|path| read_path(&path)) {
+        if let Some(mut control) = fields.optional_as("control", Reader::fields) {
+            if let Some(socket) = control.optional_as("socket", read_path) {
                 self.socket = socket;
             }
-            self.group = control
-                .optional("group")
-                .and_then(|group| group.filled_text().map(str::to_owned));
+            self.group = control.optional_as("group", Reader::owned_text);
             control.finish();
         }
-        self.api = fields.optional("api").and_then(|api| read_api(&api));
+        self.api = fields.optional_as("api", read_api);
         if let Some(webhook) = fields.optional("webhook") {
             self.webhook = read_webhook(&webhook);
             if self.server.is_none() {
@@ -163,44 +158,19 @@ impl Config {
                 );
             }
         }
-        if let Some(mut metrics) = fields
-            .optional("metrics")
-            .and_then(|metrics| metrics.fields())
-        {
-            self.metrics = metrics
-                .required("address")
-                .and_then(|address| read_address(&address));
+        if let Some(mut metrics) = fields.optional_as("metrics", Reader::fields) {
+            self.metrics = metrics.required_as("address", read_address);
             metrics.finish();
         }
         if let Some(list) = fields.optional("managed_record_types") {
-            self.managed = list
-                .items()
-                .into_iter()
-                .flatten()
-                .filter_map(|item| read_type(&item))
-                .collect();
+            let items = list.items().into_iter().flatten();
+            self.managed = items.filter_map(|item| read_type(&item)).collect();
         }
-        self.txt_encryption_key = fields
-            .optional("txt_encryption_key_file")
-            .and_then(|path| read_path(&path));
-        if let Some(mut providers) = fields
-            .optional("provider_settings")
-            .and_then(|all| all.fields())
-        {
+        self.txt_encryption_key = fields.optional_as("txt_encryption_key_file", read_path);
+        if let Some(mut providers) = fields.optional_as("provider_settings", Reader::fields) {
             for (name, settings) in providers.others() {
-                let settings = settings
-                    .fields()
-                    .map(|mut settings| settings.others())
-                    .unwrap_or_default();
-                self.provider_settings.insert(
-                    name.to_owned(),
-                    settings
-                        .into_iter()
-                        .filter_map(|(name, value)| {
-                            Some((name.to_owned(), value.text()?.to_owned()))
-                        })
-                        .collect(),
-                );
+                let settings = read_settings(&settings);
+                self.provider_settings.insert(name.to_owned(), settings);
             }
         }
         fields.finish();
@@ -210,13 +180,10 @@ impl Config {
 
 fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
     let mut fields = reader.fields()?;
-    let address = fields
-        .required("address")
-        .and_then(|address| read_address(&address));
-    let mut file = |name: &'static str| fields.required(name).and_then(|path| read_path(&path));
-    let certificate = file("certificate_file");
-    let private_key = file("private_key_file");
-    let ca = file("ca_file");
+    let address = fields.required_as("address", read_address);
+    let certificate = fields.required_as("certificate_file", read_path);
+    let private_key = fields.required_as("private_key_file", read_path);
+    let ca = fields.required_as("ca_file", read_path);
     let clients = fields.optional("clients").map(|clients| clients.texts());
     fields.finish();
     let tls = TlsFiles {
@@ -245,27 +212,15 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
         }
         found
     });
-    let mut names = |member: &'static str| -> Vec<String> {
-        let list = fields.optional(member);
-        let items = list.into_iter().filter_map(|list| list.items()).flatten();
-        items
-            .filter_map(|item| Some(crate::endpoint::read_name(&item)?.to_string()))
-            .collect()
-    };
-    let [include, exclude] = ["domains", "exclude_domains"].map(&mut names);
-    let mut text = |member: &'static str| {
-        fields
-            .optional(member)
-            .and_then(|text| text.filled_text().map(str::to_owned))
-            .unwrap_or_default()
-    };
-    let [regex_include, regex_exclude] =
-        ["regex_domain_filter", "regex_domain_exclusion"].map(&mut text);
     let domains = Domains {
-        include,
-        exclude,
-        regex_include,
-        regex_exclude,
+        include: read_names(fields.optional("domains")),
+        exclude: read_names(fields.optional("exclude_domains")),
+        regex_include: fields
+            .optional_as("regex_domain_filter", Reader::owned_text)
+            .unwrap_or_default(),
+        regex_exclude: fields
+            .optional_as("regex_domain_exclusion", Reader::owned_text)
+            .unwrap_or_default(),
     };
     if let Err(error) = domains.filter() {
         reader.problem(
@@ -278,15 +233,37 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
             "name the domains that external-dns may write to in \"domains\"",
         );
     }
-    let alias_file = fields
-        .required("alias_file")
-        .and_then(|path| read_path(&path));
+    let alias_file = fields.required_as("alias_file", read_path);
     fields.finish();
     Some(WebhookConfig {
         address: address?,
         domains,
         alias_file: alias_file?,
     })
+}
+
+fn read_names(list: Option<Reader<'_>>) -> Vec<String> {
+    let mut names = Vec::new();
+    for item in list.and_then(|list| list.items()).into_iter().flatten() {
+        if let Some(name) = crate::endpoint::read_name(&item) {
+            names.push(name.to_string());
+        }
+    }
+    names
+}
+
+/// Reads the settings of one provider: texts by their names.
+fn read_settings(reader: &Reader<'_>) -> BTreeMap<String, String> {
+    let mut settings = BTreeMap::new();
+    let Some(mut fields) = reader.fields() else {
+        return settings;
+    };
+    for (name, value) in fields.others() {
+        if let Some(text) = value.text() {
+            settings.insert(name.to_owned(), text.to_owned());
+        }
+    }
+    settings
 }
 
 fn read_path(reader: &Reader<'_>) -> Option<PathBuf> {

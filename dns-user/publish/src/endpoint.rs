@@ -34,9 +34,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
     let Some(mut fields) = spec.fields() else {
         return found;
     };
-    let endpoints = fields
-        .required("endpoints")
-        .and_then(|endpoints| endpoints.items());
+    let endpoints = fields.required_as("endpoints", Reader::items);
     let mut seen = BTreeSet::new();
     for item in endpoints.into_iter().flatten() {
         let before = item.problems.count();
@@ -44,10 +42,13 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
             .fields()
             .and_then(|fields| read_endpoint(fields, &mut seen));
         match record {
-            Some(record) if item.problems.count() == before => match record.targets.is_empty() {
-                true => found.untargeted.push(record),
-                false => found.records.push(record),
-            },
+            Some(record) if item.problems.count() == before => {
+                if record.targets.is_empty() {
+                    found.untargeted.push(record)
+                } else {
+                    found.records.push(record)
+                }
+            }
             Some(record) => found.records.push(Record {
                 targets: BTreeSet::new(),
                 ..record
@@ -62,33 +63,24 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
 /// Parses an entry; `None` if its name or type is unreadable.
 fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Record> {
     let entry = fields.map.clone();
-    let name = fields
-        .required("dnsName")
-        .and_then(|reader| read_name(&reader));
-    let record_type = fields
-        .optional("recordType")
-        .map(|reader| read_type(&reader));
-    let ttl = fields
-        .optional("recordTTL")
-        .map(|ttl| ttl.integer(0..=MAX_TTL));
-    let set_identifier = fields
-        .optional("setIdentifier")
-        .and_then(|text| text.text());
+    let name = fields.required_as("dnsName", read_name);
+    let record_type = match fields.optional("recordType") {
+        Some(reader) => read_type(&reader),
+        // external-dns defaults to A.
+        None => Some(RecordType::A),
+    };
+    let ttl = fields.optional_as("recordTTL", |ttl| ttl.integer(0..=MAX_TTL));
+    let set_identifier = fields.optional_as("setIdentifier", Reader::text);
     let labels = read_labels(fields.optional("labels"));
-    let properties = fields
-        .optional("providerSpecific")
-        .map(|list| read_properties(&list));
-    let targets: Option<Vec<_>> = fields
-        .required("targets")
-        .and_then(|list| Some(list.items()?.collect()));
+    let properties = fields.optional("providerSpecific");
+    let properties = properties.map(|list| read_properties(&list));
+    let targets = fields.required_as("targets", Reader::items);
     fields.finish();
 
-    // external-dns defaults to A.
-    let record_type = record_type.unwrap_or(Some(RecordType::A));
     let name = name?;
     let record_type = record_type?;
     let mut parsed = BTreeSet::new();
-    for target in targets.iter().flatten() {
+    for target in targets.into_iter().flatten() {
         let Some(text) = target.filled_text() else {
             continue;
         };
@@ -107,7 +99,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
         );
     }
     let mut record = Record::new(name.clone(), record_type, parsed);
-    record.ttl = ttl.flatten().filter(|ttl| *ttl > 0);
+    record.ttl = ttl.filter(|ttl| *ttl > 0);
     record.set_identifier = set_identifier.unwrap_or_default().to_owned();
     record.labels.0 = labels;
     record.properties = properties.unwrap_or_default();
@@ -149,8 +141,8 @@ fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
         .flatten()
         .filter_map(|item| {
             let mut fields = item.fields()?;
-            let name = fields.required("name").and_then(|name| name.filled_text());
-            let value = fields.required("value").and_then(|value| value.text());
+            let name = fields.required_as("name", Reader::filled_text);
+            let value = fields.required_as("value", Reader::text);
             fields.finish();
             Some((name?.to_owned(), value?.to_owned()))
         })
@@ -164,9 +156,13 @@ pub(crate) fn read_labels(reader: Option<Reader<'_>>) -> Labels {
     let Some(mut fields) = reader.and_then(|reader| reader.fields()) else {
         return Labels::new();
     };
-    let label =
-        |(name, value): (&str, Reader<'_>)| Some((name.to_owned(), value.text()?.to_owned()));
-    fields.others().into_iter().filter_map(label).collect()
+    let mut labels = Labels::new();
+    for (name, value) in fields.others() {
+        if let Some(value) = value.text() {
+            labels.insert(name.to_owned(), value.to_owned());
+        }
+    }
+    labels
 }
 
 /// A label selector: `a=b,c!=d,e in (x,y),f notin (z),g,!h`. All requirements must hold.
@@ -199,57 +195,53 @@ impl Selector {
             }
             letter == ',' && depth == 0
         });
-        parts
-            .map(str::trim)
-            .filter(|part| !part.is_empty())
-            .map(Requirement::parse)
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let mut requirements = Vec::new();
+        for part in parts {
+            let part = part.trim();
+            if !part.is_empty() {
+                requirements.push(Requirement::parse(part)?);
+            }
+        }
+        Ok(Self(requirements))
     }
 
     /// Returns whether all requirements hold. As in Kubernetes, `!=` and `notin` also hold for a missing label.
     pub fn matches(&self, labels: &Labels) -> bool {
-        self.0.iter().all(
-            |Requirement {
-                 label,
-                 is_negated,
-                 values,
-             }| {
-                let has = labels.get(label).is_some_and(|value| {
-                    values.as_ref().is_none_or(|values| values.contains(value))
-                });
-                has != *is_negated
-            },
-        )
+        for Requirement {
+            label,
+            is_negated,
+            values,
+        } in &self.0
+        {
+            let has = match (labels.get(label), values) {
+                (Some(value), Some(values)) => values.contains(value),
+                (Some(_), None) => true,
+                (None, _) => false,
+            };
+            if has == *is_negated {
+                return false;
+            }
+        }
+        true
     }
 }
 
 impl Requirement {
     fn parse(text: &str) -> Result<Self, String> {
-        let set = |word: &str| {
-            let (label, values) = text.split_once(word)?;
-            let values = values.trim().strip_prefix('(')?.strip_suffix(')')?;
-            Some((
-                label,
-                values
-                    .split(',')
-                    .map(|value| value.trim().to_owned())
-                    .collect::<Vec<_>>(),
-            ))
-        };
-        let single = |value: &str| Some(vec![value.trim().to_owned()]);
-        let (label, is_negated, values) = if let Some((label, values)) = set(" notin ") {
+        let (label, is_negated, values) = if let Some((label, values)) = split_set(text, " notin ")
+        {
             (label, true, Some(values))
-        } else if let Some((label, values)) = set(" in ") {
+        } else if let Some((label, values)) = split_set(text, " in ") {
             (label, false, Some(values))
         } else if let Some((label, value)) = text.split_once("!=") {
-            (label, true, single(value))
+            (label, true, Some(vec![value.trim().to_owned()]))
         } else if let Some((label, value)) = text.split_once("==").or_else(|| text.split_once('='))
         {
-            (label, false, single(value))
+            (label, false, Some(vec![value.trim().to_owned()]))
+        } else if let Some(label) = text.strip_prefix('!') {
+            (label, true, None)
         } else {
-            text.strip_prefix('!')
-                .map_or((text, false, None), |label| (label, true, None))
+            (text, false, None)
         };
         let label = label.trim();
         if label.is_empty()
@@ -265,6 +257,14 @@ impl Requirement {
             values,
         })
     }
+}
+
+/// Splits `label WORD (value,value)`.
+fn split_set<'a>(text: &'a str, word: &str) -> Option<(&'a str, Vec<String>)> {
+    let (label, values) = text.split_once(word)?;
+    let values = values.trim().strip_prefix('(')?.strip_suffix(')')?;
+    let values = values.split(',').map(|value| value.trim().to_owned());
+    Some((label, values.collect()))
 }
 
 impl fmt::Display for Selector {

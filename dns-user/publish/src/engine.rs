@@ -122,14 +122,15 @@ impl Planned {
             return Err(Refusal::EmptySource { deletions });
         }
         let limit = FREE_DELETIONS.max((owned + recent) * FREE_PERCENT / 100);
-        match deletions + recent > limit {
-            true => Err(Refusal::TooMany {
+        if deletions + recent > limit {
+            Err(Refusal::TooMany {
                 deletions,
                 owned,
                 recent,
                 limit,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 }
@@ -275,12 +276,14 @@ impl Engine {
             }
         }
         if self.rules.creates_pointers {
-            // An address that is not published has no pointer to it either.
-            let is_published =
-                |record: &&Record| record.record_type.is_address() && self.rules.manages(record);
-            let addresses = records.iter().filter(is_published);
-            let pointers: Vec<Record> = addresses.flat_map(pointers).collect();
-            records.extend(pointers);
+            let mut pointers_to = Vec::new();
+            for record in &records {
+                // An address that is not published has no pointer to it either.
+                if record.record_type.is_address() && self.rules.manages(record) {
+                    pointers_to.extend(pointers(record));
+                }
+            }
+            records.extend(pointers_to);
         }
         records
     }
@@ -320,29 +323,7 @@ impl Engine {
             };
             desired_here.held.clone_from(&desired.held);
             desired_here.known.clone_from(&desired.known);
-            let ours: Vec<Record> = view
-                .records
-                .iter()
-                .filter(|record| self.zones_of(listing, &record.name).contains(&index))
-                .cloned()
-                .collect();
-            let owned = self.owned(&ours);
-            let mut plan = plan::plan(&self.rules, &ours, &desired_here);
-            self.hold_back(&mut plan, now);
-            plan.notes.extend(view.notes.iter().cloned());
-            let id = listing[index].id.clone();
-            let counted = plan
-                .changes
-                .iter()
-                .filter(|change| self.undone.has_deleted(change, 1, now))
-                .count();
-            let recent = self.deletions.count(&id, now).saturating_sub(counted);
-            zones.push(ZonePlan {
-                id,
-                plan,
-                owned,
-                recent,
-            });
+            zones.push(self.plan_zone(listing, index, view, &desired_here, now));
         }
         Planned {
             zones,
@@ -351,25 +332,63 @@ impl Engine {
         }
     }
 
+    /// Plans the changes of the zone with this index.
+    fn plan_zone(
+        &self,
+        listing: &[ZoneListing],
+        index: usize,
+        view: &View,
+        desired: &Desired,
+        now: SystemTime,
+    ) -> ZonePlan {
+        let mut ours = Vec::new();
+        for record in &view.records {
+            if self.zones_of(listing, &record.name).contains(&index) {
+                ours.push(record.clone());
+            }
+        }
+        let owned = self.owned(&ours);
+        let mut plan = plan::plan(&self.rules, &ours, desired);
+        self.hold_back(&mut plan, now);
+        plan.notes.extend(view.notes.iter().cloned());
+        let id = listing[index].id.clone();
+        let mut counted = 0;
+        for change in &plan.changes {
+            counted += usize::from(self.undone.has_deleted(change, 1, now));
+        }
+        let recent = self.deletions.count(&id, now).saturating_sub(counted);
+        ZonePlan {
+            id,
+            plan,
+            owned,
+            recent,
+        }
+    }
+
     /// Returns the zones of a name: the longest public one, and all private ones that contain it.
     fn zones_of(&self, listing: &[ZoneListing], name: &Name) -> Vec<usize> {
         if !self.provider.serves(name) {
             return Vec::new();
         }
-        let fitting = listing
-            .iter()
-            .enumerate()
-            .filter(|(_, zone)| name.is_within(&zone.apex));
-        let (public, private): (Vec<_>, Vec<_>) =
-            fitting.partition(|(_, zone)| zone.visibility == Visibility::Public);
-        let longest = public
-            .into_iter()
-            .max_by_key(|(_, zone)| zone.apex.labels().count());
-        longest
-            .into_iter()
-            .chain(private)
-            .map(|(index, _)| index)
-            .collect()
+        let mut zones = Vec::new();
+        let mut longest: Option<(usize, usize)> = None;
+        for (index, zone) in listing.iter().enumerate() {
+            if !name.is_within(&zone.apex) {
+                continue;
+            }
+            if zone.visibility == Visibility::Private {
+                zones.push(index);
+                continue;
+            }
+            let length = zone.apex.labels().count();
+            if longest.is_none_or(|(known, _)| length >= known) {
+                longest = Some((length, index));
+            }
+        }
+        if let Some((_, index)) = longest {
+            zones.insert(0, index);
+        }
+        zones
     }
 
     /// Drops changes that would be made again and again.
@@ -420,10 +439,13 @@ impl Engine {
     }
 
     fn owned(&self, records: &[Record]) -> usize {
-        let ours = records.iter().filter(|record| self.rules.owns(record));
-        ours.map(|record| &record.name)
-            .collect::<BTreeSet<_>>()
-            .len()
+        let mut names = BTreeSet::new();
+        for record in records {
+            if self.rules.owns(record) {
+                names.insert(&record.name);
+            }
+        }
+        names.len()
     }
 
     /// Applies a plan to the listed zones. Deletions that need confirmation, and a name whose change
@@ -496,11 +518,9 @@ impl Engine {
             }
         }
         let collisions = remove_collisions(view, &mut batch.transactions);
-        result.failures.extend(
-            collisions
-                .into_iter()
-                .map(|(name, error)| (name, error.to_string())),
-        );
+        for (name, error) in collisions {
+            result.failures.push((name, error.to_string()));
+        }
         let mut applied = BTreeSet::new();
         if !batch.transactions.is_empty() {
             let results = verification::apply(&mut *self.provider, &batch, progress).await;
@@ -515,21 +535,16 @@ impl Engine {
             }
         }
         result.applied = applied.len();
-        let changes: Vec<&NameChange> = plan
-            .changes
-            .iter()
-            .filter(|change| applied.contains(&change.name))
-            .collect();
+        let mut changes: Vec<&NameChange> = plan.changes.iter().collect();
+        changes.retain(|change| applied.contains(&change.name));
         self.count_sizes(view, &changes, result);
         let now = SystemTime::now();
         let deleted = self.remember(&changes, now, result);
-        for note in plan
-            .notes
-            .iter()
-            .filter(|note| note.reason == Reason::Contested)
-        {
-            self.undone.kept(&note.name, now);
-            result.contested.insert(note.name.clone());
+        for note in &plan.notes {
+            if note.reason == Reason::Contested {
+                self.undone.kept(&note.name, now);
+                result.contested.insert(note.name.clone());
+            }
         }
         deleted
     }
@@ -564,19 +579,13 @@ impl Engine {
         if changes.is_empty() {
             return;
         }
-        let count = |keys: &BTreeSet<Key>| {
-            keys.iter()
-                .map(|key| &key.name)
-                .collect::<BTreeSet<_>>()
-                .len()
-        };
-        let mut owned: BTreeSet<Key> = view
-            .records
-            .iter()
-            .filter(|record| self.rules.owns(record))
-            .map(Record::key)
-            .collect();
-        let before = count(&owned);
+        let mut owned = BTreeSet::new();
+        for record in &view.records {
+            if self.rules.owns(record) {
+                owned.insert(record.key());
+            }
+        }
+        let before = names_of(&owned).len();
         for action in changes.iter().flat_map(|change| &change.actions) {
             let record = action.record();
             let is_ours = self.rules.owns(action.record());
@@ -595,7 +604,7 @@ impl Engine {
                 }
             }
         }
-        result.owned = (result.owned + count(&owned)).saturating_sub(before);
+        result.owned = (result.owned + names_of(&owned).len()).saturating_sub(before);
     }
 
     /// Lists, plans and applies until the zones are as wanted. After a conflict with another
@@ -653,30 +662,46 @@ impl Engine {
 /// Returns a PTR record for each address of a set (RFC 1035, section 3.5; RFC 3596, section 2.5). A
 /// wildcard has none.
 fn pointers(record: &Record) -> Vec<Record> {
-    let target = Target::parse(RecordType::PTR, record.name.as_str()).ok();
-    let target = target.filter(|_| record.name.labels().next() != Some("*"));
-    let reverse = |address: &Target| {
-        let name = match address.as_str().parse().ok()? {
-            IpAddr::V4(address) => {
-                let [a, b, c, d] = address.octets();
-                format!("{d}.{c}.{b}.{a}.in-addr.arpa")
-            }
-            IpAddr::V6(address) => {
-                let octets = address.octets().into_iter().rev();
-                octets
-                    .map(|octet| format!("{:x}.{:x}.", octet & 0xf, octet >> 4))
-                    .collect::<String>()
-                    + "ip6.arpa"
-            }
-        };
-        let pointer = Record::new(Name::parse(&name).ok()?, RecordType::PTR, [target.clone()?]);
-        Some(Record {
-            ttl: record.ttl,
-            labels: record.labels.clone(),
-            ..pointer
-        })
+    let mut found = Vec::new();
+    if record.name.labels().next() == Some("*") {
+        return found;
+    }
+    let Ok(target) = Target::parse(RecordType::PTR, record.name.as_str()) else {
+        return found;
     };
-    record.targets.iter().filter_map(reverse).collect()
+    for address in &record.targets {
+        if let Some(name) = reverse_name(address) {
+            found.push(Record {
+                ttl: record.ttl,
+                labels: record.labels.clone(),
+                ..Record::new(name, RecordType::PTR, [target.clone()])
+            });
+        }
+    }
+    found
+}
+
+fn names_of(keys: &BTreeSet<Key>) -> BTreeSet<&Name> {
+    keys.iter().map(|key| &key.name).collect()
+}
+
+fn reverse_name(address: &Target) -> Option<Name> {
+    let mut name = String::new();
+    match address.as_str().parse().ok()? {
+        IpAddr::V4(address) => {
+            for octet in address.octets().iter().rev() {
+                name.push_str(&format!("{octet}."));
+            }
+            name.push_str("in-addr.arpa");
+        }
+        IpAddr::V6(address) => {
+            for octet in address.octets().iter().rev() {
+                name.push_str(&format!("{:x}.{:x}.", octet & 0xf, octet >> 4));
+            }
+            name.push_str("ip6.arpa");
+        }
+    }
+    Name::parse(&name).ok()
 }
 
 /// Number of deletions within [`WINDOW`] that need no confirmation, whatever the zone's size.
@@ -743,11 +768,13 @@ pub struct RecentDeletions(BTreeMap<String, Vec<(u64, usize)>>);
 impl RecentDeletions {
     /// Returns the number of deletions in a zone.
     pub fn count(&self, zone: &str, now: SystemTime) -> usize {
-        let of_zone = self.0.get(zone).into_iter().flatten();
-        of_zone
-            .filter(|(at, _)| is_recent(*at, now))
-            .map(|(_, count)| count)
-            .sum()
+        let mut sum = 0;
+        for (at, count) in self.0.get(zone).into_iter().flatten() {
+            if is_recent(*at, now) {
+                sum += count;
+            }
+        }
+        sum
     }
 
     /// Adds deletions, and forgets those before the last hour.

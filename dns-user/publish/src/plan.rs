@@ -164,27 +164,25 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
 
 /// Plans a transfer of `records` to another owner, or their release if `owner` is empty. Only owner records change.
 pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
-    by_name(
-        records
-            .into_iter()
-            .filter(|record| record.labels.owner() != owner)
-            .map(|record| {
-                let mut labels = record.labels.clone();
-                labels.0.insert(Labels::OWNER.to_owned(), owner.to_owned());
-                let action = if owner.is_empty() {
-                    Action::Release(record.clone())
-                } else {
-                    Action::Update {
-                        before: record.clone(),
-                        after: Record {
-                            labels,
-                            ..record.clone()
-                        },
-                    }
-                };
-                (&record.name, action)
-            }),
-    )
+    let mut actions = Vec::new();
+    for record in records {
+        if record.labels.owner() == owner {
+            continue;
+        }
+        let action = if owner.is_empty() {
+            Action::Release(record.clone())
+        } else {
+            let mut after = record.clone();
+            let label = Labels::OWNER.to_owned();
+            after.labels.0.insert(label, owner.to_owned());
+            Action::Update {
+                before: record.clone(),
+                after,
+            }
+        };
+        actions.push((&record.name, action));
+    }
+    by_name(actions.into_iter())
 }
 
 /// Plans the deletion of all `records` of `owner`.
@@ -235,13 +233,12 @@ impl<'a> Rows<'a> {
         if types.all(|record_type| *record_type == RecordType::CNAME) {
             return;
         }
-        let aliases = self
-            .by_set
-            .values_mut()
-            .filter_map(|row| row.candidates.remove(&RecordType::CNAME));
-        aliases
-            .flatten()
-            .for_each(|alias| plan.note(alias, Reason::AliasConflict));
+        for row in self.by_set.values_mut() {
+            let aliases = row.candidates.remove(&RecordType::CNAME);
+            for alias in aliases.into_iter().flatten() {
+                plan.note(alias, Reason::AliasConflict);
+            }
+        }
     }
 }
 
@@ -361,22 +358,7 @@ fn plan_row(
             }
         }
     }
-    let mut deletes = Vec::new();
-    for record in row
-        .current
-        .values()
-        .filter(|record| !row.candidates.contains_key(&record.record_type))
-    {
-        let replaced = !creates.is_empty() && rules.may_replace(record);
-        if desired.holds(record) && rules.owns(record) {
-            plan.note(record, Reason::SourceUnreadable);
-        } else if rules.owns(record) || replaced {
-            deletes.push(Action::Delete((*record).clone()));
-        }
-    }
-    if rules.policy != Policy::Sync {
-        deletes.clear();
-    }
+    let mut deletes = deletions(rules, row, desired, !creates.is_empty(), plan);
     if rules.policy == Policy::CreateOnly {
         updates.clear();
     }
@@ -391,6 +373,32 @@ fn plan_row(
     }
     let creates = creates.into_iter().map(Action::Create);
     deletes.into_iter().chain(updates).chain(creates).collect()
+}
+
+/// Returns the deletions of sets that nobody wants any more. With `is_replaced`, that includes sets in the way of new
+/// ones.
+fn deletions(
+    rules: &PlanRules,
+    row: &Row<'_>,
+    desired: &Desired,
+    is_replaced: bool,
+    plan: &mut Plan,
+) -> Vec<Action> {
+    let mut deletes = Vec::new();
+    for (record_type, record) in &row.current {
+        if row.candidates.contains_key(record_type) {
+            continue;
+        }
+        if desired.holds(record) && rules.owns(record) {
+            plan.note(record, Reason::SourceUnreadable);
+        } else if rules.owns(record) || is_replaced && rules.may_replace(record) {
+            deletes.push(Action::Delete((*record).clone()));
+        }
+    }
+    if rules.policy != Policy::Sync {
+        deletes.clear();
+    }
+    deletes
 }
 
 /// Returns the reason, if any, why nothing can be created beside the remaining records.
@@ -411,27 +419,25 @@ fn obstacle(
             owner: foreign.labels.owner().to_owned(),
         });
     }
-    let is_deleted = |record_type: &RecordType| {
-        deletes
-            .iter()
-            .any(|action| matches!(action, Action::Delete(old) if old.record_type == *record_type))
-    };
-    let conflicts = |record_type: &&RecordType| {
-        (**record_type == RecordType::CNAME) != (first.record_type == RecordType::CNAME)
-    };
-    if let Some(record_type) = unmanaged.iter().find(conflicts) {
-        return Some(Reason::Occupied {
-            record_type: *record_type,
-        });
+    let is_alias = first.record_type == RecordType::CNAME;
+    for record_type in unmanaged {
+        if (*record_type == RecordType::CNAME) != is_alias {
+            return Some(Reason::Occupied {
+                record_type: *record_type,
+            });
+        }
     }
-    let stays = row
-        .current
-        .keys()
-        .filter(conflicts)
-        .find(|record_type| !is_deleted(record_type))?;
-    Some(Reason::NeedsDeletion {
-        record_type: *stays,
-    })
+    for record_type in row.current.keys() {
+        let is_deleted = deletes
+            .iter()
+            .any(|action| matches!(action, Action::Delete(old) if old.record_type == *record_type));
+        if (*record_type == RecordType::CNAME) != is_alias && !is_deleted {
+            return Some(Reason::NeedsDeletion {
+                record_type: *record_type,
+            });
+        }
+    }
+    None
 }
 
 /// Returns the wanted record with its new labels: the old ones, our owner, and the resource that wants it.
@@ -465,16 +471,20 @@ fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
     let holder = candidates
         .iter()
         .find(|candidate| !resource.is_empty() && candidate.labels.resource() == resource);
-    let mut merged =
-        (*holder.or_else(|| candidates.iter().min_by(|a, b| order(a).cmp(&order(b))))?).clone();
+    let least = candidates.iter().min_by(|a, b| order(a).cmp(&order(b)));
+    let mut merged: Record = (*holder.or(least)?).clone();
     if merged.record_type.is_address() {
+        merged.ttl = None;
         for candidate in candidates {
             merged.targets.extend(candidate.targets.iter().cloned());
+            // As in external-dns, a TTL of 0 is none.
+            if let Some(ttl) = candidate.ttl
+                && ttl > 0
+                && merged.ttl.is_none_or(|least| ttl < least)
+            {
+                merged.ttl = Some(ttl);
+            }
         }
-        merged.ttl = candidates
-            .iter()
-            .filter_map(|candidate| candidate.ttl.filter(|ttl| *ttl > 0))
-            .min();
     }
     Some(merged)
 }
@@ -646,30 +656,17 @@ fn change(before: &Record, after: &Record) -> Option<String> {
     {
         parts.push(format!("ttl {} -> {new}", old.unwrap_or(0)));
     }
-    parts.extend(
-        before
-            .targets
-            .difference(&after.targets)
-            .map(|target| format!("-{target}")),
-    );
-    parts.extend(
-        after
-            .targets
-            .difference(&before.targets)
-            .map(|target| format!("+{target}")),
-    );
+    for target in before.targets.difference(&after.targets) {
+        parts.push(format!("-{target}"));
+    }
+    for target in after.targets.difference(&before.targets) {
+        parts.push(format!("+{target}"));
+    }
     if before.labels.owner() != after.labels.owner() {
-        let shown = |owner: &str| {
-            if owner.is_empty() {
-                "none".to_owned()
-            } else {
-                format!("{owner:?}")
-            }
-        };
         parts.push(format!(
             "owner {} -> {}",
-            shown(before.labels.owner()),
-            shown(after.labels.owner())
+            shown_owner(before),
+            shown_owner(after)
         ));
     }
     if before.properties != after.properties {
@@ -679,6 +676,13 @@ fn change(before: &Record, after: &Record) -> Option<String> {
         ));
     }
     (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+fn shown_owner(record: &Record) -> String {
+    match record.labels.owner() {
+        "" => "none".to_owned(),
+        owner => format!("{owner:?}"),
+    }
 }
 
 /// A wanted record without effect.

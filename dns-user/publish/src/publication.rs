@@ -10,7 +10,7 @@ use crate::{
     fleet::{FleetName, FleetNames, FleetQuery, ResolveError},
     plan::Desired,
     record::{Labels, Name, Record, RecordType, TargetSets},
-    update_record::{ListOwner, PROVIDER_LABEL, RecordList, UpdateRecord},
+    update_record::{PROVIDER_LABEL, UpdateRecord},
 };
 
 /// A provider with all records wanted there.
@@ -53,14 +53,12 @@ impl Target {
 pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
     let mut publication = Publication::default();
     let mut targets = targets(scan);
-    let lists: BTreeMap<ListOwner, RecordList> = scan
-        .documents
-        .iter()
-        .filter_map(|document| match &document.content {
-            Some(Content::List(owner, list)) => Some((owner.clone(), list.clone())),
-            _ => None,
-        })
-        .collect();
+    let mut lists = BTreeMap::new();
+    for document in &scan.documents {
+        if let Some(Content::List(owner, list)) = &document.content {
+            lists.insert(owner.clone(), list.clone());
+        }
+    }
 
     for document in &scan.documents {
         let Some(content) = &document.content else {
@@ -70,12 +68,9 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
             Content::Endpoints(endpoints) => {
                 publication.select(document, &mut targets, |target| {
                     target.add(document, endpoints.records.clone());
-                    let untargeted = target.mark(document, endpoints.untargeted.clone());
-                    target.untargeted.extend(
-                        untargeted
-                            .into_iter()
-                            .map(|record| (document.id.clone(), record)),
-                    );
+                    for record in target.mark(document, endpoints.untargeted.clone()) {
+                        target.untargeted.push((document.id.clone(), record));
+                    }
                 });
             }
             Content::Fleet(names) => {
@@ -90,11 +85,8 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
                     targets.contains_key(&format!("{project}/{name}"))
                 });
                 if !outcome.problems.is_empty() {
-                    publication
-                        .problems
-                        .entry(document.id.clone())
-                        .or_default()
-                        .extend(outcome.problems);
+                    let problems = publication.problems.entry(document.id.clone());
+                    problems.or_default().extend(outcome.problems);
                     hold(&mut targets, &document.id);
                 }
                 for (update_record, records) in outcome.bindings {
@@ -110,10 +102,9 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
             hold(&mut targets, &document.id);
         }
     }
-    publication.targets = targets
-        .into_iter()
-        .map(|(name, target)| (name, Arc::new(target)))
-        .collect();
+    for (name, target) in targets {
+        publication.targets.insert(name, Arc::new(target));
+    }
     publication
 }
 
@@ -240,15 +231,12 @@ impl Target {
 
     /// Takes the targets of all entries of `DNSEndpoint`s away, so that [`Target::fill`] replaces them.
     pub(crate) fn clear_targets(&mut self) {
-        let is_cleared = |record: &Record| {
-            let is_host =
-                record.record_type.is_address() || record.record_type == RecordType::CNAME;
-            is_host && !record.targets.is_empty()
-        };
         for id in self.counts.keys().filter(|id| id.kind == Kind::Endpoint) {
             let resource = id.resource();
             let cleared = self.desired.records.extract_if(.., |record| {
-                is_cleared(record) && record.labels.resource() == resource
+                let is_host =
+                    record.record_type.is_address() || record.record_type == RecordType::CNAME;
+                is_host && !record.targets.is_empty() && record.labels.resource() == resource
             });
             self.untargeted
                 .extend(cleared.map(|record| (id.clone(), record)));

@@ -297,12 +297,15 @@ impl Name {
         if trimmed == "." {
             return Ok(Self::root());
         }
-        let error = |reason: String| NameError {
+        Self::parse_labels(trimmed).map_err(|error| NameError {
             name: trimmed.to_owned(),
-            reason,
-        };
+            ..error
+        })
+    }
+
+    fn parse_labels(text: &str) -> Result<Self, NameError> {
         let mut labels: Vec<Vec<u8>> = vec![Vec::new()];
-        let mut octets = trimmed.bytes();
+        let mut octets = text.bytes();
         while let Some(octet) = octets.next() {
             // The first label exists from the start, and labels are only added.
             let Some(label) = labels.last_mut() else {
@@ -313,20 +316,17 @@ impl Name {
                 b'\\' => {
                     let next = octets.clone().next().filter(u8::is_ascii_graphic);
                     let escaped = next.and_then(|_| escaped(&mut octets));
-                    label.push(
-                        escaped
-                            .ok_or_else(|| error(BAD_ESCAPE.to_owned()))?
-                            .to_ascii_lowercase(),
-                    );
+                    let escaped = escaped.ok_or_else(|| NameError::unnamed(BAD_ESCAPE))?;
+                    label.push(escaped.to_ascii_lowercase());
                 }
                 b'!'..=b'~' => label.push(octet.to_ascii_lowercase()),
-                _ => return Err(error(BAD_OCTET.to_owned())),
+                _ => return Err(NameError::unnamed(BAD_OCTET)),
             }
         }
         if labels.len() > 1 && labels.last().is_some_and(Vec::is_empty) {
             labels.pop();
         }
-        Self::from_labels(&labels).map_err(|NameError { name: _, reason }| error(reason))
+        Self::from_labels(&labels)
     }
 
     /// Builds a name from the octets of its labels, leftmost label first.
@@ -334,23 +334,17 @@ impl Name {
         if labels.is_empty() {
             return Ok(Self::root());
         }
-        let error = |reason: String| NameError {
-            name: String::new(),
-            reason,
-        };
         let mut text = String::new();
         let mut wire = 1;
         for label in labels.iter().map(AsRef::as_ref) {
             match label.len() {
                 0 => {
-                    return Err(error(
-                        "it has an empty label; remove the extra dot".to_owned(),
-                    ));
+                    let reason = "it has an empty label; remove the extra dot";
+                    return Err(NameError::unnamed(reason));
                 }
                 length if length > Self::MAX_LABEL => {
-                    return Err(error(format!(
-                        "a label has {length} octets; the limit is 63"
-                    )));
+                    let reason = format!("a label has {length} octets; the limit is 63");
+                    return Err(NameError::unnamed(reason));
                 }
                 length => wire += 1 + length,
             }
@@ -360,9 +354,8 @@ impl Name {
             push_escaped(&mut text, label);
         }
         if wire > Self::MAX_WIRE {
-            return Err(error(format!(
-                "it takes {wire} octets on the wire; the limit is 255"
-            )));
+            let reason = format!("it takes {wire} octets on the wire; the limit is 255");
+            return Err(NameError::unnamed(reason));
         }
         Ok(Self(text.into()))
     }
@@ -466,6 +459,16 @@ pub struct NameError {
     reason: String,
 }
 
+impl NameError {
+    /// Returns an error whose name the caller knows.
+    fn unnamed(reason: impl Into<String>) -> Self {
+        Self {
+            name: String::new(),
+            reason: reason.into(),
+        }
+    }
+}
+
 const BAD_ESCAPE: &str =
     "a backslash is followed by neither a character nor three digits up to 255";
 
@@ -483,34 +486,14 @@ pub struct Target(Box<str>);
 impl Target {
     /// Parses the text form of a type's data, as used in documents.
     pub fn parse(record_type: RecordType, text: &str) -> Result<Self, TargetError> {
-        let error = |reason: String| TargetError {
-            record_type,
-            text: text.to_owned(),
-            reason,
-        };
-        let name = |text: &str| Name::parse(text).map_err(|reason| error(reason.to_string()));
-        let normal = match record_type {
-            RecordType::A => {
-                address::<Ipv4Addr>(text, "it is not an IPv4 address").map_err(error)?
-            }
-            RecordType::AAAA => {
-                address::<Ipv6Addr>(text, "it is not an IPv6 address").map_err(error)?
-            }
-            RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
-                name(text)?.to_string()
-            }
-            RecordType::TXT => {
-                text_value(text).ok_or_else(|| error("a quote is not closed".to_owned()))?
-            }
-            RecordType::MX => numbers_and_name::<1>(text, "preference host").map_err(error)?,
-            RecordType::SRV => {
-                numbers_and_name::<3>(text, "priority weight port host").map_err(error)?
-            }
-            RecordType::NAPTR => naptr(text).map_err(error)?,
-            _ => generic(text)
-                .ok_or_else(|| error(r"write it as \# LENGTH HEX (RFC 3597)".to_owned()))?,
-        };
-        Ok(Self(normal.into()))
+        match normalised(record_type, text) {
+            Ok(normal) => Ok(Self(normal.into())),
+            Err(reason) => Err(TargetError {
+                record_type,
+                text: text.to_owned(),
+                reason,
+            }),
+        }
     }
 
     /// Returns the target of a Route 53 alias set, which has an address type but holds a name.
@@ -546,6 +529,23 @@ impl Target {
     /// Returns the normalised text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// Returns the presentation form of data that [`Target`] keeps.
+fn normalised(record_type: RecordType, text: &str) -> Result<String, String> {
+    match record_type {
+        RecordType::A => address::<Ipv4Addr>(text, "it is not an IPv4 address"),
+        RecordType::AAAA => address::<Ipv6Addr>(text, "it is not an IPv6 address"),
+        RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
+            let name = Name::parse(text).map_err(|reason| reason.to_string())?;
+            Ok(name.to_string())
+        }
+        RecordType::TXT => text_value(text).ok_or_else(|| "a quote is not closed".to_owned()),
+        RecordType::MX => numbers_and_name::<1>(text, "preference host"),
+        RecordType::SRV => numbers_and_name::<3>(text, "priority weight port host"),
+        RecordType::NAPTR => naptr(text),
+        _ => generic(text).ok_or_else(|| r"write it as \# LENGTH HEX (RFC 3597)".to_owned()),
     }
 }
 
@@ -655,25 +655,23 @@ fn numbers_and_name<const COUNT: usize>(text: &str, form: &str) -> Result<String
 
 /// Normalises `order preference "flags" "service" "regexp" replacement`.
 fn naptr(text: &str) -> Result<String, String> {
-    let form =
-        || r#"write it as `order preference "flags" "service" "regexp" replacement`"#.to_owned();
-    let open = text.find('"').ok_or_else(form)?;
-    let close = text.rfind('"').ok_or_else(form)?;
+    const FORM: &str = r#"write it as `order preference "flags" "service" "regexp" replacement`"#;
+    let open = text.find('"').ok_or(FORM)?;
+    let close = text.rfind('"').ok_or(FORM)?;
     let numbers: Vec<&str> = text[..open].split_ascii_whitespace().collect();
     let [order, preference] = numbers[..] else {
-        return Err(form());
+        return Err(FORM.to_owned());
     };
-    let number = |word: &str| word.parse::<u16>().map_err(|_| form());
+    let order: u16 = order.parse().map_err(|_| FORM)?;
+    let preference: u16 = preference.parse().map_err(|_| FORM)?;
     let strings = quoted_strings(&text[open..=close])
         .filter(|strings| strings.len() == 3)
-        .ok_or_else(form)?;
+        .ok_or(FORM)?;
     let replacement = Name::parse(&text[close + 1..]).map_err(|error| error.to_string())?;
-    let mut normal = format!("{} {}", number(order)?, number(preference)?);
+    let mut normal = format!("{order} {preference}");
     for string in strings {
-        normal.push_str(&format!(
-            " \"{}\"",
-            Target::text(&string).0.replace('"', "\\\"")
-        ));
+        let string = Target::text(&string).0.replace('"', "\\\"");
+        normal.push_str(&format!(" \"{string}\""));
     }
     Ok(format!("{normal} {replacement}"))
 }
@@ -729,8 +727,9 @@ impl DomainFilter {
         include: Option<&str>,
         exclude: Option<&str>,
     ) -> Result<Self, regex::Error> {
-        let pattern = |text: Option<&str>| text.map(Regex::new).transpose();
-        let patterns = [pattern(include)?, pattern(exclude)?];
+        let include = include.map(Regex::new).transpose()?;
+        let exclude = exclude.map(Regex::new).transpose()?;
+        let patterns = [include, exclude];
         Ok(Self {
             patterns: patterns.iter().any(Option::is_some).then_some(patterns),
             ..self
@@ -758,9 +757,10 @@ impl DomainFilter {
         let mut domains = apexes.iter().chain(of_filters);
         domains.any(|domain| {
             // Filters are suffixes, so an unlikely label stands for all names below a domain.
-            let below = match domain.is_root() {
-                true => Name::parse(PROBE),
-                false => Name::parse(&format!("{PROBE}.{domain}")),
+            let below = if domain.is_root() {
+                Name::parse(PROBE)
+            } else {
+                Name::parse(&format!("{PROBE}.{domain}"))
             };
             let names = [Some(domain.clone()), below.ok()];
             let mut both = names
@@ -774,9 +774,13 @@ impl DomainFilter {
     /// Returns whether a name may be touched.
     pub fn matches(&self, name: &Name) -> bool {
         if let Some([include, exclude]) = &self.patterns {
-            let is_matched = |pattern: &Regex| pattern.is_match(name.as_str());
-            return include.as_ref().is_none_or(is_matched)
-                && !exclude.as_ref().is_some_and(is_matched);
+            let is_included = include
+                .as_ref()
+                .is_none_or(|one| one.is_match(name.as_str()));
+            let is_excluded = exclude
+                .as_ref()
+                .is_some_and(|one| one.is_match(name.as_str()));
+            return is_included && !is_excluded;
         }
         let included =
             self.include.is_empty() || self.include.iter().any(|suffix| suffix.matches(name));
@@ -797,21 +801,19 @@ impl Suffix {
 }
 
 fn suffixes<'a>(entries: impl IntoIterator<Item = &'a str>) -> Result<Vec<Suffix>, NameError> {
-    let entries = entries
-        .into_iter()
-        .map(str::trim)
-        .filter(|entry| !entry.is_empty());
-    let suffix = |entry: &str| match entry.strip_prefix('.') {
-        Some(domain) if !domain.is_empty() => Ok(Suffix {
-            domain: Name::parse(domain)?,
-            below_only: true,
-        }),
-        _ => Ok(Suffix {
-            domain: Name::parse(entry)?,
-            below_only: false,
-        }),
-    };
-    entries.map(suffix).collect()
+    let mut suffixes = Vec::new();
+    for entry in entries {
+        let entry = entry.trim();
+        if entry.is_empty() {
+            continue;
+        }
+        let domain = entry.strip_prefix('.').filter(|domain| !domain.is_empty());
+        suffixes.push(Suffix {
+            domain: Name::parse(domain.unwrap_or(entry))?,
+            below_only: domain.is_some(),
+        });
+    }
+    Ok(suffixes)
 }
 
 #[cfg(test)]

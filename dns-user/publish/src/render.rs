@@ -77,17 +77,14 @@ fn deployment(target: &Target, image: &str) -> Value {
         format!("--label-filter={PROVIDER_LABEL}={}", id.name),
         format!("--provider={}", record.provider.name()),
     ];
-    let is_absent = |name: &str| {
-        record
-            .parameters
-            .iter()
-            .all(|(parameter, _)| parameter.name != name)
-    };
+    let parameters = &record.parameters;
     // external-dns 0.22 requires it; the document has a default.
-    arguments.extend(is_absent("policy").then(|| "--policy=sync".to_owned()));
+    if !parameters.iter().any(|(own, _)| own.name == "policy") {
+        arguments.push("--policy=sync".to_owned());
+    }
     let definition = record.provider.definition();
     for name in definition.switches {
-        if is_absent(name) {
+        if !parameters.iter().any(|(own, _)| own.name == *name) {
             arguments.push(format!("--{name}"));
         }
     }
@@ -152,39 +149,33 @@ fn arguments_of(definition: &Definition, parameter: &Parameter, setting: &Settin
 /// Returns the `DNSEndpoint` resources of a target, one per document.
 fn endpoints(target: &Target) -> Vec<Value> {
     let mut by_resource: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
-    for record in target
-        .desired
-        .records
-        .iter()
-        .filter(|record| !record.targets.is_empty())
-    {
-        by_resource
-            .entry(record.labels.resource())
-            .or_default()
-            .push(record);
+    for record in &target.desired.records {
+        if !record.targets.is_empty() {
+            let resource = by_resource.entry(record.labels.resource());
+            resource.or_default().push(record);
+        }
     }
-    let resource = |(resource, records): (&str, Vec<&Record>)| {
+    let mut resources = Vec::new();
+    for (resource, records) in by_resource {
         let (kind, document) = resource.split_once('/').unwrap_or(("", resource));
         let document = document.rsplit('/').next().unwrap_or(document);
         let name = match kind {
             "crd" => kubernetes_name(&[document, &target.id.name]),
             _ => kubernetes_name(&[kind, document, &target.id.name]),
         };
-        let entries: Vec<Value> = records
-            .into_iter()
-            .map(|record| {
-                let mut record = record.clone();
-                // external-dns sets the resource itself.
-                record.labels.0.remove(Labels::RESOURCE);
-                // Texts have no quotes here.
-                let targets = record.targets.iter().map(ToString::to_string).collect();
-                json!(Endpoint {
-                    targets,
-                    ..Endpoint::of(&record)
-                })
-            })
-            .collect();
-        json!({
+        let mut entries = Vec::new();
+        for record in records {
+            let mut record = record.clone();
+            // external-dns sets the resource itself.
+            record.labels.0.remove(Labels::RESOURCE);
+            // Texts have no quotes here.
+            let targets = record.targets.iter().map(ToString::to_string).collect();
+            entries.push(Endpoint {
+                targets,
+                ..Endpoint::of(&record)
+            });
+        }
+        resources.push(json!({
             "apiVersion": endpoint::API_VERSION,
             "kind": "DNSEndpoint",
             "metadata": {
@@ -193,9 +184,9 @@ fn endpoints(target: &Target) -> Vec<Value> {
                 "labels": { PROVIDER_LABEL: target.id.name },
             },
             "spec": { "endpoints": entries },
-        })
-    };
-    by_resource.into_iter().map(resource).collect()
+        }));
+    }
+    resources
 }
 
 /// Joins words to a valid Kubernetes name (RFC 1123, up to 63 octets).

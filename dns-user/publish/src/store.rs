@@ -135,22 +135,20 @@ impl Store {
     /// Opens a store, and creates it if it is missing. Unreadable files are left unchanged; the
     /// scan of documents reports them.
     pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
-        let unusable = |error: io::Error| StoreError::Unusable {
-            path: folder.to_owned(),
-            reason: format!("{error}; name a folder that the publisher may write to"),
-        };
-        fs::create_dir_all(folder).map_err(unusable)?;
+        fs::create_dir_all(folder).map_err(|error| unusable(folder, &error))?;
         let lock = File::options()
             .create(true)
             .truncate(false)
             .write(true)
-            .open(folder.join(".lock"));
-        let lock = Flock::lock(lock.map_err(unusable)?, FlockArg::LockExclusiveNonblock)
+            .open(folder.join(".lock"))
+            .map_err(|error| unusable(folder, &error))?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StoreError::InUse(folder.to_owned()))?;
         // With the lock, this process is the only writer.
         atomic::sweep_folder(folder);
         let mut resources = BTreeMap::new();
-        for path in atomic::read_folder(folder).map_err(unusable)? {
+        let files = atomic::read_folder(folder).map_err(|error| unusable(folder, &error))?;
+        for path in files {
             let document = fs::read(&path)
                 .ok()
                 .and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -249,6 +247,13 @@ impl Store {
             path: path_of(&self.folder, id),
             reason: format!("cannot be written: {error}"),
         }
+    }
+}
+
+fn unusable(folder: &Path, error: &io::Error) -> StoreError {
+    StoreError::Unusable {
+        path: folder.to_owned(),
+        reason: format!("{error}; name a folder that the publisher may write to"),
     }
 }
 

@@ -168,6 +168,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Returns a non-empty text of its own.
+    pub fn owned_text(&self) -> Option<String> {
+        self.filled_text().map(str::to_owned)
+    }
+
     pub fn boolean(&self) -> Option<bool> {
         match self.node.value {
             Value::Bool(value) => Some(value),
@@ -269,6 +274,24 @@ impl<'a> Fields<'a> {
             );
         }
         found
+    }
+
+    /// Takes and converts a member; `None` without it.
+    pub fn optional_as<T>(
+        &mut self,
+        name: &'static str,
+        convert: impl FnOnce(&Reader<'a>) -> Option<T>,
+    ) -> Option<T> {
+        convert(&self.optional(name)?)
+    }
+
+    /// Takes and converts a member; reports its absence.
+    pub fn required_as<T>(
+        &mut self,
+        name: &'static str,
+        convert: impl FnOnce(&Reader<'a>) -> Option<T>,
+    ) -> Option<T> {
+        convert(&self.required(name)?)
     }
 
     pub fn others(&mut self) -> Vec<(&'a str, Reader<'a>)> {

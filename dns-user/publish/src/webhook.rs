@@ -74,11 +74,15 @@ impl Domains {
         if has_regex && !(include.is_empty() && exclude.is_empty()) {
             return Err(DomainsError::Mixed);
         }
-        let [include, exclude] = [include, exclude].map(|list| list.iter().map(String::as_str));
-        let [regex_include, regex_exclude] = [regex_include, regex_exclude]
-            .map(|text| Some(text.as_str()).filter(|text| !text.is_empty()));
-        Ok(DomainFilter::new(include, exclude)?.with_patterns(regex_include, regex_exclude)?)
+        let include = include.iter().map(String::as_str);
+        let exclude = exclude.iter().map(String::as_str);
+        let filter = DomainFilter::new(include, exclude)?;
+        Ok(filter.with_patterns(filled(regex_include), filled(regex_exclude))?)
     }
+}
+
+fn filled(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 /// A record set on the wire.
@@ -138,50 +142,49 @@ impl Endpoint {
             labels,
             properties,
         } = record;
-        Self {
+        let mut endpoint = Self {
             dns_name: name.to_string(),
-            targets: targets
-                .iter()
-                .map(|target| match *record_type {
-                    RecordType::TXT => format!("\"{}\"", target.as_str()),
-                    _ => target.as_str().to_owned(),
-                })
-                .collect(),
+            targets: Vec::with_capacity(targets.len()),
             record_type: record_type.to_string(),
             set_identifier: set_identifier.clone(),
             record_ttl: ttl.map_or(0, i64::from),
             labels: labels.0.clone(),
-            provider_specific: properties
-                .iter()
-                .map(|(name, value)| Property {
-                    name: name.clone(),
-                    value: value.clone(),
-                })
-                .collect(),
+            provider_specific: Vec::with_capacity(properties.len()),
+        };
+        for target in targets {
+            endpoint.targets.push(match *record_type {
+                RecordType::TXT => format!("\"{}\"", target.as_str()),
+                _ => target.as_str().to_owned(),
+            });
         }
+        for (name, value) in properties {
+            endpoint.provider_specific.push(Property {
+                name: name.clone(),
+                value: value.clone(),
+            });
+        }
+        endpoint
     }
 
     /// Returns the record set without labels, which owner records hold.
     pub(crate) fn record(&self) -> Result<Record, RecordError> {
         let record_type: RecordType = self.record_type.parse()?;
-        let parsed = Record::parse(&self.dns_name, record_type, &self.targets);
-        let mut record = parsed.or_else(|error| {
+        let mut record = match Record::parse(&self.dns_name, record_type, &self.targets) {
+            Ok(record) => record,
             // Some providers list an alias as an address set whose target is a name.
-            let alias = Record::parse(&self.dns_name, RecordType::CNAME, &self.targets);
-            let alias = alias.ok().filter(|_| record_type.is_address());
-            alias
-                .map(|alias| Record {
-                    record_type,
-                    ..alias
-                })
-                .ok_or(error)
-        })?;
+            Err(error) if record_type.is_address() => {
+                let alias = Record::parse(&self.dns_name, RecordType::CNAME, &self.targets);
+                let mut alias = alias.map_err(|_| error)?;
+                alias.record_type = record_type;
+                alias
+            }
+            Err(error) => return Err(error),
+        };
         record.set_identifier.clone_from(&self.set_identifier);
         record.ttl = u32::try_from(self.record_ttl).ok().filter(|ttl| *ttl > 0);
-        let properties = self.provider_specific.iter();
-        record.properties = properties
-            .map(|property| (property.name.clone(), property.value.clone()))
-            .collect();
+        for Property { name, value } in &self.provider_specific {
+            record.properties.insert(name.clone(), value.clone());
+        }
         Ok(record)
     }
 }

@@ -146,62 +146,59 @@ type Shared = State<Arc<ApiState>>;
 type Params = Path<PathParams>;
 
 fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
-    let list = move |State(state): Shared, Path(params): Params, uri: Uri, page: PageOf| async move {
-        let page = page
-            .map_err(|error| refusal(StatusCode::BAD_REQUEST, &error.body_text()))?
-            .0;
-        Answer::Ok(
-            blocking(move || resources::list(&state, &scope(&params), uri.path(), &page)).await,
-        )
-    };
-    let create = move |State(state): Shared, Path(params): Params, uri: Uri, body: Body| async move {
-        let body = read_body(body, MAX_BODY).await?;
-        let conditions = Preconditions::default();
-        Answer::Ok(
-            blocking(move || {
-                resources::write(
-                    &state,
-                    &scope(&params),
-                    (uri.path(), None),
-                    &body,
-                    &conditions,
-                )
-            })
-            .await,
-        )
-    };
-    get(list).post(create)
+    get(
+        move |State(state): Shared, Path(params): Params, uri: Uri, page: PageOf| async move {
+            let page = page
+                .map_err(|error| refusal(StatusCode::BAD_REQUEST, &error.body_text()))?
+                .0;
+            Answer::Ok(
+                blocking(move || resources::list(&state, &scope(&params), uri.path(), &page)).await,
+            )
+        },
+    )
+    .post(
+        move |State(state): Shared, Path(params): Params, uri: Uri, body: Body| async move {
+            let body = read_body(body, MAX_BODY).await?;
+            let conditions = Preconditions::default();
+            Answer::Ok(
+                blocking(move || {
+                    let place = (uri.path(), None);
+                    resources::write(&state, &scope(&params), place, &body, &conditions)
+                })
+                .await,
+            )
+        },
+    )
 }
 
 type PageOf = Result<Query<Page>, QueryRejection>;
 
 fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
-    let read = move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
-        let name = param(&params, "name");
-        let conditions = Preconditions::of(&headers);
-        blocking(move || resources::read(&state, &scope(&params), &name, &conditions)).await
-    };
-    let replace = move |State(state): Shared,
-                        Path(params): Params,
-                        headers: HeaderMap,
-                        body: Body| async move {
-        let name = param(&params, "name");
-        let conditions = Preconditions::of(&headers);
-        let body = read_body(body, MAX_BODY).await?;
-        Answer::Ok(
-            blocking(move || {
-                resources::write(
-                    &state,
-                    &scope(&params),
-                    ("", Some(&name)),
-                    &body,
-                    &conditions,
-                )
-            })
-            .await,
-        )
-    };
-    get(read).put(replace).delete(
+    get(
+        move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
+            let name = param(&params, "name");
+            let conditions = Preconditions::of(&headers);
+            blocking(move || resources::read(&state, &scope(&params), &name, &conditions)).await
+        },
+    )
+    .put(
+        move |State(state): Shared,
+              Path(params): Params,
+              headers: HeaderMap,
+              body: Body| async move {
+            let name = param(&params, "name");
+            let conditions = Preconditions::of(&headers);
+            let body = read_body(body, MAX_BODY).await?;
+            Answer::Ok(
+                blocking(move || {
+                    let place = ("", Some(&*name));
+                    resources::write(&state, &scope(&params), place, &body, &conditions)
+                })
+                .await,
+            )
+        },
+    )
+    .delete(
         move |State(state): Shared, Path(params): Params, headers: HeaderMap| async move {
             let name = param(&params, "name");
             let conditions = Preconditions::of(&headers);
@@ -316,20 +313,19 @@ pub(crate) fn bind_control(
     path: &std::path::Path,
     group: Option<&str>,
 ) -> io::Result<ControlSocket> {
-    let id_of = |name| {
-        Ok::<_, io::Error>(
-            Group::from_name(name)?
-                .ok_or_else(|| {
-                    io::Error::new(
-                        io::ErrorKind::NotFound,
-                        format!("group {name:?} does not exist"),
-                    )
-                })?
-                .gid,
-        )
+    let mut gid = None;
+    if let Some(name) = group {
+        let Some(found) = Group::from_name(name)? else {
+            let problem = format!("group {name:?} does not exist");
+            return Err(io::Error::new(io::ErrorKind::NotFound, problem));
+        };
+        gid = Some(found.gid);
+    }
+    let access = unix_socket::Access {
+        user: None,
+        group: gid,
     };
-    let group = group.map(id_of).transpose()?;
-    ControlSocket::bind(path, unix_socket::Access { user: None, group }, &[])
+    ControlSocket::bind(path, access, &[])
 }
 
 pub(crate) async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<()> {
@@ -355,18 +351,24 @@ pub(crate) async fn serve_tls(
     });
     let listener = Listener::Tls(listener, Box::new(move || tls.server_config()));
     let server = Server::new("the API", listener);
-    let routes = move |client: &dns_kit::http_server::Client| {
-        if names.as_ref().is_none_or(|names| {
-            client
-                .common_name()
-                .is_some_and(|name| names.contains(&name))
-        }) {
-            routes.clone()
-        } else {
-            refused.clone()
-        }
-    };
-    server.run(routes, std::future::pending()).await;
+    server
+        .run(
+            move |client: &dns_kit::http_server::Client| {
+                // The CA may have issued certificates to others.
+                let is_named = match (&names, client.common_name()) {
+                    (None, _) => true,
+                    (Some(names), Some(name)) => names.contains(&name),
+                    (Some(_), None) => false,
+                };
+                if is_named {
+                    routes.clone()
+                } else {
+                    refused.clone()
+                }
+            },
+            std::future::pending(),
+        )
+        .await;
 }
 
 struct WebhookState {
@@ -389,12 +391,10 @@ pub(crate) fn webhook_routes(writer: AliasWriter, server: ServerClient) -> Route
 
 /// Refuses other versions of the protocol. Before 0.15, external-dns omits one of the headers.
 async fn check_media_types(request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let other = |name: HeaderName| {
-        let value = headers.get(name)?.to_str().unwrap_or_default();
-        (!is_media_type(value)).then(|| value.to_owned())
-    };
-    let (code, reason) = match (other(header::ACCEPT), other(header::CONTENT_TYPE)) {
+    let (code, reason) = match (
+        other_media_type(request.headers(), &header::ACCEPT),
+        other_media_type(request.headers(), &header::CONTENT_TYPE),
+    ) {
         (Some(other), _) => (
             StatusCode::NOT_ACCEPTABLE,
             format!("Accept is {other:?}; accept {MEDIA_TYPE}"),
@@ -406,6 +406,15 @@ async fn check_media_types(request: Request, next: Next) -> Response {
         (None, None) => return next.run(request).await,
     };
     refusal(code, &reason)
+}
+
+/// Returns the value of a header that is present and names another media type.
+fn other_media_type(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
+    let value = headers.get(name)?.to_str().unwrap_or_default();
+    if is_media_type(value) {
+        return None;
+    }
+    Some(value.to_owned())
 }
 
 async fn negotiate(State(webhook): State<Arc<WebhookState>>) -> Response {

@@ -87,17 +87,9 @@ pub(super) struct Preconditions {
 
 impl Preconditions {
     pub(super) fn of(headers: &HeaderMap) -> Self {
-        let text = |name: header::HeaderName| {
-            let values: Vec<&str> = headers
-                .get_all(name)
-                .iter()
-                .filter_map(|value| value.to_str().ok())
-                .collect();
-            (!values.is_empty()).then(|| values.join(","))
-        };
         Self {
-            matching: text(header::IF_MATCH),
-            none_matching: text(header::IF_NONE_MATCH),
+            matching: joined(headers, header::IF_MATCH),
+            none_matching: joined(headers, header::IF_NONE_MATCH),
         }
     }
 
@@ -116,6 +108,18 @@ impl Preconditions {
     }
 }
 
+/// Returns the values of a header as one list (RFC 9110, section 5.3).
+fn joined(headers: &HeaderMap, name: header::HeaderName) -> Option<String> {
+    let mut values = Vec::new();
+    for value in headers.get_all(name) {
+        values.extend(value.to_str().ok());
+    }
+    if values.is_empty() {
+        return None;
+    }
+    Some(values.join(","))
+}
+
 fn names_tag(tags: &str, tag: Option<&str>) -> bool {
     let Some(tag) = tag else { return false };
     tags.split(',')
@@ -126,11 +130,13 @@ fn names_tag(tags: &str, tag: Option<&str>) -> bool {
 /// Lists a collection: documents of the folder and stored resources, sorted by name. A further page
 /// is linked (RFC 8288).
 pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page) -> Response {
-    let found: BTreeMap<DocumentId, Value> = bodies(api_state, |id| scope.includes(id))
-        .into_iter()
-        .collect();
-    let is_after = |id: &DocumentId| page.after.as_ref().is_none_or(|after| id.name > *after);
-    let mut rest = found.into_iter().filter(|(id, _)| is_after(id)).peekable();
+    let mut found = BTreeMap::new();
+    for (id, body) in bodies(api_state, |id| scope.includes(id)) {
+        if page.after.as_ref().is_none_or(|after| id.name > *after) {
+            found.insert(id, body);
+        }
+    }
+    let mut rest = found.into_iter().peekable();
     let mut items = Vec::new();
     let mut last = None;
     for (id, body) in rest.by_ref().take(page.limit.unwrap_or(usize::MAX).max(1)) {
@@ -295,52 +301,49 @@ fn bodies(
     api_state: &ApiState,
     includes: impl Fn(&DocumentId) -> bool,
 ) -> Vec<(DocumentId, Value)> {
-    let stored = api_state
-        .store
-        .all()
-        .into_iter()
-        .filter(|resource| includes(&resource.id));
-    let stored = stored.map(|resource| (resource.id, resource.body));
-    let documents = api_state
-        .documents()
-        .into_iter()
-        .filter(|document| includes(&document.id));
-    stored
-        .chain(
-            documents.filter_map(|document| Some((document.id.clone(), document_body(&document)?))),
-        )
-        .collect()
+    let mut found = Vec::new();
+    for resource in api_state.store.all() {
+        if includes(&resource.id) {
+            found.push((resource.id, resource.body));
+        }
+    }
+    for document in api_state.documents() {
+        if includes(&document.id)
+            && let Some(body) = document_body(&document)
+        {
+            found.push((document.id, body));
+        }
+    }
+    found
 }
 
 fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
     if id.kind != Kind::UpdateRecord {
         return None;
     }
-    // The list of a cluster may apply to any project.
-    let names = |body: &Value| {
-        let pairs = body["spec"]["kv"].as_array().into_iter().flatten();
-        pairs
-            .filter_map(Value::as_object)
-            .flatten()
-            .any(|(_, record)| record.as_str() == Some(&id.name))
-    };
-    bodies(api_state, |list: &DocumentId| {
+    let lists = bodies(api_state, |list: &DocumentId| {
+        // The list of a cluster may apply to any project.
         list.kind == Kind::List && (list.namespace.is_empty() || list.namespace == id.namespace)
-    })
-    .into_iter()
-    .find(|(_, body)| names(body))
-    .map(|(list, _)| list)
+    });
+    for (list, body) in lists {
+        let pairs = body["spec"]["kv"].as_array().into_iter().flatten();
+        for (_, record) in pairs.filter_map(Value::as_object).flatten() {
+            if record.as_str() == Some(&id.name) {
+                return Some(list);
+            }
+        }
+    }
+    None
 }
 
 /// Parses a body. Returns the resource's name, its line, and the body in normal form.
 fn parse(kind: Kind, body: &[u8]) -> Result<(String, u64, Value), Vec<Problem>> {
     let problems = Problems::of(BODY);
-    let parsed = std::str::from_utf8(body)
-        .ok()
-        .and_then(|text| match text::documents(text)[..] {
-            [document] => text::parse(document, &problems),
-            _ => None,
-        });
+    let text = std::str::from_utf8(body).unwrap_or_default();
+    let parsed = match text::documents(text)[..] {
+        [document] => text::parse(document, &problems),
+        _ => None,
+    };
     let Some(node) = parsed else {
         if problems.count() == 0 {
             problems.add(
@@ -352,35 +355,31 @@ fn parse(kind: Kind, body: &[u8]) -> Result<(String, u64, Value), Vec<Problem>> 
         }
         return Err(problems.into_vec());
     };
-    let found = Reader::root(&node, &problems)
-        .fields()
-        .and_then(|mut fields| {
-            // A client may send back a body it has read, which includes the status.
-            drop(fields.optional("status"));
-            let found = match kind {
-                Kind::UpdateRecord => {
-                    UpdateRecord::read(&mut fields).map(|record| record.to_json())
-                }
-                Kind::List => RecordList::read(&mut fields).map(|list| list.to_json()),
-                Kind::Intent => Intent::read(&mut fields).map(|intent| intent.to_json()),
-                // No collection contains these kinds.
-                Kind::Endpoint | Kind::Fleet => None,
-            };
-            fields.finish();
-            found
-        });
+    let found = read_spec(kind, &Reader::root(&node, &problems));
     let problems = problems.into_vec();
     match found {
-        Some(body) if problems.is_empty() => Ok((
-            body["metadata"]["name"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned(),
-            node.line,
-            body,
-        )),
+        Some(body) if problems.is_empty() => {
+            let name = body["metadata"]["name"].as_str().unwrap_or_default();
+            Ok((name.to_owned(), node.line, body))
+        }
         _ => Err(problems),
     }
+}
+
+/// Returns a resource of this kind in normal form.
+fn read_spec(kind: Kind, root: &Reader<'_>) -> Option<Value> {
+    let mut fields = root.fields()?;
+    // A client may send back a body it has read, which includes the status.
+    drop(fields.optional("status"));
+    let found = match kind {
+        Kind::UpdateRecord => UpdateRecord::read(&mut fields).map(|record| record.to_json()),
+        Kind::List => RecordList::read(&mut fields).map(|list| list.to_json()),
+        Kind::Intent => Intent::read(&mut fields).map(|intent| intent.to_json()),
+        // No collection contains these kinds.
+        Kind::Endpoint | Kind::Fleet => None,
+    };
+    fields.finish();
+    found
 }
 
 fn document_body(document: &Document) -> Option<Value> {

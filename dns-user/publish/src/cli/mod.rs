@@ -97,14 +97,13 @@ impl Selection {
                 );
             }
         }
-        let is_selected = |target: &str| {
-            self.providers.is_empty() || self.providers.iter().any(|name| is_named(target, name))
-        };
-        Ok(targets
-            .iter()
-            .filter(|(name, _)| is_selected(name))
-            .map(|(_, target)| &**target)
-            .collect())
+        let mut selected = Vec::new();
+        for (name, target) in targets {
+            if self.providers.is_empty() || self.providers.iter().any(|one| is_named(name, one)) {
+                selected.push(&**target);
+            }
+        }
+        Ok(selected)
     }
 }
 
@@ -136,6 +135,10 @@ impl Colour {
             Self::Never => false,
         }
     }
+}
+
+fn exit_code(has_failed: bool) -> ExitCode {
+    ExitCode::from(u8::from(has_failed))
 }
 
 /// Parses the command line, runs the command and returns its exit code.
@@ -242,13 +245,15 @@ fn complain_of(name: &str, problems: &[String]) -> bool {
 async fn read_sources(config: &Config) -> anyhow::Result<(runner::SourceState, bool)> {
     let read = runner::read_once(config).await?;
     let mut problems: Vec<String> = read.scan.problems().map(ToString::to_string).collect();
-    let of_documents = read.publication.problems.iter();
-    problems.extend(
-        of_documents
-            .flat_map(|(id, found)| found.iter().map(move |problem| format!("{id}: {problem}"))),
-    );
+    for (id, found) in &read.publication.problems {
+        for problem in found {
+            problems.push(format!("{id}: {problem}"));
+        }
+    }
     problems.extend(read.fleet_problem.clone());
-    problems.iter().for_each(|problem| complain(problem));
+    for problem in &problems {
+        complain(problem);
+    }
     Ok((read, !problems.is_empty()))
 }
 

@@ -5,13 +5,13 @@ use std::{collections::BTreeSet, process::ExitCode};
 use anyhow::bail;
 
 use super::{
-    Colour, Selection, complain, complain_of, print,
+    Colour, Selection, complain, complain_of, exit_code, print,
     publish::{Prepared, plan_text, prepare, unlisted},
     read_sources,
 };
 use crate::{
     config::Config,
-    engine::{Planned, ZonePlan},
+    engine::{Engine, Planned, ZoneListing, ZonePlan},
     plan::{self, Action},
     provider::OnConflict,
     publication::Target,
@@ -218,11 +218,7 @@ impl OwnershipChange {
             };
             failed |= complain_of(&name, &problems);
         }
-        Ok(if failed {
-            ExitCode::FAILURE
-        } else {
-            ExitCode::SUCCESS
-        })
+        Ok(exit_code(failed))
     }
 
     async fn change_one(
@@ -230,35 +226,12 @@ impl OwnershipChange {
         target: &Target,
         (mut engine, listing): Prepared,
     ) -> anyhow::Result<Vec<String>> {
-        let owner = engine.rules.owner.clone();
-        if owner.is_empty() {
+        if engine.rules.owner.is_empty() {
             return Ok(vec![
                 "its registry is noop, which has no ownership; set registry to txt".to_owned(),
             ]);
         }
-        let mut zones = Vec::new();
-        for zone in &listing {
-            let Ok(view) = &zone.content else { continue };
-            let in_scope = InScope {
-                records: self.select(&view.records, &engine.rules.domains),
-                orphans: self.select(&view.orphans, &engine.rules.domains),
-            };
-            let mut owned = BTreeSet::new();
-            for record in of_owner(&in_scope.records, &owner) {
-                owned.insert(&record.name);
-            }
-            zones.push(ZonePlan {
-                id: zone.id.clone(),
-                plan: self.change.plan(target, &owner, &in_scope),
-                owned: owned.len(),
-                recent: 0,
-            });
-        }
-        let planned = Planned {
-            zones,
-            notes: Vec::new(),
-            wanted: 0,
-        };
+        let planned = self.planned(target, &engine, &listing);
         let mut failures = unlisted(&listing);
         if let Some(nothing) = self.nothing
             && planned.is_empty()
@@ -302,6 +275,34 @@ impl OwnershipChange {
             problems.push(problem);
         }
         Ok(problems)
+    }
+
+    /// Plans the change of every zone that could be listed.
+    fn planned(&self, target: &Target, engine: &Engine, listing: &[ZoneListing]) -> Planned {
+        let owner = &engine.rules.owner;
+        let mut zones = Vec::new();
+        for zone in listing {
+            let Ok(view) = &zone.content else { continue };
+            let in_scope = InScope {
+                records: self.select(&view.records, &engine.rules.domains),
+                orphans: self.select(&view.orphans, &engine.rules.domains),
+            };
+            let mut owned = BTreeSet::new();
+            for record in of_owner(&in_scope.records, owner) {
+                owned.insert(&record.name);
+            }
+            zones.push(ZonePlan {
+                id: zone.id.clone(),
+                plan: self.change.plan(target, owner, &in_scope),
+                owned: owned.len(),
+                recent: 0,
+            });
+        }
+        Planned {
+            zones,
+            notes: Vec::new(),
+            wanted: 0,
+        }
     }
 
     /// Returns the records that the command may change.

@@ -15,13 +15,13 @@ use hyper::{Method, StatusCode};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::{Colour, Selection, complain, complain_of, print, read_sources};
+use super::{Colour, Selection, complain, complain_of, exit_code, print, read_sources};
 use crate::{
     api::ConfirmRequest,
     config::Config,
     control,
     engine::{Engine, Planned, ZoneListing},
-    plan::{Action, Note},
+    plan::Action,
     provider::ProviderError,
     publication::Target,
     render,
@@ -71,12 +71,13 @@ pub(super) async fn prepare(
 }
 
 pub(super) fn unlisted(listing: &[ZoneListing]) -> Vec<String> {
-    let failed = listing
-        .iter()
-        .filter_map(|zone| Some((zone, zone.content.as_ref().err()?)));
+    let mut failed = Vec::new();
+    for zone in listing {
+        if let Err(error) = &zone.content {
+            failed.push(format!("zone {}: {error}", zone.id));
+        }
+    }
     failed
-        .map(|(zone, error)| format!("zone {}: {error}", zone.id))
-        .collect()
 }
 
 fn holds_back(planned: &Planned, target: &Target) -> bool {
@@ -110,9 +111,10 @@ impl PlanArguments {
             text.push_str(&plan_text(&target.name(), &planned, &failures, None, color));
             objects.insert(target.name(), plan_json(&planned, &failures));
         }
-        match json {
-            true => print(&(serde_json::to_string_pretty(&objects)? + "\n"))?,
-            false => print(&text)?,
+        if json {
+            print(&(serde_json::to_string_pretty(&objects)? + "\n"))?
+        } else {
+            print(&text)?
         }
         Ok(match (failed, changes) {
             (true, _) => ExitCode::FAILURE,
@@ -149,19 +151,12 @@ impl Apply {
             && UnixStream::connect(&config.socket).is_ok()
         {
             let providers = targets.iter().map(|target| target.name()).collect();
-            let is_done = confirm(
-                config,
-                ConfirmRequest {
-                    deletions,
-                    providers,
-                },
-            )
-            .await?;
-            return Ok(if is_done && !failed {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            });
+            let request = ConfirmRequest {
+                deletions,
+                providers,
+            };
+            failed |= !confirm(config, request).await?;
+            return Ok(exit_code(failed));
         }
         for target in targets {
             let name = target.name();
@@ -180,11 +175,7 @@ impl Apply {
             };
             failed |= complain_of(&name, &problems);
         }
-        Ok(if failed {
-            ExitCode::FAILURE
-        } else {
-            ExitCode::SUCCESS
-        })
+        Ok(exit_code(failed))
     }
 }
 
@@ -279,12 +270,14 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     let options = LaunchOptions::of(config)?;
     let (read, mut failed) = read_sources(config).await?;
     let mut problems = options_problems(config, &read.publication);
-    let unusable = config
-        .webhook
-        .as_ref()
-        .and_then(|webhook| alias_writer(config, webhook).err());
-    problems.extend(unusable.map(|problem| problem.to_string()));
-    problems.iter().for_each(|problem| complain(problem));
+    if let Some(webhook) = &config.webhook
+        && let Err(problem) = alias_writer(config, webhook)
+    {
+        problems.push(problem.to_string());
+    }
+    for problem in &problems {
+        complain(problem);
+    }
     failed |= !problems.is_empty();
     for target in read.publication.targets.values() {
         let name = target.name();
@@ -302,11 +295,7 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
             target.counts.values().sum::<usize>()
         );
     }
-    Ok(if failed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(exit_code(failed))
 }
 
 impl Render {
@@ -337,11 +326,7 @@ impl Render {
                 }
             }
         }
-        Ok(if failed {
-            ExitCode::FAILURE
-        } else {
-            ExitCode::SUCCESS
-        })
+        Ok(exit_code(failed))
     }
 }
 
@@ -356,15 +341,12 @@ impl Status {
                 .documents
                 .iter()
                 .all(|document| document.last_error.is_none());
-        match self.json {
-            true => print(&(serde_json::to_string_pretty(&overview)? + "\n"))?,
-            false => print(&text(&overview))?,
-        }
-        Ok(if is_well {
-            ExitCode::SUCCESS
+        if self.json {
+            print(&(serde_json::to_string_pretty(&overview)? + "\n"))?
         } else {
-            ExitCode::FAILURE
-        })
+            print(&text(&overview))?
+        }
+        Ok(exit_code(!is_well))
     }
 }
 
@@ -419,13 +401,7 @@ pub(super) fn plan_text(
     colour: Colour,
 ) -> String {
     let is_coloured = colour.is_on();
-    // Zones and servers belong to others, whose text must not reach the terminal raw.
-    let paint = |code: &str, line: &str| match (is_coloured, dns_core::terminal::line(line)) {
-        (true, line) => format!("\x1b[{code}m{line}\x1b[0m\n"),
-        (false, line) => format!("{line}\n"),
-    };
-    let paint_note = |note: &Note| paint("2", &format!("  # {note}"));
-    let mut shown = paint("1", &format!("{name}:"));
+    let mut shown = painted(is_coloured, "1", &format!("{name}:"));
     for zone in &planned.zones {
         for action in zone.plan.actions() {
             let code = match action {
@@ -434,56 +410,64 @@ pub(super) fn plan_text(
                 Action::Delete(_) | Action::DropOrphan(_) => "31",
                 Action::Release(_) => "36",
             };
-            shown.push_str(&paint(code, &format!("  {}", action)));
+            shown.push_str(&painted(is_coloured, code, &format!("  {action}")));
         }
-        shown.extend(zone.plan.notes.iter().map(paint_note));
+        for note in &zone.plan.notes {
+            shown.push_str(&painted(is_coloured, "2", &format!("  # {note}")));
+        }
         if let Err(refusal) = planned.check(zone, confirmed) {
-            shown.push_str(&paint("1;31", &format!("  ! {}: {refusal}", zone.id)));
+            let line = format!("  ! {}: {refusal}", zone.id);
+            shown.push_str(&painted(is_coloured, "1;31", &line));
         }
     }
-    shown.extend(planned.notes.iter().map(paint_note));
-    shown.extend(
-        failures
-            .iter()
-            .map(|failure| paint("1;31", &format!("  ! {failure}"))),
-    );
+    for note in &planned.notes {
+        shown.push_str(&painted(is_coloured, "2", &format!("  # {note}")));
+    }
+    for failure in failures {
+        shown.push_str(&painted(is_coloured, "1;31", &format!("  ! {failure}")));
+    }
     if planned.is_empty() && planned.notes().next().is_none() && failures.is_empty() {
         shown.push_str("  nothing to do\n");
     }
     shown
 }
 
+/// Returns a line for the terminal, in the colour with this code of ECMA-48.
+fn painted(is_coloured: bool, code: &str, line: &str) -> String {
+    // Zones and servers belong to others, whose text must not reach the terminal raw.
+    let line = dns_core::terminal::line(line);
+    if is_coloured {
+        format!("\x1b[{code}m{line}\x1b[0m\n")
+    } else {
+        format!("{line}\n")
+    }
+}
+
 fn plan_json(planned: &Planned, failures: &[String]) -> Value {
-    let kind = |action: &Action| match action {
-        Action::Create(_) => "create",
-        Action::Update { .. } => "update",
-        Action::Delete(_) => "delete",
-        Action::Release(_) => "release",
-        Action::DropOrphan(_) => "drop_orphan",
-    };
-    let lines = |wanted: &str| -> Vec<Value> {
-        let actions = planned.zones.iter().flat_map(|zone| zone.plan.actions());
-        actions
-            .filter(|action| kind(action) == wanted)
-            .map(|action| match action {
-                Action::Update { before, after } => json!([before.to_string(), after.to_string()]),
-                other => json!(other.record().to_string()),
-            })
-            .collect()
-    };
-    let notes = planned.notes();
-    let refusals = planned
-        .zones
-        .iter()
-        .filter_map(|zone| planned.check(zone, None).err());
-    json!({
-        "create": lines("create"),
-        "update": lines("update"),
-        "delete": lines("delete"),
-        "release": lines("release"),
-        "drop_orphan": lines("drop_orphan"),
-        "notes": notes.map(ToString::to_string).collect::<Vec<_>>(),
-        "needs_confirmation": refusals.map(|refusal| refusal.to_string()).collect::<Vec<_>>(),
-        "errors": failures,
-    })
+    let mut lines: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+    // Each kind is in the document, also without actions.
+    for kind in ["create", "update", "delete", "release", "drop_orphan"] {
+        lines.insert(kind, Vec::new());
+    }
+    for action in planned.zones.iter().flat_map(|zone| zone.plan.actions()) {
+        let (kind, line) = match action {
+            Action::Create(record) => ("create", json!(record.to_string())),
+            Action::Update { before, after } => {
+                ("update", json!([before.to_string(), after.to_string()]))
+            }
+            Action::Delete(record) => ("delete", json!(record.to_string())),
+            Action::Release(record) => ("release", json!(record.to_string())),
+            Action::DropOrphan(record) => ("drop_orphan", json!(record.to_string())),
+        };
+        lines.entry(kind).or_default().push(line);
+    }
+    let mut refusals = Vec::new();
+    for zone in &planned.zones {
+        refusals.extend(planned.check(zone, None).err());
+    }
+    let mut document = json!(lines);
+    document["notes"] = planned.notes().map(ToString::to_string).collect();
+    document["needs_confirmation"] = refusals.iter().map(ToString::to_string).collect();
+    document["errors"] = json!(failures);
+    document
 }

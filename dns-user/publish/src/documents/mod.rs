@@ -16,7 +16,7 @@ use dns_kit::files::{
     atomic::{self, Attributes, ReplaceError},
     bounded,
 };
-use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -113,19 +113,8 @@ impl Folder {
         self.read.retain(|file, _| files.contains(file));
         self.texts.retain(|file, _| files.contains(file));
         for path in files {
-            let good = self
-                .good
-                .entry(path.clone())
-                .or_insert_with(|| remembered(&path));
-            let stamp = FileStamp::of(&path);
-            let known = self
-                .read
-                .get(&path)
-                .filter(|reading| stamp.is_some() && reading.stamp == stamp)
-                .cloned();
-            let reading =
-                known.unwrap_or_else(|| read_file(&path, stamp, good.len(), &mut self.texts));
-            self.read.insert(path.clone(), reading.clone());
+            let reading = self.reading(&path);
+            let good = self.good.entry(path.clone()).or_default();
             let Reading {
                 stamp: _,
                 mut state,
@@ -159,6 +148,22 @@ impl Folder {
             scan.files.push(state);
         }
         scan
+    }
+
+    /// Returns the content of a file: as read before, if the file has not changed since.
+    fn reading(&mut self, path: &Path) -> Reading {
+        let good = self.good.entry(path.to_owned());
+        let held = good.or_insert_with(|| remembered(path)).len();
+        let stamp = FileStamp::of(path);
+        if let Some(known) = self.read.get(path)
+            && stamp.is_some()
+            && known.stamp == stamp
+        {
+            return known.clone();
+        }
+        let reading = read_file(path, stamp, held, &mut self.texts);
+        self.read.insert(path.to_owned(), reading.clone());
+        reading
     }
 }
 
@@ -242,35 +247,12 @@ fn read_file(
     count: usize,
     texts: &mut BTreeMap<PathBuf, String>,
 ) -> Reading {
-    let name = path.display().to_string();
     let text = match read_text(path) {
         Ok(text) => text,
         Err(error) => return illegible(unreadable(path, &error)),
     };
-    let problems = Problems::of(name);
-    let last_line = text.lines().count().max(1) as u64;
-    if text.trim().is_empty() && count == 0 {
-        problems.add(
-            1,
-            "",
-            "the file is empty",
-            "write documents to it, or remove the file",
-        );
-    } else if count > 0 && text::documents(&text).is_empty() {
-        problems.add(
-            last_line,
-            "",
-            format!("the file is empty, but held {count} documents; their records stay unchanged"),
-            "restore it, or remove the file to withdraw the records",
-        );
-    } else if let Some(remedy) = texts
-        .get(path)
-        .and_then(|before| missing_end(path, &text, before))
-    {
-        let reason =
-            "the file ends within its earlier text; the records of its documents stay unchanged";
-        problems.add(last_line, "", reason, remedy);
-    }
+    let problems = Problems::of(path.display().to_string());
+    check_text(path, &text, count, texts.get(path), &problems);
     if problems.count() > 0 {
         let problems = problems.into_vec();
         return illegible(FileState {
@@ -310,6 +292,30 @@ fn read_file(
     }
 }
 
+/// Reports a text that must not replace the one before: it is empty, or only its beginning is there.
+fn check_text(path: &Path, text: &str, count: usize, before: Option<&String>, problems: &Problems) {
+    let last_line = text.lines().count().max(1) as u64;
+    if text.trim().is_empty() && count == 0 {
+        problems.add(
+            1,
+            "",
+            "the file is empty",
+            "write documents to it, or remove the file",
+        );
+    } else if count > 0 && text::documents(text).is_empty() {
+        problems.add(
+            last_line,
+            "",
+            format!("the file is empty, but held {count} documents; their records stay unchanged"),
+            "restore it, or remove the file to withdraw the records",
+        );
+    } else if let Some(remedy) = before.and_then(|before| missing_end(path, text, before)) {
+        let reason =
+            "the file ends within its earlier text; the records of its documents stay unchanged";
+        problems.add(last_line, "", reason, remedy);
+    }
+}
+
 fn illegible(state: FileState) -> Reading {
     // Without a stamp the next scan reads it again.
     Reading {
@@ -323,18 +329,18 @@ fn illegible(state: FileState) -> Reading {
 /// Returns the remedy for a text that lacks the end of `before`; `None` if it lacks nothing, or has done so for
 /// [`WRITING`], which must be intended.
 fn missing_end(path: &Path, text: &str, before: &str) -> Option<&'static str> {
-    let rest = before.strip_prefix(text).filter(|rest| !rest.is_empty())?;
+    let rest = before.strip_prefix(text)?;
+    if rest.is_empty() {
+        return None;
+    }
     if !text.ends_with('\n') && !rest.starts_with(['\r', '\n']) {
         // As after a write that was interrupted.
         return Some("write the file completely, and end it with a line break");
     }
-    let written = fs::metadata(path)
-        .and_then(|metadata| metadata.modified())
-        .ok()?;
-    let is_young = SystemTime::now()
-        .duration_since(written)
-        .is_ok_and(|age| age < WRITING);
-    is_young.then_some("wait a minute if that is intended; the file may still be being written")
+    let written = fs::metadata(path).ok()?.modified().ok()?;
+    let age = SystemTime::now().duration_since(written).ok()?;
+    (age < WRITING)
+        .then_some("wait a minute if that is intended; the file may still be being written")
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
@@ -394,11 +400,12 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn is_document_file(path: &Path) -> bool {
-    let is_hidden = path
-        .file_name()
-        .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+    let Some(name) = path.file_name() else {
+        return false;
+    };
     let extension = path.extension().and_then(|extension| extension.to_str());
-    !is_hidden && matches!(extension, Some("yml" | "yaml" | "json"))
+    !name.as_encoded_bytes().starts_with(b".")
+        && matches!(extension, Some("yml" | "yaml" | "json"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -526,27 +533,23 @@ impl Document {
     /// problems. `None` stands for a document whose identity is unknown.
     pub fn read_all(node: &Node, last_line: u64, problems: &Problems) -> Vec<Option<Self>> {
         let root = Reader::root(node, problems);
-        match list_items(&root) {
-            None => vec![Self::read(&root, last_line)],
-            Some(items) => {
-                let firsts: Vec<u64> = items.iter().map(|item| item.node.line).collect();
-                let ends = firsts
-                    .iter()
-                    .skip(1)
-                    .map(|line| line.saturating_sub(1))
-                    .chain([last_line]);
-                items
-                    .iter()
-                    .zip(ends)
-                    .map(|(item, end)| Self::read(item, end))
-                    .collect()
-            }
+        let Some(items) = list_items(&root) else {
+            return vec![Self::read(&root, last_line)];
+        };
+        let mut found = Vec::with_capacity(items.len());
+        for (number, item) in items.iter().enumerate() {
+            let end = match items.get(number + 1) {
+                Some(next) => next.node.line.saturating_sub(1),
+                None => last_line,
+            };
+            found.push(Self::read(item, end));
         }
+        found
     }
 
     fn read(root: &Reader<'_>, last_line: u64) -> Option<Self> {
         let mut fields = root.fields()?;
-        let kind = fields.required("kind").and_then(|kind| read_kind(&kind))?;
+        let kind = fields.required_as("kind", read_kind)?;
         if let Some(version) = fields.required("apiVersion")
             && version
                 .text()
@@ -561,15 +564,12 @@ impl Document {
         drop(fields.optional("status"));
         let metadata = fields.required("metadata")?;
         let mut members = metadata.fields()?;
-        let namespace = members
-            .optional("namespace")
-            .map_or(Some(DEFAULT_PROJECT.to_owned()), |name| {
-                read_identifier(&name)
-            });
+        let namespace = match members.optional("namespace") {
+            Some(name) => read_identifier(&name),
+            None => Some(DEFAULT_PROJECT.to_owned()),
+        };
         let labels = read_labels(members.optional("labels"));
-        let generation = members
-            .optional("generation")
-            .and_then(|value| value.integer(0..=u64::MAX));
+        let generation = members.optional_as("generation", |value| value.integer(0..=u64::MAX));
         let name = Metadata::read(&mut members).map(|metadata| metadata.name);
         let (id, content) = match kind {
             Kind::List => {
@@ -616,8 +616,11 @@ fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
 
 fn read_kind(reader: &Reader<'_>) -> Option<Kind> {
     let text = reader.text()?;
-    let remedy = || remedy_for_unknown(text, &Kind::ALL.map(|(_, name, _)| name));
-    Kind::named(text).or_else(|| reader.refuse(format!("unknown kind {text:?}"), remedy()))
+    if let Some(kind) = Kind::named(text) {
+        return Some(kind);
+    }
+    let remedy = remedy_for_unknown(text, &Kind::ALL.map(|(_, name, _)| name));
+    reader.refuse(format!("unknown kind {text:?}"), remedy)
 }
 
 fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option<Content> {
@@ -736,11 +739,10 @@ impl StatusFile {
         let Ok(entries) = fs::read_dir(folder) else {
             return;
         };
-        for path in entries.flatten().map(|entry| entry.path()) {
-            let is_status = path
-                .extension()
-                .is_some_and(|extension| extension == "status");
+        for entry in entries.flatten() {
+            let path = entry.path();
             let documents = path.with_extension("");
+            let is_status = path.extension() == Some("status".as_ref());
             if is_status && is_document_file(&documents) && !documents.exists() {
                 // The next round tries again.
                 let _ = fs::remove_file(&path);
@@ -782,17 +784,14 @@ impl Watch {
     /// Watches folders of documents, and the folders in which single files lie.
     pub(crate) fn start(documents: &[PathBuf]) -> Self {
         let (sender, events) = mpsc::channel(1);
-        let single: Vec<PathBuf> = documents
-            .iter()
-            .filter(|path| !path.is_dir())
-            .cloned()
-            .collect();
-        let concerns =
-            move |path: &Path| is_document_file(path) || single.iter().any(|file| file == path);
-        let handler = move |event: notify::Result<notify::Event>| {
+        let mut single = documents.to_vec();
+        single.retain(|path| !path.is_dir());
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             let is_of_interest = match event {
                 Ok(event) => {
-                    !event.kind.is_access() && event.paths.iter().any(|path| concerns(path))
+                    let mut paths = event.paths.iter();
+                    !event.kind.is_access()
+                        && paths.any(|path| is_document_file(path) || single.contains(path))
                 }
                 // Events may have been lost.
                 Err(_) => true,
@@ -801,20 +800,9 @@ impl Watch {
                 // One pending event is enough.
                 let _ = sender.try_send(());
             }
-        };
-        let watcher = notify::recommended_watcher(handler).and_then(|mut watcher| {
-            let mut folders: Vec<&Path> = Vec::new();
-            for path in documents {
-                let folder = match path.parent() {
-                    _ if path.is_dir() => path.as_path(),
-                    Some(folder) if !folder.as_os_str().is_empty() => folder,
-                    _ => Path::new("."),
-                };
-                if !folders.contains(&folder) && folder.is_dir() {
-                    folders.push(folder);
-                    watcher.watch(folder, RecursiveMode::NonRecursive)?;
-                }
-            }
+        });
+        let watcher = watcher.and_then(|mut watcher| {
+            watch_folders(&mut watcher, documents)?;
             Ok(watcher)
         });
         let watcher = watcher.inspect_err(|error| {
@@ -831,6 +819,22 @@ impl Watch {
             std::future::pending::<()>().await;
         }
     }
+}
+
+fn watch_folders(watcher: &mut impl Watcher, documents: &[PathBuf]) -> notify::Result<()> {
+    let mut folders: Vec<&Path> = Vec::new();
+    for path in documents {
+        let folder = match path.parent() {
+            _ if path.is_dir() => path.as_path(),
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        if !folders.contains(&folder) && folder.is_dir() {
+            folders.push(folder);
+            watcher.watch(folder, RecursiveMode::NonRecursive)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
     let Some(mut fields) = spec.fields() else {
         return found;
     };
-    let names = fields.required("names").and_then(|names| names.items());
+    let names = fields.required_as("names", Reader::items);
     let mut seen = BTreeSet::new();
     for item in names.into_iter().flatten() {
         let before = item.problems.count();
@@ -87,25 +87,24 @@ fn read_entry(
     seen: &mut BTreeSet<Name>,
 ) -> (Option<Name>, Option<FleetName>) {
     let entry = fields.map.clone();
-    let external = fields.required("name").and_then(|name| read_name(&name));
-    let sources = ["alias", "group", "query"].map(|member| (member, fields.optional(member)));
-    let ttl = fields
-        .optional("ttl")
-        .and_then(|ttl| ttl.integer(1..=MAX_TTL));
-    let hold = fields
-        .optional("hold")
-        .map_or(Some(DEFAULT_HOLD), |hold| read_hold(&hold));
+    let external = fields.required_as("name", read_name);
+    let mut given = Vec::new();
+    for member in ["alias", "group", "query"] {
+        given.extend(fields.optional(member).map(|reader| (member, reader)));
+    }
+    let ttl = fields.optional_as("ttl", |ttl| ttl.integer(1..=MAX_TTL));
+    let hold = match fields.optional("hold") {
+        Some(hold) => read_hold(&hold),
+        None => Some(DEFAULT_HOLD),
+    };
     fields.finish();
-    let mut given = sources
-        .into_iter()
-        .filter_map(|(member, reader)| Some((member, reader?)));
-    let internal = match (given.next(), given.next()) {
-        (Some((member, reader)), None) => read_internal(member, &reader),
-        (first, _) => {
-            let reason = if first.is_some() {
-                "set more than one of"
-            } else {
+    let internal = match &given[..] {
+        [(member, reader)] => read_internal(member, reader),
+        others => {
+            let reason = if others.is_empty() {
                 "set none of"
+            } else {
+                "set more than one of"
             };
             entry.refuse(
                 format!("{reason} alias, group and query"),
@@ -121,14 +120,15 @@ fn read_entry(
             "keep one of the two entries",
         );
     }
-    let name = (|| {
-        Some(FleetName {
-            external: external.clone()?,
-            internal: internal?,
+    let name = match (&external, internal, hold) {
+        (Some(external), Some(internal), Some(hold)) => Some(FleetName {
+            external: external.clone(),
+            internal,
             ttl,
-            hold: hold?,
-        })
-    })();
+            hold,
+        }),
+        _ => None,
+    };
     (external, name)
 }
 
@@ -213,60 +213,55 @@ impl HealthHistory {
         hold: Duration,
         now: Instant,
     ) -> (BTreeSet<IpAddr>, Option<Instant>) {
-        let unhealthy = self.unhealthy.get(name).into_iter().flatten();
-        let ends = unhealthy.map(|(address, illness)| (*address, illness.since + hold));
-        let (over, pending): (Vec<_>, Vec<_>) = ends.partition(|(_, end)| *end <= now);
-        (
-            over.into_iter().map(|(address, _)| address).collect(),
-            pending.into_iter().map(|(_, end)| end).min(),
-        )
+        let mut over = BTreeSet::new();
+        let mut next = None;
+        for (address, illness) in self.unhealthy.get(name).into_iter().flatten() {
+            let end = illness.since + hold;
+            if end <= now {
+                over.insert(*address);
+            } else if next.is_none_or(|next| end < next) {
+                next = Some(end);
+            }
+        }
+        (over, next)
     }
 
     fn save(&self, now: Instant, wall: SystemTime) -> SavedHealth {
         let wall = milliseconds(wall);
-        let since = |illness: &Illness| {
-            let elapsed = now.saturating_duration_since(illness.since).as_millis();
-            wall.saturating_sub(u64::try_from(elapsed).unwrap_or(u64::MAX))
-        };
-        let names = self
-            .unhealthy
-            .iter()
-            .filter(|(_, unhealthy)| !unhealthy.is_empty())
-            .map(|(name, unhealthy)| {
-                (
-                    name.to_string(),
-                    unhealthy
-                        .iter()
-                        .map(|(address, illness)| (*address, since(illness)))
-                        .collect(),
-                )
-            });
-        SavedHealth(names.collect())
+        let mut names = BTreeMap::new();
+        for (name, unhealthy) in &self.unhealthy {
+            let mut addresses = BTreeMap::new();
+            for (address, illness) in unhealthy {
+                let elapsed = now.saturating_duration_since(illness.since).as_millis();
+                let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+                addresses.insert(*address, wall.saturating_sub(elapsed));
+            }
+            if !addresses.is_empty() {
+                names.insert(name.to_string(), addresses);
+            }
+        }
+        SavedHealth(names)
     }
 
     /// Restores a saved state. A time in the future is replaced by `now`.
     pub(crate) fn restore(saved: &SavedHealth, now: Instant, wall: SystemTime) -> Self {
         let wall = milliseconds(wall);
-        let since = |since: u64| {
-            now.checked_sub(Duration::from_millis(wall.saturating_sub(since)))
-                .unwrap_or(now)
-        };
-        let names = saved.0.iter().filter_map(|(name, unhealthy)| {
-            let unhealthy = unhealthy
-                .iter()
-                .map(|(address, begin)| {
-                    let illness = Illness {
-                        since: since(*begin),
-                        seen: now,
-                    };
-                    (*address, illness)
-                })
-                .collect();
-            Some((FleetDomain::from_text(name).ok()?, unhealthy))
-        });
-        Self {
-            unhealthy: names.collect(),
+        let mut restored = Self::default();
+        for (name, saved) in &saved.0 {
+            let Ok(name) = FleetDomain::from_text(name) else {
+                continue;
+            };
+            let unhealthy = restored.unhealthy.entry(name).or_default();
+            for (address, begin) in saved {
+                let elapsed = Duration::from_millis(wall.saturating_sub(*begin));
+                let illness = Illness {
+                    since: now.checked_sub(elapsed).unwrap_or(now),
+                    seen: now,
+                };
+                unhealthy.insert(*address, illness);
+            }
         }
+        restored
     }
 }
 
@@ -397,13 +392,13 @@ impl Fleet {
             .unhealthy
             .retain(|name, _| domains.contains(name));
         self.answers.retain(|name, _| names.contains(name));
-        let queries: Vec<_> = names
-            .iter()
-            .map(|(name, hold)| AddressQuery {
+        let mut queries = Vec::with_capacity(names.len());
+        for (name, hold) in names {
+            queries.push(AddressQuery {
                 name: name.to_string(),
                 withdrawn: self.history.withdrawn(name, *hold, now).0,
-            })
-            .collect();
+            });
+        }
         let answers = self.server.ask(&queries).await?;
         for ((name, hold), answer) in names.iter().zip(answers) {
             self.observe(name, *hold, answer, now);
@@ -447,23 +442,21 @@ impl Fleet {
         let found = answer
             .as_ref()
             .map_err(|reason| ResolveError::Unresolved(internal.clone(), *reason))?;
-        let record = |record_type, is_of_type: fn(&IpAddr) -> bool| {
-            let addresses = found.addresses.iter().filter(|address| is_of_type(address));
-            let targets = addresses
-                .filter_map(|address| Target::parse(record_type, &address.to_string()).ok());
-            Record {
-                ttl: *ttl,
-                ..Record::new(external.clone(), record_type, targets)
+        let mut sets = Vec::new();
+        for record_type in [RecordType::A, RecordType::AAAA] {
+            let mut record = Record::new(external.clone(), record_type, []);
+            record.ttl = *ttl;
+            for address in &found.addresses {
+                if address.is_ipv4() == (record_type == RecordType::A) {
+                    let target = Target::parse(record_type, &address.to_string());
+                    record.targets.extend(target.ok());
+                }
             }
-        };
-        let sets = [
-            record(RecordType::A, IpAddr::is_ipv4),
-            record(RecordType::AAAA, IpAddr::is_ipv6),
-        ];
-        Ok(sets
-            .into_iter()
-            .filter(|record| !record.targets.is_empty())
-            .collect())
+            if !record.targets.is_empty() {
+                sets.push(record);
+            }
+        }
+        Ok(sets)
     }
 }
 

@@ -66,22 +66,21 @@ pub(crate) async fn known_targets(
     server: &ServerClient,
     targets: KnownTargets,
 ) -> Result<KnownTargets, WriteError> {
-    let answers = server
-        .ask(
-            &targets
-                .iter()
-                .map(|target| AddressQuery {
-                    name: target.to_string(),
-                    withdrawn: BTreeSet::new(),
-                })
-                .collect::<Vec<_>>(),
-        )
-        .await?;
-    let known = targets
-        .into_iter()
-        .zip(answers)
-        .filter(|(_, answer)| *answer != Err(NoAddresses::Foreign));
-    Ok(known.map(|(target, _)| target).collect())
+    let mut queries = Vec::with_capacity(targets.len());
+    for target in &targets {
+        queries.push(AddressQuery {
+            name: target.to_string(),
+            withdrawn: BTreeSet::new(),
+        });
+    }
+    let answers = server.ask(&queries).await?;
+    let mut known = KnownTargets::new();
+    for (target, answer) in targets.into_iter().zip(answers) {
+        if answer != Err(NoAddresses::Foreign) {
+            known.insert(target);
+        }
+    }
+    Ok(known)
 }
 
 impl AliasWriter {
@@ -147,47 +146,46 @@ impl AliasWriter {
         endpoints: impl Iterator<Item = &'a Endpoint> + Clone,
     ) -> Result<KnownTargets, WriteError> {
         let records = self.load()?;
-        let of_message = endpoints
-            .clone()
-            .filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok());
-        let names: BTreeSet<Name> = of_message
-            .chain(records.into_values().map(|record| record.name))
-            .collect();
-        let targets = endpoints.filter(|endpoint| endpoint.record_type != "TXT");
-        let targets = targets
-            .flat_map(|endpoint| &endpoint.targets)
-            .filter(|target| {
-                target.parse::<IpAddr>().is_err()
-                    && !Name::parse(target).is_ok_and(|target| names.contains(&target))
-            });
-        Ok(targets
-            .filter_map(|target| FleetDomain::from_text(target).ok())
-            .collect())
+        let mut names = BTreeSet::new();
+        for endpoint in endpoints.clone() {
+            names.extend(Name::parse(&endpoint.dns_name).ok());
+        }
+        names.extend(records.into_values().map(|record| record.name));
+        let mut targets = KnownTargets::new();
+        for endpoint in endpoints {
+            if endpoint.record_type == "TXT" {
+                continue;
+            }
+            for target in &endpoint.targets {
+                let is_here = target.parse::<IpAddr>().is_ok()
+                    || Name::parse(target).is_ok_and(|target| names.contains(&target));
+                if !is_here {
+                    targets.extend(FleetDomain::from_text(target).ok());
+                }
+            }
+        }
+        Ok(targets)
     }
 
     /// Returns wanted endpoints in the form in which they will be listed, without names that cannot be aliases.
     pub(crate) fn adjust(&mut self, endpoints: &[Endpoint], known: &KnownTargets) -> Vec<Endpoint> {
-        let names: BTreeSet<Name> = endpoints
-            .iter()
-            .filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok())
-            .collect();
+        let mut names = BTreeSet::new();
+        for endpoint in endpoints {
+            names.extend(Name::parse(&endpoint.dns_name).ok());
+        }
         let mut adjusted = Vec::new();
         let mut refused = BTreeMap::new();
         for endpoint in endpoints {
-            let record = endpoint
-                .record()
-                .map_err(|error| error.to_string())
-                .and_then(|record| {
-                    let is_text = record.record_type == RecordType::TXT;
-                    let reason = if is_text {
-                        Err("an alias has no text".to_owned())
-                    } else {
-                        Ok(())
-                    };
-                    reason
-                        .and_then(|()| self.check_alias(&record, &names, known))
-                        .map(|()| record)
-                });
+            let record = match endpoint.record() {
+                Err(error) => Err(error.to_string()),
+                Ok(record) if record.record_type == RecordType::TXT => {
+                    Err("an alias has no text".to_owned())
+                }
+                Ok(record) => match self.check_alias(&record, &names, known) {
+                    Ok(()) => Ok(record),
+                    Err(reason) => Err(reason),
+                },
+            };
             match record {
                 Ok(record) => adjusted.push(Endpoint {
                     labels: endpoint.labels.clone(),
@@ -198,11 +196,10 @@ impl AliasWriter {
         }
         let names: BTreeSet<String> = refused.keys().cloned().collect();
         if names != self.refused {
-            for (name, reason) in refused
+            let news = refused
                 .iter()
-                .filter(|(name, _)| !self.refused.contains(*name))
-                .take(3)
-            {
+                .filter(|(name, _)| !self.refused.contains(*name));
+            for (name, reason) in news.take(3) {
                 tracing::warn!(
                     name,
                     reason,
@@ -228,21 +225,18 @@ impl AliasWriter {
             delete,
         } = changes;
         for record in read(delete)?.into_iter().chain(read(update_old)?) {
-            let found = records
-                .remove(&record.key())
-                .filter(|found| found.targets == record.targets);
-            found.ok_or(WriteError::Conflict(record.name))?;
+            match records.remove(&record.key()) {
+                Some(found) if found.targets == record.targets => {}
+                _ => return Err(WriteError::Conflict(record.name)),
+            }
         }
-        let added: Vec<Record> = read(create)?
-            .into_iter()
-            .chain(read(update_new)?)
-            .map(plain)
-            .collect();
-        let names: BTreeSet<Name> = records
-            .values()
-            .chain(&added)
-            .map(|record| record.name.clone())
-            .collect();
+        let mut added = read(create)?;
+        added.extend(read(update_new)?);
+        let added: Vec<Record> = added.into_iter().map(plain).collect();
+        let mut names = BTreeSet::new();
+        for record in records.values().chain(&added) {
+            names.insert(record.name.clone());
+        }
         for record in added {
             self.check_alias(&record, &names, known)
                 .map_err(|reason| WriteError::Unfit {
@@ -340,30 +334,26 @@ impl AliasWriter {
                     .to_owned(),
             );
         }
-        let is_known = |target: &Target| {
+        for target in targets {
             let target = target.as_str();
-            Name::parse(target).is_ok_and(|target| names.contains(&target))
-                || FleetDomain::from_text(target).is_ok_and(|target| known.contains(&target))
-        };
-        match (
-            record_type,
-            targets
-                .iter()
-                .find(|target| target.as_str().parse::<IpAddr>().is_err()),
-        ) {
-            (_, Some(target)) if !is_known(target) => Err(format!(
-                "its target {target} is not a name of the fleet; use an address"
-            )),
-            _ => Ok(()),
+            if target.parse::<IpAddr>().is_ok() {
+                continue;
+            }
+            let is_known = Name::parse(target).is_ok_and(|target| names.contains(&target))
+                || FleetDomain::from_text(target).is_ok_and(|target| known.contains(&target));
+            if !is_known {
+                return Err(format!(
+                    "its target {target} is not a name of the fleet; use an address"
+                ));
+            }
         }
+        Ok(())
     }
 
     /// Checks what concerns several records: CNAMEs beside others, and loops.
     fn check(&self, records: &Records) -> Result<(), WriteError> {
-        let served: Vec<&Record> = records
-            .values()
-            .filter(|record| record.record_type != RecordType::TXT)
-            .collect();
+        let mut served: Vec<&Record> = records.values().collect();
+        served.retain(|record| record.record_type != RecordType::TXT);
         for pair in served.windows(2) {
             let types = [pair[0].record_type, pair[1].record_type];
             if pair[0].name == pair[1].name && types.contains(&RecordType::CNAME) {
@@ -381,17 +371,12 @@ impl AliasWriter {
         let paths = glob(&self.alias_files).unwrap_or_default();
         for path in paths.into_iter().filter(|path| *path != self.alias_file) {
             // The server leaves an unreadable file out as well.
-            files.extend(
-                bounded::read(&path)
-                    .ok()
-                    .map(|bytes| (path.display().to_string(), bytes)),
-            );
+            if let Ok(bytes) = bounded::read(&path) {
+                files.push((path.display().to_string(), bytes));
+            }
         }
-        let (_, _, errors) = AliasFiles::parse_valid(
-            files
-                .iter()
-                .map(|(file, bytes)| (file.as_str(), bytes.as_slice())),
-        );
+        let files = files.iter().map(|(file, bytes)| (&**file, &**bytes));
+        let (_, _, errors) = AliasFiles::parse_valid(files);
         match errors.into_iter().find(|error| error.files.contains(&ours)) {
             Some(error) => Err(WriteError::Unfit {
                 name: "the alias file".to_owned(),
@@ -414,16 +399,15 @@ fn is_matched(pattern: &str, file: &Path) -> bool {
 }
 
 fn read(endpoints: &[Endpoint]) -> Result<Vec<Record>, WriteError> {
-    endpoints
-        .iter()
-        .map(|endpoint| {
-            let unfit = |reason| WriteError::Unfit {
-                name: endpoint.dns_name.clone(),
-                reason,
-            };
-            endpoint.record().map_err(|error| unfit(error.to_string()))
-        })
-        .collect()
+    let mut records = Vec::new();
+    for endpoint in endpoints {
+        let record = endpoint.record().map_err(|error| WriteError::Unfit {
+            name: endpoint.dns_name.clone(),
+            reason: error.to_string(),
+        })?;
+        records.push(record);
+    }
+    Ok(records)
 }
 
 fn plain(record: Record) -> Record {
@@ -459,15 +443,14 @@ fn alias_of(name: &Name) -> Option<String> {
 
 fn alias_text(records: &Records) -> Vec<u8> {
     let mut aliases: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for record in records
-        .values()
-        .filter(|record| record.record_type != RecordType::TXT)
-    {
+    for record in records.values() {
+        // Ownership is beside the aliases.
+        if record.record_type == RecordType::TXT {
+            continue;
+        }
         if let Some(alias) = alias_of(&record.name) {
-            aliases
-                .entry(alias)
-                .or_default()
-                .extend(record.targets.iter().map(Target::as_str));
+            let targets = aliases.entry(alias).or_default();
+            targets.extend(record.targets.iter().map(Target::as_str));
         }
     }
     let mut text = serde_json::to_vec_pretty(&aliases).unwrap_or_default();

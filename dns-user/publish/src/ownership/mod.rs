@@ -63,9 +63,55 @@ impl Registry {
                 used.insert(key, record.key());
             }
         }
+        let (mut earlier, ambiguous) = self.read_earlier(apex, &texts, &mut bare, &mut used);
+        let mut notes = Vec::new();
+        let mut earlier_sets = BTreeMap::new();
+        for record in &mut bare {
+            // A key is an allocation, and hardly any zone has such sets.
+            if ambiguous.is_empty() && earlier.is_empty() {
+                break;
+            }
+            let key = record.key();
+            if ambiguous.contains(&key) {
+                record.labels = Labels::default();
+                notes.push(note(
+                    record.name.clone(),
+                    record.record_type,
+                    Reason::Ambiguous,
+                ));
+            }
+            if let Some(keys) = earlier.remove(&key) {
+                earlier_sets.insert(key, (record.clone(), keys));
+            }
+        }
+        let orphans = orphans(texts, &used, &mut notes);
+        notes.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut listed = BTreeMap::new();
+        for record in records {
+            listed.insert(record.key(), record);
+        }
+        View {
+            apex: apex.clone(),
+            records: bare,
+            notes,
+            orphans,
+            listed,
+            earlier: earlier_sets,
+        }
+    }
+
+    /// Gives records without labels those of their earlier owner records. Returns the keys of these owner records by
+    /// record, and the records between which one is ambiguous.
+    fn read_earlier(
+        &self,
+        apex: &Name,
+        texts: &HashMap<Key, Texts>,
+        bare: &mut [Record],
+        used: &mut HashMap<Key, Key>,
+    ) -> (BTreeMap<Key, Vec<Key>>, BTreeSet<Key>) {
         let mut earlier: BTreeMap<Key, Vec<Key>> = BTreeMap::new();
         let mut ambiguous = BTreeSet::new();
-        for record in &mut bare {
+        for record in bare {
             for key in self.earlier_owner_keys(record, apex) {
                 let Some((_, labels)) = texts.get(&key).and_then(|texts| texts.first()) else {
                     continue;
@@ -86,58 +132,7 @@ impl Registry {
                 }
             }
         }
-        let mut notes = Vec::new();
-        let is_ambiguous =
-            |record: &Record| !ambiguous.is_empty() && ambiguous.contains(&record.key());
-        for record in bare.iter_mut().filter(|record| is_ambiguous(record)) {
-            record.labels = Labels::default();
-            notes.push(note(
-                record.name.clone(),
-                record.record_type,
-                Reason::Ambiguous,
-            ));
-        }
-        let earlier = match earlier.is_empty() {
-            true => BTreeMap::new(),
-            false => bare
-                .iter()
-                .filter_map(|record| {
-                    Some((
-                        record.key(),
-                        (record.clone(), earlier.remove(&record.key())?),
-                    ))
-                })
-                .collect(),
-        };
-        let mut orphans = Vec::new();
-        for (key, texts) in texts.into_iter().filter(|(key, _)| !used.contains_key(key)) {
-            for (target, labels) in texts {
-                let reason = Reason::Orphan {
-                    owner: labels.owner().to_owned(),
-                };
-                notes.push(note(key.name.clone(), RecordType::TXT, reason));
-                let record = Record::new(key.name.clone(), RecordType::TXT, [target]);
-                orphans.push(Record {
-                    labels,
-                    set_identifier: key.set_identifier.clone(),
-                    ..record
-                });
-            }
-        }
-        notes.sort_by(|a, b| a.name.cmp(&b.name));
-        orphans.sort_by(|a, b| (a.key(), a.labels.owner()).cmp(&(b.key(), b.labels.owner())));
-        let listed = records
-            .into_iter()
-            .map(|record| (record.key(), record))
-            .collect();
-        View {
-            apex: apex.clone(),
-            records: bare,
-            notes,
-            orphans,
-            listed,
-            earlier,
-        }
+        (earlier, ambiguous)
     }
 
     /// Returns the owner texts by TXT set, and the records without them.
@@ -192,27 +187,21 @@ impl Registry {
     /// Returns the keys of a record's owner record in earlier versions of external-dns: before 0.22,
     /// an alias of Route 53 had the one of a CNAME; before 0.12, the name contained no type.
     fn earlier_owner_keys(&self, record: &Record, apex: &Name) -> Vec<Key> {
-        let is_alias = record
-            .properties
-            .get("alias")
-            .is_some_and(|alias| alias == "true");
-        let of_alias = (is_alias && record.record_type == RecordType::A)
-            .then(|| {
-                self.mapper
-                    .owner_name(&record.name, RecordType::CNAME, apex)
-            })
-            .flatten();
+        let mut names = Vec::new();
+        let is_alias = record.properties.get("alias");
+        if is_alias.is_some_and(|alias| alias == "true") && record.record_type == RecordType::A {
+            let name = self
+                .mapper
+                .owner_name(&record.name, RecordType::CNAME, apex);
+            names.extend(name);
+        }
         // Those versions wrote neither AAAA nor TXT. A TXT beside the owner record of another name
         // must not be taken for its record.
-        let had_no_type = ![RecordType::AAAA, RecordType::TXT].contains(&record.record_type);
-        let without_type = had_no_type
-            .then(|| self.mapper.old_owner_name(&record.name))
-            .flatten();
-        of_alias
-            .into_iter()
-            .chain(without_type)
-            .map(|name| owner_key(record, name))
-            .collect()
+        if ![RecordType::AAAA, RecordType::TXT].contains(&record.record_type) {
+            names.extend(self.mapper.old_owner_name(&record.name));
+        }
+        let names = names.into_iter();
+        names.map(|name| owner_key(record, name)).collect()
     }
 }
 
@@ -222,6 +211,35 @@ fn owner_key(record: &Record, name: Name) -> Key {
         set_identifier: record.set_identifier.clone(),
         record_type: RecordType::TXT,
     }
+}
+
+/// Returns the owner texts that belong to no record, and notes them.
+fn orphans(
+    texts: HashMap<Key, Texts>,
+    used: &HashMap<Key, Key>,
+    notes: &mut Vec<Note>,
+) -> Vec<Record> {
+    let mut orphans = Vec::new();
+    for (key, texts) in texts {
+        if used.contains_key(&key) {
+            continue;
+        }
+        for (target, labels) in texts {
+            let owner = labels.owner().to_owned();
+            notes.push(note(
+                key.name.clone(),
+                RecordType::TXT,
+                Reason::Orphan { owner },
+            ));
+            orphans.push(Record {
+                labels,
+                set_identifier: key.set_identifier.clone(),
+                ..Record::new(key.name.clone(), RecordType::TXT, [target])
+            });
+        }
+    }
+    orphans.sort_by(|a, b| (a.key(), a.labels.owner()).cmp(&(b.key(), b.labels.owner())));
+    orphans
 }
 
 fn note(name: Name, record_type: RecordType, reason: Reason) -> Note {
@@ -276,38 +294,15 @@ pub(crate) fn remove_collisions(
     view: &View,
     transactions: &mut Vec<Transaction>,
 ) -> Vec<(Name, OwnershipError)> {
-    let created = |step: &Step, record_type: RecordType| match step {
-        Step::Create(record) if record.record_type == record_type => Some(record.name.clone()),
-        _ => None,
-    };
-    let texts: HashSet<Name> = transactions
-        .iter()
-        .flat_map(|transaction| &transaction.steps)
-        .filter_map(|step| created(step, RecordType::TXT))
-        .collect();
-    let deletes = |transaction: &Transaction, name: &Name, record_type: RecordType| {
-        let is_it = |record: &Record| record.name == *name && record.record_type == record_type;
-        transaction
-            .steps
-            .iter()
-            .any(|step| matches!(step, Step::Delete(record) if is_it(record)))
-    };
-    let collision = |transaction: &Transaction| {
-        transaction.steps.iter().find_map(|step| {
-            let alias = created(step, RecordType::CNAME).filter(|name| {
-                let stays =
-                    view.has(name, RecordType::TXT) && !deletes(transaction, name, RecordType::TXT);
-                stays || texts.contains(name)
-            });
-            let text = created(step, RecordType::TXT).filter(|name| {
-                view.has(name, RecordType::CNAME) && !deletes(transaction, name, RecordType::CNAME)
-            });
-            alias.or(text)
-        })
-    };
+    let mut texts = HashSet::new();
+    for transaction in transactions.iter() {
+        for step in &transaction.steps {
+            texts.extend(created(step, RecordType::TXT).cloned());
+        }
+    }
     let mut collisions = Vec::new();
     transactions.retain(|transaction| {
-        let Some(at) = collision(transaction) else {
+        let Some(at) = collision(view, &texts, transaction) else {
             return true;
         };
         let name = transaction.name.clone();
@@ -315,6 +310,46 @@ pub(crate) fn remove_collisions(
         false
     });
     collisions
+}
+
+/// Returns the name, if any, at which a transaction would put an owner record and a CNAME. `texts` are the names of
+/// all new TXT records.
+fn collision(view: &View, texts: &HashSet<Name>, transaction: &Transaction) -> Option<Name> {
+    for step in &transaction.steps {
+        if let Some(alias) = created(step, RecordType::CNAME) {
+            let stays =
+                view.has(alias, RecordType::TXT) && !deletes(transaction, alias, RecordType::TXT);
+            if stays || texts.contains(alias) {
+                return Some(alias.clone());
+            }
+        }
+        if let Some(text) = created(step, RecordType::TXT)
+            && view.has(text, RecordType::CNAME)
+            && !deletes(transaction, text, RecordType::CNAME)
+        {
+            return Some(text.clone());
+        }
+    }
+    None
+}
+
+fn created(step: &Step, record_type: RecordType) -> Option<&Name> {
+    match step {
+        Step::Create(record) if record.record_type == record_type => Some(&record.name),
+        _ => None,
+    }
+}
+
+fn deletes(transaction: &Transaction, name: &Name, record_type: RecordType) -> bool {
+    for step in &transaction.steps {
+        if let Step::Delete(record) = step
+            && record.name == *name
+            && record.record_type == record_type
+        {
+            return true;
+        }
+    }
+    false
 }
 
 /// Future state of the sets that a transaction changes.
@@ -356,28 +391,28 @@ impl PendingSets<'_> {
 
     /// Requires the records that an owner record may belong to as listed.
     fn require_claimants(&mut self, orphan: &Record) {
-        let of_old_form =
-            RecordType::DEFAULT_MANAGED.map(|record_type| (orphan.name.clone(), record_type));
-        let mut claimants = Vec::from(of_old_form);
+        let mut claimants = vec![(orphan.name.clone(), None)];
         if let Some((name, record_type)) = self.registry.mapper.record_of(&orphan.name)
             && let Ok(name) = Name::parse(&name)
         {
-            let types = record_type.map_or(RecordType::DEFAULT_MANAGED.into(), |found| vec![found]);
-            claimants.extend(
-                types
-                    .into_iter()
-                    .map(|record_type| (name.clone(), record_type)),
-            );
+            claimants.push((name, record_type));
         }
-        for (name, record_type) in claimants
-            .into_iter()
-            .filter(|(name, _)| name.is_within(&self.view.apex))
-        {
-            self.touch(Key {
-                name,
-                set_identifier: orphan.set_identifier.clone(),
-                record_type,
-            });
+        for (name, record_type) in claimants {
+            if !name.is_within(&self.view.apex) {
+                continue;
+            }
+            // A name in the old form tells no type.
+            let types = match record_type {
+                Some(record_type) => vec![record_type],
+                None => RecordType::DEFAULT_MANAGED.into(),
+            };
+            for record_type in types {
+                self.touch(Key {
+                    name: name.clone(),
+                    set_identifier: orphan.set_identifier.clone(),
+                    record_type,
+                });
+            }
         }
     }
 
@@ -404,11 +439,11 @@ impl PendingSets<'_> {
         if let Some(listed) = set {
             after.ttl = after.ttl.or(listed.ttl);
             if let Some(before) = before {
-                let kept = listed
-                    .targets
-                    .iter()
-                    .filter(|target| !before.targets.contains(target));
-                after.targets.extend(kept.cloned());
+                for target in &listed.targets {
+                    if !before.targets.contains(target) {
+                        after.targets.insert(target.clone());
+                    }
+                }
             }
         }
         *set = Some(after);
@@ -696,12 +731,7 @@ impl Mapper {
     /// octets. `None` if no name fits even directly below the apex.
     pub fn owner_name(&self, name: &Name, record_type: RecordType, apex: &Name) -> Option<Name> {
         let record_type = record_type.to_string();
-        let usable = |text: String| {
-            Name::parse(&text)
-                .ok()
-                .filter(|owner| owner.is_within(apex))
-        };
-        if let Some(owner) = usable(self.text_of(name.as_str(), &record_type)) {
+        if let Some(owner) = self.name_within(apex, name.as_str(), &record_type) {
             return Some(owner);
         }
         let hash = digest::digest(&digest::SHA256, name.as_str().as_bytes());
@@ -717,12 +747,17 @@ impl Mapper {
             } else {
                 format!("{label}.{parent}")
             };
-            if let Some(owner) = usable(self.text_of(&below, &record_type)) {
+            if let Some(owner) = self.name_within(apex, &below, &record_type) {
                 return Some(owner);
             }
             above = parent.parent();
         }
         None
+    }
+
+    fn name_within(&self, apex: &Name, name: &str, record_type: &str) -> Option<Name> {
+        let owner = Name::parse(&self.text_of(name, record_type)).ok()?;
+        owner.is_within(apex).then_some(owner)
     }
 
     /// Returns the name in the older form, which contains no type.
@@ -799,11 +834,10 @@ const HERITAGE: &str = "external-dns";
 pub fn parse_labels(text: &str) -> Option<Labels> {
     let mut labels = Labels::default();
     let mut is_ours = false;
-    for (key, value) in text
-        .trim_matches('"')
-        .split(',')
-        .filter_map(|token| token.split_once('='))
-    {
+    for token in text.trim_matches('"').split(',') {
+        let Some((key, value)) = token.split_once('=') else {
+            continue;
+        };
         if key == "heritage" {
             if value != HERITAGE {
                 return None;

@@ -304,6 +304,14 @@ fn not_made(server: &str, name: &Name, remedy: &str) -> ProviderError {
     )
 }
 
+/// Returns the error of a name's records, which the service cannot have.
+fn unfit(name: &Name, reason: impl Into<String>) -> ProviderError {
+    ProviderError::Unfit {
+        name: name.clone(),
+        reason: reason.into(),
+    }
+}
+
 fn bad_answer(server: &str, reason: impl ToString) -> ProviderError {
     ProviderError::BadAnswer {
         server: server.to_owned(),
@@ -349,19 +357,61 @@ async fn send_groups<Sender: GroupSender>(
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
     let mut items = Vec::with_capacity(transactions.len());
-    let unfit = transactions
-        .into_iter()
-        .map(|item| item.map(|item| items.push(item)).err());
-    let unfit: Vec<Option<ProviderError>> = unfit.collect();
-    let mut sent = send_all(sender, &items, on_conflict, progress)
-        .await
-        .into_iter();
-    let result = |unfit: Option<ProviderError>| match unfit {
-        Some(error) => TransactionResult::Failed(error),
-        // Every item has a result.
-        None => sent.next().unwrap_or(TransactionResult::Conflict),
-    };
-    unfit.into_iter().map(result).collect()
+    let mut unfit = Vec::with_capacity(transactions.len());
+    for transaction in transactions {
+        match transaction {
+            Ok(item) => {
+                items.push(item);
+                unfit.push(None);
+            }
+            Err(error) => unfit.push(Some(error)),
+        }
+    }
+    let sent = send_all(sender, &items, on_conflict, progress).await;
+    let mut sent = sent.into_iter();
+    let mut results = Vec::with_capacity(unfit.len());
+    for unfit in unfit {
+        results.push(match unfit {
+            Some(error) => TransactionResult::Failed(error),
+            // Every item has a result.
+            None => sent.next().unwrap_or(TransactionResult::Conflict),
+        });
+    }
+    results
+}
+
+/// Ranges of transactions that wait to be sent.
+#[derive(Default)]
+struct Waiting {
+    /// First transaction that was not sent yet.
+    next: usize,
+    /// Halves of refused groups, the first one last.
+    halves: Vec<Range<usize>>,
+}
+
+impl Waiting {
+    /// Takes at most `count` groups.
+    fn take<Sender: GroupSender>(
+        &mut self,
+        sender: &Sender,
+        transactions: &[Sender::Item],
+        count: usize,
+    ) -> Vec<Range<usize>> {
+        let mut groups = Vec::with_capacity(count);
+        while groups.len() < count {
+            let group = match self.halves.pop() {
+                Some(half) => half,
+                None if self.next < transactions.len() => {
+                    let rest = &transactions[self.next..];
+                    self.next..self.next + sender.fitting(rest).clamp(1, rest.len())
+                }
+                None => break,
+            };
+            self.next = self.next.max(group.end);
+            groups.push(group);
+        }
+        groups
+    }
 }
 
 async fn send_all<Sender: GroupSender>(
@@ -371,25 +421,14 @@ async fn send_all<Sender: GroupSender>(
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
     let mut results: Vec<Option<TransactionResult>> = vec![None; transactions.len()];
-    let mut next = 0;
     let mut window = 1;
     let mut refusals = 0;
-    // Halves of refused groups, the first one last.
-    let mut halves: Vec<Range<usize>> = Vec::new();
+    let mut waiting = Waiting::default();
     let mut failure = None;
-    while failure.is_none() && (next < transactions.len() || !halves.is_empty()) {
-        let mut groups = Vec::with_capacity(window);
-        while groups.len() < window {
-            let group = match halves.pop() {
-                Some(half) => half,
-                None if next < transactions.len() => {
-                    let rest = &transactions[next..];
-                    next..next + sender.fitting(rest).clamp(1, rest.len())
-                }
-                None => break,
-            };
-            next = next.max(group.end);
-            groups.push(group);
+    while failure.is_none() {
+        let groups = waiting.take(sender, transactions, window);
+        if groups.is_empty() {
+            break;
         }
         let contents: Vec<&[Sender::Item]> = groups
             .iter()
@@ -416,7 +455,8 @@ async fn send_all<Sender: GroupSender>(
                 failure = Some(result);
             } else if is_divided && group.len() > 1 {
                 let middle = group.start + group.len() / 2;
-                halves.extend([middle..group.end, group.start..middle]);
+                let parts = [middle..group.end, group.start..middle];
+                waiting.halves.extend(parts);
             } else {
                 progress(group.len());
                 results[group].fill(Some(result));

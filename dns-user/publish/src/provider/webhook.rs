@@ -82,15 +82,20 @@ impl WebhookSettings {
         Ok(Self {
             url,
             authorization,
-            domains: parameters
-                .list("domain-filter")
-                .into_iter()
-                .filter_map(|text: &str| Name::parse(text.trim_start_matches('.')).ok())
-                .collect(),
+            domains: parse_domains(parameters.list("domain-filter")),
             files: TlsFiles::from_parameters(parameters)?,
             timeout: parameters.duration("webhook-provider-timeout", Duration::from_secs(30))?,
         })
     }
+}
+
+/// Parses domains; a leading dot is permitted, and what is no domain is left out.
+fn parse_domains<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<Name> {
+    let mut domains = Vec::new();
+    for text in texts {
+        domains.extend(Name::parse(text.trim_start_matches('.')).ok());
+    }
+    domains
 }
 
 impl ProviderSettings for WebhookSettings {
@@ -215,11 +220,8 @@ impl Webhook {
         self.served = filter
             .filter()
             .map_err(|error| bad_answer(&self.settings.url, error))?;
-        let named = filter
-            .include
-            .iter()
-            .filter_map(|text| Name::parse(text.trim_start_matches('.')).ok());
-        let mut apexes: Vec<Name> = named.filter(|apex| !apex.is_root()).collect();
+        let mut apexes = parse_domains(filter.include.iter().map(String::as_str));
+        apexes.retain(|apex| !apex.is_root());
         if apexes.is_empty() {
             apexes.clone_from(&self.settings.domains);
         }
@@ -235,15 +237,16 @@ impl Webhook {
                 .iter_mut()
                 .filter(|zone| record.name.is_within(&zone.apex));
             let zone = own.max_by_key(|zone| zone.apex.labels().count());
-            let is_apex = |zone: &&mut Zone| zone.apex == record.name;
+            let is_apex = zone.as_ref().is_some_and(|zone| zone.apex == record.name);
             let is_servers = [RecordType::NS, RecordType::SOA].contains(&record.record_type);
-            match zone {
-                Some(zone) if is_servers && is_apex(&zone) => {}
-                Some(Zone {
-                    content: Ok(records),
-                    ..
-                }) => records.push(record),
-                _ => {}
+            // The peer's servers manage SOA and NS of the apex.
+            if is_apex && is_servers {
+                continue;
+            }
+            if let Some(zone) = zone
+                && let Ok(records) = &mut zone.content
+            {
+                records.push(record);
             }
         }
         if let Some(first) = zones.first_mut() {
@@ -274,22 +277,19 @@ impl Webhook {
     }
 
     async fn adjust_remotely(&mut self, desired: &[Record]) -> Result<(), ProviderError> {
-        let endpoints: Vec<Endpoint> = desired
-            .iter()
-            .filter(|record| !record.targets.is_empty())
-            .map(Endpoint::of)
-            .collect();
+        let mut endpoints = Vec::new();
+        let mut records = Vec::new();
+        let mut resources: BTreeMap<&Name, &Labels> = BTreeMap::new();
+        for record in desired {
+            resources.insert(&record.name, &record.labels);
+            if record.targets.is_empty() {
+                records.push(record.clone());
+            } else {
+                endpoints.push(Endpoint::of(record));
+            }
+        }
         let body = serde_json::to_vec(&endpoints).unwrap_or_default();
         let EndpointList(adjusted) = self.read("/adjustendpoints", Some(body)).await?;
-        let resources: BTreeMap<&Name, &Labels> = desired
-            .iter()
-            .map(|record| (&record.name, &record.labels))
-            .collect();
-        let mut records: Vec<Record> = desired
-            .iter()
-            .filter(|record| record.targets.is_empty())
-            .cloned()
-            .collect();
         let kept: BTreeSet<&str> = adjusted
             .iter()
             .map(|endpoint| endpoint.dns_name.as_str())
@@ -309,10 +309,8 @@ impl Webhook {
                 let server = format!("{}/adjustendpoints", self.settings.url);
                 bad_answer(&server, format!("{}: {reason}", endpoint.dns_name))
             })?;
-            let labels = resources
-                .get(&record.name)
-                .map(|labels| (*labels).clone())
-                .unwrap_or_default();
+            let labels = resources.get(&record.name).copied().cloned();
+            let labels = labels.unwrap_or_default();
             records.push(Record { labels, ..record });
         }
         self.adjusted = Some((desired.to_vec(), records));

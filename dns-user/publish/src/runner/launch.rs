@@ -36,15 +36,17 @@ pub struct LaunchOptions {
 impl LaunchOptions {
     /// Takes the settings from a configuration, and reads the key file that it names.
     pub fn of(config: &Config) -> Result<Self, ProviderError> {
-        let cipher = config.txt_encryption_key.as_deref().map(|path| {
-            let failed = |reason: String| settings(format!("{}: {reason}", path.display()));
-            let key = fs::read_to_string(path)
-                .map_err(|error| failed(format!("cannot be read: {error}")))?;
-            Cipher::new(key.trim()).map_err(|error| failed(error.to_string()))
-        });
+        let mut cipher = None;
+        if let Some(path) = &config.txt_encryption_key {
+            let key = fs::read_to_string(path).map_err(|error| {
+                settings(format!("{}: cannot be read: {error}", path.display()))
+            })?;
+            let made = Cipher::new(key.trim());
+            cipher = Some(made.map_err(|error| settings(format!("{}: {error}", path.display())))?);
+        }
         Ok(Self {
             managed: config.managed.clone(),
-            cipher: cipher.transpose()?,
+            cipher,
             provider_settings: config.provider_settings.clone(),
             deletions: config.store.with_file_name(super::DELETIONS_FILE),
         })
@@ -108,11 +110,12 @@ fn open(
         return Err(settings(obstacles.join("; ")));
     }
     let parameters = parameters(record, name, options, environment);
-    let text = |name: &str| parameters.text(name).unwrap_or_default();
     let mapper = Mapper::new(
-        text("txt-prefix"),
-        text("txt-suffix"),
-        text("txt-wildcard-replacement"),
+        parameters.text("txt-prefix").unwrap_or_default(),
+        parameters.text("txt-suffix").unwrap_or_default(),
+        parameters
+            .text("txt-wildcard-replacement")
+            .unwrap_or_default(),
     )
     .map_err(|error| settings(format!("txt-prefix or txt-suffix: {error}")))?;
     let registry = Registry {
@@ -269,19 +272,13 @@ pub(super) fn rules(
                 "regex-domain-filter or regex-domain-exclusion: {error}"
             ))
         })?;
-    let types = |name: &str| -> Result<BTreeSet<RecordType>, ProviderError> {
-        let types = parameters.list(name).into_iter().map(str::parse);
-        types
-            .collect::<Result<_, RecordError>>()
-            .map_err(|error| settings(format!("{name}: {error}")))
-    };
-    let mut managed = types("managed-record-types")?;
+    let mut managed = record_types(parameters, "managed-record-types")?;
     if managed.is_empty() {
         managed.clone_from(&options.managed);
     }
     let creates_pointers = parameters.flag("create-ptr")?;
     managed.extend(creates_pointers.then_some(RecordType::PTR));
-    for excluded in types("exclude-record-types")? {
+    for excluded in record_types(parameters, "exclude-record-types")? {
         managed.remove(&excluded);
     }
     let min_ttl = parameters.seconds("min-ttl", Duration::ZERO)?;
@@ -300,6 +297,18 @@ pub(super) fn rules(
         min_ttl: u32::try_from(min_ttl.as_secs()).unwrap_or(u32::MAX),
         creates_pointers,
     })
+}
+
+fn record_types(
+    parameters: &Parameters,
+    name: &str,
+) -> Result<BTreeSet<RecordType>, ProviderError> {
+    let mut types = BTreeSet::new();
+    for word in parameters.list(name) {
+        let parsed: Result<_, RecordError> = word.parse();
+        types.insert(parsed.map_err(|error| settings(format!("{name}: {error}")))?);
+    }
+    Ok(types)
 }
 
 #[cfg(test)]

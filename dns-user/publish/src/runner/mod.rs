@@ -88,15 +88,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         let state = sources.read().await;
         if !is_started {
             is_started = true;
-            tracing::info!(
-                documents = state.scan.documents.len(),
-                providers = state.publication.targets.len(),
-                control = %config.socket.display(),
-                "started"
-            );
-            for problem in options_problems(&config, &state.publication) {
-                tracing::warn!("{problem}");
-            }
+            log_start(&config, &state);
         }
         api_state
             .metrics
@@ -124,6 +116,18 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         if Instant::now() < state.next {
             tokio::time::sleep(DEBOUNCE).await;
         }
+    }
+}
+
+fn log_start(config: &Config, state: &SourceState) {
+    tracing::info!(
+        documents = state.scan.documents.len(),
+        providers = state.publication.targets.len(),
+        control = %config.socket.display(),
+        "started"
+    );
+    for problem in options_problems(config, &state.publication) {
+        tracing::warn!("{problem}");
     }
 }
 
@@ -387,14 +391,6 @@ impl Workers {
                 "provider no longer used: its DNS Update Record was removed; published records stay"
             );
         }
-        let time_limit = |target: &Target| {
-            let interval = target
-                .record
-                .parameters
-                .duration("interval")
-                .unwrap_or_default();
-            interval * 3 + Duration::from_secs(60)
-        };
         let expected = publication
             .targets
             .iter()
@@ -433,6 +429,12 @@ impl Workers {
         }
         Ok(())
     }
+}
+
+/// Returns the time after which a target without a finished round is late.
+fn time_limit(target: &Target) -> Duration {
+    let interval = target.record.parameters.duration("interval");
+    interval.unwrap_or_default() * 3 + Duration::from_secs(60)
 }
 
 /// Minimum pause between two rounds.
@@ -534,9 +536,10 @@ impl Shared {
     ) -> usize {
         let metrics = &self.api_state.metrics;
         let is_dry = target.record.parameters.is_set("dry-run");
-        let result = match is_dry {
-            false => engine.reconcile(&target.desired, confirmed, &|_| {}).await,
-            true => dry_round(name, engine, target).await,
+        let result = if is_dry {
+            dry_round(name, engine, target).await
+        } else {
+            engine.reconcile(&target.desired, confirmed, &|_| {}).await
         };
         self.options.save_deletions(name, &engine.deletions);
         let labels = &[name];
@@ -551,27 +554,16 @@ impl Shared {
             Ok(report) => {
                 let state = ProviderState::of_report(&report, &self.state(name));
                 self.count(name, &report, &state);
-                let problem = match report.is_complete() {
-                    true => {
-                        metrics
-                            .last_sync
-                            .with_label_values(labels)
-                            .set(seconds_now());
-                        Metrics::set_types(&metrics.verified_records, Some(name), &counts);
-                        None
-                    }
-                    false => {
-                        let of_names = state.names.iter().map(|(_, problem)| problem);
-                        Some(
-                            state
-                                .general
-                                .iter()
-                                .chain(of_names)
-                                .next()
-                                .cloned()
-                                .unwrap_or_default(),
-                        )
-                    }
+                let problem = if report.is_complete() {
+                    metrics
+                        .last_sync
+                        .with_label_values(labels)
+                        .set(seconds_now());
+                    Metrics::set_types(&metrics.verified_records, Some(name), &counts);
+                    None
+                } else {
+                    let first = state.all_problems().next();
+                    Some(first.cloned().unwrap_or_default())
                 };
                 self.report(name, state, problem);
                 report.applied()
@@ -588,36 +580,27 @@ impl Shared {
     fn count(&self, name: &str, report: &Report, state: &ProviderState) {
         let metrics = &self.api_state.metrics;
         let labels = &[name];
-        let sum =
-            |count: &dyn Fn(&ZoneReport) -> usize| gauge(report.zones.iter().map(count).sum());
+        let mut foreign = 0;
+        let mut awaiting = 0;
+        for zone in &report.zones {
+            for note in &zone.notes {
+                foreign += usize::from(matches!(note.reason, Reason::Foreign { .. }));
+            }
+            awaiting += zone.refusal.as_ref().map_or(0, Refusal::deletions);
+        }
         // An unavailable zone keeps its last counts.
         let records: usize = state.zones.values().map(|counts| counts.records).sum();
-        metrics
-            .registry_endpoints
-            .with_label_values(labels)
-            .set(gauge(records));
-        metrics
-            .registry_records
-            .with_label_values(labels)
-            .set(gauge(state.owned()));
+        for (family, value) in [
+            (&metrics.registry_endpoints, records),
+            (&metrics.registry_records, state.owned()),
+            (&metrics.skipped, foreign),
+            (&metrics.awaiting_confirmation, awaiting),
+        ] {
+            family.with_label_values(labels).set(gauge(value));
+        }
         if report.zones.iter().any(|zone| zone.failure.is_some()) {
             metrics.registry_errors.with_label_values(labels).inc();
         }
-        metrics
-            .skipped
-            .with_label_values(labels)
-            .set(sum(&|zone: &ZoneReport| {
-                zone.notes
-                    .iter()
-                    .filter(|note| matches!(note.reason, Reason::Foreign { .. }))
-                    .count()
-            }));
-        metrics
-            .awaiting_confirmation
-            .with_label_values(labels)
-            .set(sum(&|zone: &ZoneReport| {
-                zone.refusal.as_ref().map_or(0, Refusal::deletions)
-            }));
         if report.applied() == 0 && report.is_complete() {
             metrics.no_op_runs.with_label_values(labels).inc();
         } else if report.applied() > 0 {
@@ -632,11 +615,8 @@ impl Shared {
 
     /// Records the end of a round; without a `problem` it published everything.
     fn report(&self, name: &str, state: ProviderState, problem: Option<String>) {
-        let errors = self
-            .api_state
-            .metrics
-            .soft_errors
-            .with_label_values(&[name]);
+        let metrics = &self.api_state.metrics;
+        let errors = metrics.soft_errors.with_label_values(&[name]);
         match &problem {
             None => errors.set(0),
             Some(_) => errors.inc(),
@@ -644,16 +624,9 @@ impl Shared {
         let mut states = self.states.lock();
         if states.get(name) != Some(&state) {
             let before = states.remove(name).unwrap_or_default();
-            let known: BTreeSet<&String> = before
-                .general
-                .iter()
-                .chain(before.names.iter().map(|(_, problem)| problem))
-                .collect();
-            let names = state.names.iter().map(|(_, problem)| problem);
+            let known: BTreeSet<&String> = before.all_problems().collect();
             let new = state
-                .general
-                .iter()
-                .chain(names)
+                .all_problems()
                 .filter(|problem| !known.contains(problem));
             // One line for each of 10,000 names would bury the cause.
             for problem in shortened(new) {
@@ -679,19 +652,24 @@ async fn dry_round(
     for action in planned.zones.iter().flat_map(|zone| zone.plan.actions()) {
         tracing::info!(provider = name, "dry run: {action}");
     }
-    let zones = listing.iter().map(|zone| {
-        let plan = planned.zones.iter().find(|plan| plan.id == zone.id);
-        ZoneReport {
+    let mut zones = Vec::with_capacity(listing.len());
+    for zone in &listing {
+        let mut report = ZoneReport {
             id: zone.id.clone(),
-            failure: zone.content.as_ref().err().cloned(),
-            records: zone.content.as_ref().map_or(0, |view| view.records.len()),
-            owned: plan.map_or(0, |plan| plan.owned),
-            notes: plan.map_or_else(Vec::new, |plan| plan.plan.notes.clone()),
             ..ZoneReport::default()
+        };
+        match &zone.content {
+            Ok(view) => report.records = view.records.len(),
+            Err(error) => report.failure = Some(error.clone()),
         }
-    });
+        if let Some(plan) = planned.zones.iter().find(|plan| plan.id == zone.id) {
+            report.owned = plan.owned;
+            report.notes.clone_from(&plan.plan.notes);
+        }
+        zones.push(report);
+    }
     Ok(Report {
-        zones: zones.collect(),
+        zones,
         notes: planned.notes,
         rounds: 1,
     })

@@ -58,32 +58,22 @@ impl Intent {
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let problems = fields.map.problems;
         let before = problems.count();
-        let metadata = fields
-            .required("metadata")
-            .and_then(|metadata| Metadata::read(&mut metadata.fields()?));
+        let metadata = fields.required_as("metadata", Metadata::read_member);
         let mut spec = fields.required("spec")?.fields()?;
-        let app = spec.required("app").and_then(|app| read_identifier(&app));
-        let name = |reader: Option<Reader<'_>>| {
-            let reader = reader?;
-            let name = reader.accept(Name::parse(reader.filled_text()?), "use a domain name");
-            name.map(|name| name.to_string())
-        };
-        let external_name = name(spec.optional("externalName"));
-        let public_domain = name(spec.optional("publicDomain"));
-        let local_domain = name(spec.optional("localDomain"));
+        let app = spec.required_as("app", read_identifier);
+        let external_name = read_domain(spec.optional("externalName"));
+        let public_domain = read_domain(spec.optional("publicDomain"));
+        let local_domain = read_domain(spec.optional("localDomain"));
         if external_name.is_none() && (public_domain.is_some() || local_domain.is_some()) {
             spec.map
                 .problem("domain is set, but not externalName", "add externalName");
         }
-        let ttl = spec
-            .optional("ttl")
-            .and_then(|ttl| ttl.integer(1..=crate::endpoint::MAX_TTL));
-        let placements = spec.optional("placements").and_then(|list| list.items());
-        let placements = placements
-            .into_iter()
-            .flatten()
-            .filter_map(|item| Placement::read(&item))
-            .collect();
+        let ttl = spec.optional_as("ttl", |ttl| ttl.integer(1..=crate::endpoint::MAX_TTL));
+        let placements = spec.optional_as("placements", Reader::items);
+        let mut read = Vec::new();
+        for placement in placements.into_iter().flatten() {
+            read.extend(Placement::read(&placement));
+        }
         spec.finish();
         let intent = Self {
             metadata: metadata?,
@@ -92,7 +82,7 @@ impl Intent {
             public_domain,
             local_domain,
             ttl,
-            placements,
+            placements: read,
         };
         (problems.count() == before).then_some(intent)
     }
@@ -141,37 +131,24 @@ impl Intent {
         let Some(first) = &self.external_name else {
             return outcome;
         };
-        for Placement {
-            logical_cloud,
-            clusters,
-        } in &self.placements
-        {
+        for placement in &self.placements {
+            let owner = ListOwner::LogicalCloud {
+                project: project.to_owned(),
+                name: placement.logical_cloud.clone(),
+            };
             if self.public_domain.is_some() {
-                let owner = ListOwner::LogicalCloud {
-                    project: project.to_owned(),
-                    name: logical_cloud.clone(),
-                };
-                let addresses: BTreeSet<&str> = clusters
-                    .iter()
-                    .flat_map(|cluster| &cluster.public)
-                    .map(String::as_str)
-                    .collect();
                 for record in outcome.records_of(&owner, lists, &is_record) {
-                    wanted.entry((record, true)).or_default().extend(&addresses);
+                    let addresses = wanted.entry((record, true)).or_default();
+                    for cluster in &placement.clusters {
+                        addresses.extend(cluster.public.iter().map(String::as_str));
+                    }
                 }
             }
             if self.local_domain.is_some() {
-                for ClusterAddresses {
-                    cluster,
-                    public: _,
-                    local,
-                } in clusters
-                {
-                    for record in outcome.records_of(cluster, lists, &is_record) {
-                        wanted
-                            .entry((record, false))
-                            .or_default()
-                            .extend(local.iter().map(String::as_str));
+                for cluster in &placement.clusters {
+                    for record in outcome.records_of(&cluster.cluster, lists, &is_record) {
+                        let addresses = wanted.entry((record, false)).or_default();
+                        addresses.extend(cluster.local.iter().map(String::as_str));
                     }
                 }
             }
@@ -191,6 +168,12 @@ impl Intent {
         }
         outcome
     }
+}
+
+fn read_domain(reader: Option<Reader<'_>>) -> Option<String> {
+    let reader = reader?;
+    let name = reader.accept(Name::parse(reader.filled_text()?), "use a domain name")?;
+    Some(name.to_string())
 }
 
 impl IntentOutcome {
@@ -252,10 +235,8 @@ fn records(
 impl Placement {
     fn read(reader: &Reader<'_>) -> Option<Self> {
         let mut fields = reader.fields()?;
-        let logical_cloud = fields
-            .required("logicalCloud")
-            .and_then(|name| read_identifier(&name));
-        let clusters = fields.required("clusters").and_then(|list| list.items());
+        let logical_cloud = fields.required_as("logicalCloud", read_identifier);
+        let clusters = fields.required_as("clusters", Reader::items);
         let clusters = clusters
             .into_iter()
             .flatten()
@@ -293,22 +274,14 @@ impl Placement {
 impl ClusterAddresses {
     fn read(reader: &Reader<'_>) -> Option<Self> {
         let mut fields = reader.fields()?;
-        let cluster = fields
-            .required("cluster")
-            .and_then(|cluster| ListOwner::read_cluster(&cluster));
-        let mut addresses = |member| {
-            fields
-                .optional(member)
-                .map(|list| list.texts())
-                .unwrap_or_default()
-        };
-        let public = addresses("publicAddresses");
-        let local = addresses("localAddresses");
+        let cluster = fields.required_as("cluster", ListOwner::read_cluster);
+        let public = fields.optional("publicAddresses").map(|list| list.texts());
+        let local = fields.optional("localAddresses").map(|list| list.texts());
         fields.finish();
         Some(Self {
             cluster: cluster?,
-            public,
-            local,
+            public: public.unwrap_or_default(),
+            local: local.unwrap_or_default(),
         })
     }
 }
@@ -348,7 +321,7 @@ impl RecordList {
         let name = metadata
             .as_ref()
             .and_then(|metadata| metadata.fields()?.optional("name"));
-        let metadata = metadata.and_then(|metadata| Metadata::read(&mut metadata.fields()?));
+        let metadata = metadata.and_then(|metadata| Metadata::read_member(&metadata));
         if let (Some(reader), Some(metadata)) = (name, &metadata)
             && metadata.name != Self::NAME
         {
@@ -358,17 +331,13 @@ impl RecordList {
             );
         }
         let mut spec = fields.required("spec")?.fields()?;
-        let items = spec
-            .required("kv")
-            .and_then(|kv| kv.items())
-            .into_iter()
-            .flatten();
-        let members = items
-            .filter_map(|item| item.fields())
-            .flat_map(|mut fields| fields.others());
-        let pair =
-            |(key, value): (&str, Reader<'_>)| Some((key.to_owned(), read_identifier(&value)?));
-        let pairs = members.filter_map(pair).collect();
+        let items = spec.required_as("kv", Reader::items).into_iter().flatten();
+        let mut pairs = Vec::new();
+        for mut fields in items.filter_map(|item| item.fields()) {
+            for (key, value) in fields.others() {
+                pairs.extend(read_identifier(&value).map(|value| (key.to_owned(), value)));
+            }
+        }
         let list = Self {
             metadata: metadata?,
             pairs,

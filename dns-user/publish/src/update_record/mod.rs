@@ -50,19 +50,13 @@ impl UpdateRecord {
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let problems = fields.map.problems;
         let before = problems.count();
-        let metadata = fields
-            .required("metadata")
-            .and_then(|metadata| Metadata::read(&mut metadata.fields()?));
+        let metadata = fields.required_as("metadata", Metadata::read_member);
         let mut spec = fields.required("spec")?.fields()?;
-        let provider = spec
-            .required("provider")
-            .and_then(|provider| read_provider(&provider));
+        let provider = spec.required_as("provider", read_provider);
         let parameters = spec.optional("external-dns-parameters");
         let parameters =
             parameters.map(|parameters| DocumentParameters::read(&parameters, provider));
-        let selector = spec
-            .optional("selector")
-            .and_then(|selector| Selector::read(&selector));
+        let selector = spec.optional_as("selector", Selector::read);
         spec.finish();
         let record = Self {
             metadata: metadata?,
@@ -158,26 +152,17 @@ fn read_provider(reader: &Reader<'_>) -> Option<ProviderKind> {
 }
 
 impl Metadata {
+    /// Parses the member `metadata`, whose unknown members are ignored.
+    fn read_member(reader: &Reader<'_>) -> Option<Self> {
+        Self::read(&mut reader.fields()?)
+    }
+
     /// Parses `metadata`. Unknown members, such as Kubernetes adds, are left to the caller.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
-        let name = fields
-            .required("name")
-            .and_then(|name| read_identifier(&name));
-        let text = |field: Option<Reader<'_>>| field?.text().map(str::to_owned);
-        let description = text(fields.optional("description"));
-        let mut user_data = |lower: &'static str, camel: &'static str| {
-            let one = fields.optional(lower);
-            let other = fields.optional(camel);
-            if let (Some(_), Some(other)) = (&one, &other) {
-                other.problem(
-                    format!("{lower} is also set"),
-                    format!("keep one of {lower} and {camel}"),
-                );
-            }
-            text(one.or(other))
-        };
-        let user_data1 = user_data("userdata1", "userData1");
-        let user_data2 = user_data("userdata2", "userData2");
+        let name = fields.required_as("name", read_identifier);
+        let description = fields.optional_as("description", read_text);
+        let user_data1 = read_user_data(fields, "userdata1", "userData1");
+        let user_data2 = read_user_data(fields, "userdata2", "userData2");
         Some(Self {
             name: name?,
             description,
@@ -210,22 +195,43 @@ impl Metadata {
     }
 }
 
+fn read_text(reader: &Reader<'_>) -> Option<String> {
+    reader.text().map(str::to_owned)
+}
+
+/// Reads a member whose name has two spellings.
+fn read_user_data(
+    fields: &mut Fields<'_>,
+    lower: &'static str,
+    camel: &'static str,
+) -> Option<String> {
+    let one = fields.optional(lower);
+    let other = fields.optional(camel);
+    if let (Some(_), Some(other)) = (&one, &other) {
+        other.problem(
+            format!("{lower} is also set"),
+            format!("keep one of {lower} and {camel}"),
+        );
+    }
+    read_text(&one.or(other)?)
+}
+
 /// Parses a name that is valid in a URL and in a Kubernetes label.
 pub(crate) fn read_identifier(reader: &Reader<'_>) -> Option<String> {
     let text = reader.text()?;
     let remedy = "use up to 63 letters, digits, dashes, dots and underscores, with a letter or digit at both ends";
-    match is_identifier(text) {
-        true => Some(text.to_owned()),
-        false => reader.refuse(format!("{text:?} is not a valid name"), remedy),
+    if is_identifier(text) {
+        Some(text.to_owned())
+    } else {
+        reader.refuse(format!("{text:?} is not a valid name"), remedy)
     }
 }
 
 /// Returns whether a text is valid in a URL and in a Kubernetes label.
 pub(crate) fn is_identifier(text: &str) -> bool {
-    let ends = |edge: Option<char>| edge.is_some_and(|letter| letter.is_ascii_alphanumeric());
     text.len() <= 63
-        && ends(text.chars().next())
-        && ends(text.chars().next_back())
+        && text.starts_with(|letter: char| letter.is_ascii_alphanumeric())
+        && text.ends_with(|letter: char| letter.is_ascii_alphanumeric())
         && text
             .chars()
             .all(|letter| letter.is_ascii_alphanumeric() || "-._".contains(letter))

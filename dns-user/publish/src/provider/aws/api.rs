@@ -150,11 +150,10 @@ impl Api {
             .map_or("no reason given", |message| message.text.trim());
         let server = server.to_owned();
         if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
-            let messages: Vec<&str> = answer
-                .find("Messages")
-                .into_iter()
-                .flat_map(|list| list.children.iter().map(|message| message.text.as_str()))
-                .collect();
+            let mut messages = Vec::new();
+            if let Some(list) = answer.find("Messages") {
+                messages.extend(list.children.iter().map(|message| message.text.as_str()));
+            }
             let reason = if messages.is_empty() {
                 message.to_owned()
             } else {
@@ -169,15 +168,16 @@ impl Api {
                 wait: LONG_PAUSE,
             });
         }
-        Err(match status.is_server_error() {
-            true => ProviderError::Unreachable {
+        Err(if status.is_server_error() {
+            ProviderError::Unreachable {
                 server,
                 reason: format!("{status} {code}: {message}"),
-            },
-            false => ProviderError::Refused {
+            }
+        } else {
+            ProviderError::Refused {
                 server,
                 reason: format!("{code}: {message}"),
-            },
+            }
         })
     }
 }
@@ -191,6 +191,8 @@ const FORM: &str = "application/x-www-form-urlencoded";
 const METADATA_TOKEN_SECONDS: &str = "300";
 
 const PROFILE: &str = "/latest/meta-data/iam/security-credentials/";
+
+const METADATA_TOKEN: &str = "x-aws-ec2-metadata-token";
 
 /// Reads a profile of a shared credentials file: sections of `name = value`.
 fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderError> {
@@ -207,17 +209,19 @@ fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderErr
             values.insert(name.trim().to_owned(), value.trim().to_owned());
         }
     }
-    let mut value = |name: &str| values.remove(name).filter(|value| !value.is_empty());
-    match (value("aws_access_key_id"), value("aws_secret_access_key")) {
+    values.retain(|_, value| !value.is_empty());
+    let key_id = values.remove("aws_access_key_id");
+    let secret = values.remove("aws_secret_access_key");
+    match (key_id, secret) {
         (Some(key_id), Some(secret)) => Ok(Credentials {
             key_id,
             secret,
-            token: value("aws_session_token"),
+            token: values.remove("aws_session_token"),
         }),
-        _ => Err(unreadable(
-            file,
-            format!("the profile {profile:?} has no access key; set AWS_PROFILE"),
-        )),
+        _ => {
+            let problem = format!("the profile {profile:?} has no access key; set AWS_PROFILE");
+            Err(unreadable(file, problem))
+        }
     }
 }
 
@@ -273,54 +277,47 @@ impl Api {
 
     /// Fetches the credentials of the machine's instance profile (IMDSv2).
     async fn of_machine(&self) -> Result<(Credentials, SystemTime), ProviderError> {
-        let server = &self.settings.metadata_endpoint;
-        let missing = |reason: String| {
+        self.fetch_profile().await.map_err(|error| {
             settings(format!(
                 "Route 53 needs credentials: AWS_ACCESS_KEY_ID is not set, and this machine has no instance \
-                 profile ({server}: {reason})"
+                 profile ({}: {error})",
+                self.settings.metadata_endpoint
             ))
-        };
-        let ask = async |request: hyper::http::request::Builder| {
-            let request = request
-                .body(Full::new(Bytes::new()))
-                .map_err(|error| missing(error.to_string()))?;
-            let response = self
-                .http
-                .send(server, request)
-                .await
-                .map_err(|error| missing(error.to_string()))?;
-            match response.status() {
-                StatusCode::OK => Ok(String::from_utf8_lossy(response.body()).trim().to_owned()),
-                status => Err(missing(status.to_string())),
-            }
-        };
-        let token = Request::put(format!("{server}/latest/api/token"));
-        let token = ask(token.header(
+        })
+    }
+
+    async fn fetch_profile(&self) -> anyhow::Result<(Credentials, SystemTime)> {
+        let server = &self.settings.metadata_endpoint;
+        let token = Request::put(format!("{server}/latest/api/token")).header(
             "x-aws-ec2-metadata-token-ttl-seconds",
             METADATA_TOKEN_SECONDS,
-        ))
-        .await?;
-        let get = |path: String| Request::get(path).header("x-aws-ec2-metadata-token", &token);
-        let name = ask(get(format!("{server}{PROFILE}"))).await?;
-        let text = ask(get(format!("{server}{PROFILE}{name}"))).await?;
-        let profile: Profile =
-            serde_json::from_str(&text).map_err(|error| missing(error.to_string()))?;
-        let until = OffsetDateTime::parse(&profile.expiration, &Rfc3339)
-            .map_err(|error| missing(error.to_string()))?;
-        let Profile {
-            access_key_id: key_id,
-            secret_access_key: secret,
-            token,
-            expiration: _,
-        } = profile;
-        Ok((
-            Credentials {
-                key_id,
-                secret,
-                token: Some(token),
-            },
-            until.into(),
-        ))
+        );
+        let token = self.metadata(token).await?;
+        let name = Request::get(format!("{server}{PROFILE}"));
+        let name = self.metadata(name.header(METADATA_TOKEN, &token)).await?;
+        let profile = Request::get(format!("{server}{PROFILE}{name}"));
+        let profile = self
+            .metadata(profile.header(METADATA_TOKEN, &token))
+            .await?;
+        let profile: Profile = serde_json::from_str(&profile)?;
+        let until = OffsetDateTime::parse(&profile.expiration, &Rfc3339)?;
+        let credentials = Credentials {
+            key_id: profile.access_key_id,
+            secret: profile.secret_access_key,
+            token: Some(profile.token),
+        };
+        Ok((credentials, until.into()))
+    }
+
+    /// Sends a request to the machine's metadata service, and returns the text of its response.
+    async fn metadata(&self, request: hyper::http::request::Builder) -> anyhow::Result<String> {
+        let request = request.body(Full::new(Bytes::new()))?;
+        let server = &self.settings.metadata_endpoint;
+        let response = self.http.send(server, request).await?;
+        if response.status() != StatusCode::OK {
+            bail!("{}", response.status());
+        }
+        Ok(String::from_utf8_lossy(response.body()).trim().to_owned())
     }
 
     async fn assume(
@@ -369,15 +366,17 @@ impl Api {
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         let endpoint = &self.settings.token_endpoint;
         let answer = self.exchange(endpoint, request).await?;
-        let bad = || bad_answer(endpoint, "the token service returned no credentials");
-        let found = answer.find("Credentials").ok_or_else(bad)?;
+        let no_credentials = "the token service returned no credentials";
+        let Some(found) = answer.find("Credentials") else {
+            return Err(bad_answer(endpoint, no_credentials));
+        };
         let credentials = Credentials {
             key_id: found.text_of("AccessKeyId").to_owned(),
             secret: found.text_of("SecretAccessKey").to_owned(),
             token: Some(found.text_of("SessionToken").to_owned()),
         };
         if credentials.key_id.is_empty() || credentials.secret.is_empty() {
-            return Err(bad());
+            return Err(bad_answer(endpoint, no_credentials));
         }
         // `Expiration` matches the requested duration.
         Ok((credentials, SystemTime::now() + Duration::from_hours(1)))
@@ -549,7 +548,6 @@ impl Unsigned<'_> {
         endpoint: &str,
         credentials: &Credentials,
     ) -> Result<Request<Full<Bytes>>, ProviderError> {
-        let bad = |error: String| settings(format!("endpoint {endpoint}: {error}"));
         let host = endpoint
             .split_once("://")
             .map_or(endpoint, |(_, host)| host);
@@ -568,6 +566,8 @@ impl Unsigned<'_> {
             builder = builder.header(name, value);
         }
         let body = Full::new(Bytes::from(self.body.to_owned()));
-        builder.body(body).map_err(|error| bad(error.to_string()))
+        builder
+            .body(body)
+            .map_err(|error| settings(format!("endpoint {endpoint}: {error}")))
     }
 }

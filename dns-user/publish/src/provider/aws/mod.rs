@@ -29,7 +29,7 @@ use super::{
     Parameters, Progress, Provider, ProviderError, ProviderSettings, Results, Step, TlsFiles,
     Transaction, TransactionResult, Visibility, Zone, bad_answer,
     definition::shared_root,
-    send_groups, settings, webhook,
+    send_groups, settings, unfit, webhook,
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
 
@@ -89,13 +89,16 @@ const PARAMETERS: &[Parameter] = &[
 ];
 
 fn remarks(parameters: &Parameters) -> Vec<String> {
-    let is_true = |name| parameters.text(name) == Some("true");
-    if is_true("aws-evaluate-target-health") && is_true("no-aws-evaluate-target-health") {
-        let remark = "aws-evaluate-target-health and no-aws-evaluate-target-health are both true; the latter wins";
-        vec![remark.to_owned()]
-    } else {
-        Vec::new()
+    for name in [
+        "aws-evaluate-target-health",
+        "no-aws-evaluate-target-health",
+    ] {
+        if parameters.text(name) != Some("true") {
+            return Vec::new();
+        }
     }
+    let remark = "aws-evaluate-target-health and no-aws-evaluate-target-health are both true; the latter wins";
+    vec![remark.to_owned()]
 }
 
 /// Settings of one account.
@@ -158,60 +161,38 @@ impl AwsSettings {
         } else {
             "amazonaws.com"
         };
-        let visibility = match parameters.text("aws-zone-type") {
-            None => None,
-            Some("public") => Some(Visibility::Public),
-            Some("private") => Some(Visibility::Private),
-            Some(other) => {
-                return Err(settings(format!(
-                    "aws-zone-type is {other:?}; write public or private"
-                )));
-            }
-        };
         let domains = DomainFilter::new(
             parameters.list("domain-filter"),
             parameters.list("exclude-domains"),
         );
         let domains = domains.map_err(|error| settings(format!("domain-filter: {error}")))?;
-        let batch_size = parameters.number("aws-batch-change-size", 1_000)? as usize;
-        let endpoint = |name, default: &str| {
-            parameters
-                .text(name)
-                .unwrap_or(default)
-                .trim_end_matches('/')
-                .to_owned()
+        let web_identity = match parameters.path("aws-web-identity-token-file") {
+            Some(file) => Some((file, parameters.required("aws-role-arn")?.to_owned())),
+            None => None,
         };
+        let mut zone_ids = Vec::new();
+        for id in parameters.list("zone-id-filter") {
+            zone_ids.push(id.trim_start_matches("/hostedzone/").to_owned());
+        }
+        let batch_size = parameters.number("aws-batch-change-size", 1_000)? as usize;
+        let endpoint = format!("https://route53.{suffix}");
+        let token_endpoint = format!("https://sts.{region}.{token_suffix}");
         Ok(Self {
-            endpoint: endpoint("aws-endpoint", &format!("https://route53.{suffix}")),
-            token_endpoint: endpoint(
-                "aws-sts-endpoint",
-                &format!("https://sts.{region}.{token_suffix}"),
+            endpoint: url(parameters, "aws-endpoint", &endpoint),
+            token_endpoint: url(parameters, "aws-sts-endpoint", &token_endpoint),
+            metadata_endpoint: url(
+                parameters,
+                "aws-metadata-endpoint",
+                "http://169.254.169.254",
             ),
-            metadata_endpoint: endpoint("aws-metadata-endpoint", "http://169.254.169.254"),
             region: region.to_owned(),
             credentials: credentials(parameters)?,
-            web_identity: parameters
-                .path("aws-web-identity-token-file")
-                .map(|file| {
-                    Ok::<_, ProviderError>((file, parameters.required("aws-role-arn")?.to_owned()))
-                })
-                .transpose()?,
+            web_identity,
             shared_file: shared_file(parameters),
             role: parameters.text("aws-assume-role").map(str::to_owned),
-            visibility,
-            tags: parameters
-                .list("aws-zone-tags")
-                .into_iter()
-                .map(|tag| match tag.split_once('=') {
-                    Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
-                    None => (tag.to_owned(), None),
-                })
-                .collect(),
-            zone_ids: parameters
-                .list("zone-id-filter")
-                .into_iter()
-                .map(|id| id.trim_start_matches("/hostedzone/").to_owned())
-                .collect(),
+            visibility: visibility(parameters)?,
+            tags: tags(parameters),
+            zone_ids,
             domains,
             batch_size: batch_size.clamp(1, MAX_CHANGES),
             batch_interval: parameters
@@ -222,6 +203,34 @@ impl AwsSettings {
             timeout: Duration::from_secs(30),
         })
     }
+}
+
+/// Returns a URL without its final slashes.
+fn url(parameters: &Parameters, name: &'static str, default: &str) -> String {
+    let url = parameters.text(name).unwrap_or(default);
+    url.trim_end_matches('/').to_owned()
+}
+
+fn visibility(parameters: &Parameters) -> Result<Option<Visibility>, ProviderError> {
+    match parameters.text("aws-zone-type") {
+        None => Ok(None),
+        Some("public") => Ok(Some(Visibility::Public)),
+        Some("private") => Ok(Some(Visibility::Private)),
+        Some(other) => Err(settings(format!(
+            "aws-zone-type is {other:?}; write public or private"
+        ))),
+    }
+}
+
+fn tags(parameters: &Parameters) -> Vec<(String, Option<String>)> {
+    let mut tags = Vec::new();
+    for tag in parameters.list("aws-zone-tags") {
+        tags.push(match tag.split_once('=') {
+            Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
+            None => (tag.to_owned(), None),
+        });
+    }
+    tags
 }
 
 fn credentials(parameters: &Parameters) -> Result<Option<Credentials>, ProviderError> {
@@ -245,9 +254,10 @@ fn credentials(parameters: &Parameters) -> Result<Option<Credentials>, ProviderE
 fn balancers(parameters: &Parameters) -> Result<BalancerRecords, ProviderError> {
     let evaluate_health = parameters.text("aws-evaluate-target-health") != Some("false")
         && !parameters.flag("no-aws-evaluate-target-health")?;
-    Ok(match parameters.flag("aws-prefer-cname")? {
-        true => BalancerRecords::Cname,
-        false => BalancerRecords::Alias { evaluate_health },
+    Ok(if parameters.flag("aws-prefer-cname")? {
+        BalancerRecords::Cname
+    } else {
+        BalancerRecords::Alias { evaluate_health }
     })
 }
 
@@ -371,19 +381,15 @@ impl Aws {
                     .list("Tags")
                     .map(|tag| (tag.text_of("Key"), tag.text_of("Value")))
                     .collect();
-                if self.api.settings.tags.iter().all(|(key, value)| {
-                    tags.iter().any(|tag| {
-                        tag.0 == key && value.as_deref().is_none_or(|value| tag.1 == value)
-                    })
-                }) {
+                let mut wanted = self.api.settings.tags.iter();
+                if wanted.all(|(key, value)| has_tag(&tags, key, value.as_deref())) {
                     kept.push(tagged.text_of("ResourceId").to_owned());
                 }
             }
         }
-        Ok(hosted
-            .into_iter()
-            .filter(|zone| kept.contains(&zone.id))
-            .collect())
+        let mut hosted = hosted;
+        hosted.retain(|zone| kept.contains(&zone.id));
+        Ok(hosted)
     }
 
     /// Lists a zone page by page, without its SOA and its own NS records.
@@ -393,20 +399,19 @@ impl Aws {
         let path = format!("hostedzone/{id}/rrset");
         let mut next: Vec<(&str, String)> = Vec::new();
         loop {
-            let mut query: Vec<(&str, &str)> = next
-                .iter()
-                .map(|(name, value)| (*name, value.as_str()))
-                .collect();
+            let mut query = Vec::with_capacity(next.len() + 1);
+            for (name, value) in &next {
+                query.push((*name, value.as_str()));
+            }
             query.push(("maxitems", PAGE));
             let page = self.api.get(&path, &query).await?;
             for set in page.list("ResourceRecordSets") {
-                let is_servers =
-                    |record: &Record| record.record_type == RecordType::NS && record.name == *apex;
                 if set.text_of("Type") == "SOA" {
                     continue;
                 }
                 match sets::read(set) {
-                    Ok(record) if is_servers(&record) => {}
+                    // Route 53's own servers, which it manages itself.
+                    Ok(record) if record.record_type == RecordType::NS && record.name == *apex => {}
                     Ok(record) => {
                         listed.insert(record.key(), set.clone());
                         records.push(record);
@@ -421,15 +426,17 @@ impl Aws {
             if page.text_of("IsTruncated") != "true" {
                 break;
             }
-            next = [
+            next.clear();
+            for (parameter, element) in [
                 ("name", "NextRecordName"),
                 ("type", "NextRecordType"),
                 ("identifier", "NextRecordIdentifier"),
-            ]
-            .into_iter()
-            .map(|(parameter, element)| (parameter, page.text_of(element).to_owned()))
-            .filter(|(_, value)| !value.is_empty())
-            .collect();
+            ] {
+                let value = page.text_of(element);
+                if !value.is_empty() {
+                    next.push((parameter, value.to_owned()));
+                }
+            }
         }
         self.listed.insert(id.to_owned(), listed);
         Ok(records)
@@ -437,33 +444,49 @@ impl Aws {
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
         let listed = self.listed.remove(&batch.zone).unwrap_or_default();
-        let convert = |transaction: &Transaction| {
-            for step in &transaction.steps {
-                if let Step::Create(record) | Step::Replace { after: record, .. } = step
-                    && let Some(reason) = sets::unfit(record)
-                {
-                    let name = transaction.name.clone();
-                    return Err(ProviderError::Unfit { name, reason });
-                }
-            }
-            let changes = SetChanges::new(transaction, |record| listed.get(&record.key()).cloned());
-            if changes.size.fits(self.api.settings.batch_size) {
-                return Ok(changes);
-            }
-            let reason = "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
-                          use fewer targets";
-            Err(ProviderError::Unfit {
-                name: transaction.name.clone(),
-                reason: reason.to_owned(),
-            })
-        };
-        let changes = batch.transactions.iter().map(convert).collect();
+        let max_changes = self.api.settings.batch_size;
+        let mut changes = Vec::with_capacity(batch.transactions.len());
+        for transaction in &batch.transactions {
+            changes.push(convert(transaction, &listed, max_changes));
+        }
         let mut sender = BatchSender {
             aws: self,
             zone: &batch.zone,
         };
         send_groups(&mut sender, changes, batch.on_conflict, progress).await
     }
+}
+
+/// Returns whether a zone has a tag; without a value any one is right.
+fn has_tag(tags: &[(&str, &str)], key: &str, value: Option<&str>) -> bool {
+    for (own_key, own_value) in tags {
+        if *own_key == key && value.is_none_or(|value| *own_value == value) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Converts a transaction; `listed` are the sets as Route 53 listed them.
+fn convert(
+    transaction: &Transaction,
+    listed: &BTreeMap<Key, Element>,
+    max_changes: usize,
+) -> Result<SetChanges, ProviderError> {
+    for step in &transaction.steps {
+        if let Step::Create(record) | Step::Replace { after: record, .. } = step
+            && let Some(reason) = sets::unfit(record)
+        {
+            return Err(unfit(&transaction.name, reason));
+        }
+    }
+    let changes = SetChanges::new(transaction, |record| listed.get(&record.key()).cloned());
+    if changes.size.fits(max_changes) {
+        return Ok(changes);
+    }
+    let reason = "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
+                  use fewer targets";
+    Err(unfit(&transaction.name, reason))
 }
 
 impl Provider for Aws {

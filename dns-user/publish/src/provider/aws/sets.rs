@@ -112,7 +112,6 @@ pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
 }
 
 pub(super) fn write(record: &Record) -> Element {
-    let property = |name: &str| record.properties.get(name).map(String::as_str);
     let mut children = vec![
         Element::text("Name", &format!("{}.", record.name)),
         Element::text("Type", &record.record_type.to_string()),
@@ -121,53 +120,50 @@ pub(super) fn write(record: &Record) -> Element {
         children.push(Element::text("SetIdentifier", &record.set_identifier));
     }
     let [routing @ .., (health_check, health_check_element)] = &ROUTING;
-    let location: Vec<Element> = GEOLOCATION
-        .iter()
-        .filter_map(|(name, element)| Some(Element::text(element, property(name)?)))
-        .collect();
-    let mut location = Some(location).filter(|location| !location.is_empty());
+    let mut location = Vec::new();
+    for (name, element) in GEOLOCATION {
+        if let Some(value) = record.properties.get(name) {
+            location.push(Element::text(element, value));
+        }
+    }
     for (name, element) in routing {
         // In the schema, GeoLocation precedes Failover.
-        if *element == "Failover"
-            && let Some(location) = location.take()
-        {
-            children.push(Element::of("GeoLocation", location));
+        if *element == "Failover" && !location.is_empty() {
+            children.push(Element::of("GeoLocation", std::mem::take(&mut location)));
         }
-        children.extend(property(name).map(|value| Element::text(element, value)));
+        children.extend(property_element(record, name, element));
     }
     if is_alias(record) {
         let target = record.targets.first().map_or("", Target::as_str);
+        let zone = record.properties.get(TARGET_ZONE);
+        let health = record.properties.get(TARGET_HEALTH);
         children.push(Element::of(
             "AliasTarget",
             [
-                Element::text("HostedZoneId", property(TARGET_ZONE).unwrap_or("")),
+                Element::text("HostedZoneId", zone.map_or("", String::as_str)),
                 Element::text("DNSName", target),
                 Element::text(
                     "EvaluateTargetHealth",
-                    property(TARGET_HEALTH).unwrap_or("true"),
+                    health.map_or("true", String::as_str),
                 ),
             ],
         ));
     } else {
-        children.push(Element::text(
-            "TTL",
-            &record.ttl.unwrap_or(DEFAULT_TTL).to_string(),
-        ));
-        children.push(Element::of(
-            "ResourceRecords",
-            record.targets.iter().map(|target: &Target| {
-                Element::of(
-                    "ResourceRecord",
-                    [Element::text(
-                        "Value",
-                        &value_text(record.record_type, target),
-                    )],
-                )
-            }),
-        ));
+        let ttl = record.ttl.unwrap_or(DEFAULT_TTL);
+        children.push(Element::text("TTL", &ttl.to_string()));
+        let mut values = Vec::with_capacity(record.targets.len());
+        for target in &record.targets {
+            let value = Element::text("Value", &value_text(record.record_type, target));
+            values.push(Element::of("ResourceRecord", [value]));
+        }
+        children.push(Element::of("ResourceRecords", values));
     }
-    children.extend(property(health_check).map(|value| Element::text(health_check_element, value)));
+    children.extend(property_element(record, health_check, health_check_element));
     Element::of("ResourceRecordSet", children)
+}
+
+fn property_element(record: &Record, name: &str, element: &str) -> Option<Element> {
+    Some(Element::text(element, record.properties.get(name)?))
 }
 
 /// Formats a value for Route 53: TXT in quoted strings of at most 255 octets.
@@ -176,22 +172,23 @@ fn value_text(record_type: RecordType, target: &Target) -> String {
         return target.as_str().to_owned();
     }
     let octets = target.text_octets();
-    let quoted = |string: &[u8]| {
-        let text: String = string
-            .iter()
-            .map(|octet| match octet {
-                b'"' | b'\\' => format!("\\{}", char::from(*octet)),
-                b' '..=b'~' => char::from(*octet).to_string(),
-                // Route 53 uses octal escapes.
-                _ => format!("\\{octet:03o}"),
-            })
-            .collect();
-        format!("\"{text}\"")
-    };
     if octets.is_empty() {
         return "\"\"".to_owned();
     }
-    octets.chunks(255).map(quoted).collect::<Vec<_>>().join(" ")
+    let mut strings = Vec::new();
+    for string in octets.chunks(255) {
+        let mut text = String::with_capacity(string.len());
+        for octet in string {
+            match octet {
+                b'"' | b'\\' => text.extend(['\\', char::from(*octet)]),
+                b' '..=b'~' => text.push(char::from(*octet)),
+                // Route 53 uses octal escapes.
+                _ => text.push_str(&format!("\\{octet:03o}")),
+            }
+        }
+        strings.push(format!("\"{text}\""));
+    }
+    strings.join(" ")
 }
 
 /// Converts Route 53's octal escapes, such as `\052` for `*`, to decimal ones. Other escapes are kept.
@@ -324,15 +321,15 @@ const ZONES: &[(&str, &str)] = &[
 ];
 
 fn hosted_zone(target: &str) -> Option<&'static str> {
-    let is_below = |suffix: &str| {
-        target
+    for (suffix, zone) in ZONES {
+        if target
             .strip_suffix(suffix)
             .is_some_and(|before| before.ends_with('.'))
-    };
-    ZONES
-        .iter()
-        .find(|(suffix, _)| is_below(suffix))
-        .map(|(_, zone)| *zone)
+        {
+            return Some(zone);
+        }
+    }
+    None
 }
 
 pub(super) const MAX_CHANGES: usize = 1_000;
@@ -405,23 +402,24 @@ impl SetChanges {
         transaction: &Transaction,
         listed: impl Fn(&Record) -> Option<Element>,
     ) -> Self {
-        let old = |record: &Record| listed(record).unwrap_or_else(|| write(record));
         let mut changes = Vec::new();
         for step in &transaction.steps {
-            match step {
-                Step::Create(record) => changes.push((CREATE, write(record))),
-                Step::Delete(record) => changes.push((DELETE, old(record))),
-                Step::Replace { before, after } => {
-                    changes.push((DELETE, old(before)));
-                    changes.push((CREATE, write(after)));
-                }
-                Step::Require(record) => {
-                    changes.push((DELETE, old(record)));
-                    changes.push((CREATE, old(record)));
-                }
+            let (before, after) = match step {
+                Step::Create(record) => (None, Some(write(record))),
+                Step::Delete(record) => (Some(record), None),
+                Step::Replace { before, after } => (Some(before), Some(write(after))),
+                Step::Require(record) => (
+                    Some(record),
+                    Some(listed(record).unwrap_or_else(|| write(record))),
+                ),
                 // Route 53 itself refuses a CNAME beside other sets.
-                Step::RequireAbsent(..) => {}
+                Step::RequireAbsent(..) => (None, None),
+            };
+            if let Some(before) = before {
+                let old = listed(before).unwrap_or_else(|| write(before));
+                changes.push((DELETE, old));
             }
+            changes.extend(after.map(|after| (CREATE, after)));
         }
         let mut size = Size::default();
         for (_, set) in &changes {

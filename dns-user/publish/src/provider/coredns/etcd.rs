@@ -153,23 +153,13 @@ impl Etcd {
                 body["revision"] = revision.to_string().into();
             }
             let response: RangeResponse = self.call("/v3/kv/range", &body).await?;
-            let bad = |reason: &str| bad_answer(&self.server(), reason);
-            let number = |text: &str| {
-                text.parse::<i64>()
-                    .map_err(|_| bad("a revision is not a number"))
-            };
-            revision.get_or_insert(number(&response.header.revision)?);
+            let server = self.server();
+            revision.get_or_insert(number(&server, &response.header.revision)?);
             for pair in response.kvs {
-                let decode = |text: &str| {
-                    STANDARD
-                        .decode(text)
-                        .map_err(|_| bad("a key or value is not base64"))
-                };
-                let mod_revision = number(&pair.mod_revision)?;
                 pairs.push(Pair {
-                    key: decode(&pair.key)?,
-                    value: decode(&pair.value)?,
-                    mod_revision,
+                    key: decode(&server, &pair.key)?,
+                    value: decode(&server, &pair.value)?,
+                    mod_revision: number(&server, &pair.mod_revision)?,
                 });
             }
             match pairs.last() {
@@ -219,10 +209,10 @@ impl Etcd {
         let body = json!({"name": name, "password": password});
         let response: Value = self.try_members("/v3/auth/authenticate", &body).await?;
         self.token = response["token"].as_str().map(str::to_owned);
-        self.token
-            .as_ref()
-            .map(drop)
-            .ok_or_else(|| bad_answer(&self.server(), "it has no token"))
+        match self.token {
+            Some(_) => Ok(()),
+            None => Err(bad_answer(&self.server(), "it has no token")),
+        }
     }
 
     /// Calls the first reachable member, which then comes first in the order.
@@ -297,6 +287,17 @@ impl Etcd {
     }
 }
 
+fn number(server: &str, text: &str) -> Result<i64, ProviderError> {
+    text.parse()
+        .map_err(|_| bad_answer(server, "a revision is not a number"))
+}
+
+fn decode(server: &str, text: &str) -> Result<Vec<u8>, ProviderError> {
+    STANDARD
+        .decode(text)
+        .map_err(|_| bad_answer(server, "a key or value is not base64"))
+}
+
 /// Value of a key. Empty members are omitted; unknown ones are kept.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Service {
@@ -360,30 +361,30 @@ impl Service {
         if !self.host.is_empty() {
             let record_type = host_type(&self.host, name);
             // CoreDNS cannot answer an invalid host name either.
-            records.extend(
-                Target::parse(record_type, &self.host)
-                    .ok()
-                    .map(|target| (record_type, target)),
-            );
+            if let Ok(target) = Target::parse(record_type, &self.host) {
+                records.push((record_type, target));
+            }
         }
-        if !self.text.is_empty() {
-            let target = Target::parse(RecordType::TXT, &self.text);
-            records.extend(target.ok().map(|target| (RecordType::TXT, target)));
+        if !self.text.is_empty()
+            && let Ok(target) = Target::parse(RecordType::TXT, &self.text)
+        {
+            records.push((RecordType::TXT, target));
         }
         records
     }
 
     /// Returns whether this value has the target of `wanted`.
     pub(super) fn has_target_of(&self, wanted: &Self, record_type: RecordType) -> bool {
-        let value = |service: &Self| {
-            let text = if record_type == RecordType::TXT {
-                &service.text
-            } else {
-                &service.host
-            };
-            Target::parse(record_type, text).ok()
+        self.target(record_type) == wanted.target(record_type)
+    }
+
+    fn target(&self, record_type: RecordType) -> Option<Target> {
+        let text = if record_type == RecordType::TXT {
+            &self.text
+        } else {
+            &self.host
         };
-        value(self) == value(wanted)
+        Target::parse(record_type, text).ok()
     }
 
     pub(super) fn without(mut self, record_type: RecordType) -> Self {

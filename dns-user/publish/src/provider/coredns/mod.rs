@@ -14,11 +14,11 @@ use std::{
 use dns_kit::foreign::{printable, redacted_text};
 use futures_util::future::BoxFuture;
 
-use self::etcd::{Etcd, EtcdKey, Service, Txn, key_of, name_of};
+use self::etcd::{Etcd, EtcdKey, Pair, Service, Txn, key_of, name_of};
 use super::{
     Batch, Definition, GroupSender, Parameter, ParameterKind::Text, Parameters, Progress, Provider,
     ProviderError, ProviderSettings, Results, Step, TlsFiles, Transaction, TransactionResult, Zone,
-    definition::shared_root, send_groups, settings,
+    definition::shared_root, send_groups, settings, unfit,
 };
 use crate::record::{Key, Name, Record, RecordType};
 
@@ -144,6 +144,31 @@ struct Listed {
     services: HashMap<EtcdKey, (i64, Service)>,
 }
 
+impl Listed {
+    fn add(
+        &mut self,
+        name: &Name,
+        pair: Pair,
+        service: Service,
+        records: &mut BTreeMap<Key, Record>,
+    ) {
+        for (record_type, target) in service.records(name) {
+            let mut record = Record {
+                ttl: service.ttl,
+                ..Record::new(name.clone(), record_type, [])
+            };
+            if let Some(group) = &service.group {
+                record.properties.insert(GROUP.to_owned(), group.clone());
+            }
+            let key = record.key();
+            let sets = self.sets.entry(key.clone()).or_default();
+            sets.push(pair.key.clone());
+            records.entry(key).or_insert(record).targets.insert(target);
+        }
+        self.services.insert(pair.key, (pair.mod_revision, service));
+    }
+}
+
 impl CoreDns {
     /// Creates a provider without sending a request.
     pub fn new(settings: CoreDnsSettings) -> Result<Self, ProviderError> {
@@ -175,12 +200,8 @@ impl CoreDns {
                     continue;
                 }
             };
-            if self
-                .settings
-                .strict_owner
-                .as_ref()
-                .is_some_and(|owner| service.owner.as_ref() != Some(owner))
-            {
+            let strict_owner = self.settings.strict_owner.as_ref();
+            if strict_owner.is_some_and(|owner| service.owner.as_ref() != Some(owner)) {
                 continue;
             }
             let Some(name) = name_of(&prefix, &pair.key, service.targetstrip) else {
@@ -189,25 +210,7 @@ impl CoreDns {
                 )));
                 continue;
             };
-            for (record_type, target) in service.records(&name) {
-                let mut record = Record {
-                    ttl: service.ttl,
-                    ..Record::new(name.clone(), record_type, [])
-                };
-                if let Some(group) = &service.group {
-                    record.properties.insert(GROUP.to_owned(), group.clone());
-                }
-                let key = record.key();
-                listed
-                    .sets
-                    .entry(key.clone())
-                    .or_default()
-                    .push(pair.key.clone());
-                records.entry(key).or_insert(record).targets.insert(target);
-            }
-            listed
-                .services
-                .insert(pair.key, (pair.mod_revision, service));
+            listed.add(&name, pair, service, &mut records);
         }
         self.listed = listed;
         let content = Ok(records.into_values().collect());
@@ -255,11 +258,8 @@ impl CoreDns {
             if !matches!(step, Step::Require(_)) {
                 self.edit(&mut edits, before, after)?;
             }
-            for key in before
-                .and_then(|before| self.listed.sets.get(&before.key()))
-                .into_iter()
-                .flatten()
-            {
+            let keys = before.and_then(|before| self.listed.sets.get(&before.key()));
+            for key in keys.into_iter().flatten() {
                 if let Some((revision, _)) = self.listed.services.get(key) {
                     txn.compare_revision(key, *revision);
                 }
@@ -270,18 +270,19 @@ impl CoreDns {
             txn.compare_unchanged(&directory, self.listed.revision);
         }
         for (key, service) in edits {
-            let service = service.filter(|service| !service.is_empty());
-            let value = service.map(|service| serde_json::to_vec(&service).unwrap_or_default());
+            let value = match service {
+                Some(service) if !service.is_empty() => {
+                    Some(serde_json::to_vec(&service).unwrap_or_default())
+                }
+                _ => None,
+            };
             txn.write(&key, value.as_deref());
         }
         if txn.compare.len() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
             let reason = format!(
                 "its change exceeds etcd's limit of {MAX_OPERATIONS} operations; use fewer targets"
             );
-            return Err(ProviderError::Unfit {
-                name: transaction.name.clone(),
-                reason,
-            });
+            return Err(unfit(&transaction.name, reason));
         }
         Ok(txn)
     }
@@ -327,11 +328,9 @@ impl CoreDns {
                 edits.insert(key.clone(), edited);
             }
         }
-        edits.extend(
-            wanted
-                .into_iter()
-                .map(|(key, service)| (key, Some(service))),
-        );
+        for (key, service) in wanted {
+            edits.insert(key, Some(service));
+        }
         Ok(())
     }
 
@@ -341,25 +340,18 @@ impl CoreDns {
                 "CoreDNS's etcd format has no records of type {}",
                 record.record_type
             );
-            return Err(ProviderError::Unfit {
-                name: record.name.clone(),
-                reason,
-            });
+            return Err(unfit(&record.name, reason));
         }
         let directory = key_of(&self.settings.prefix, &record.name);
         if name_of(&self.settings.prefix, &directory, 0).as_ref() != Some(&record.name) {
             let reason = "a slash within a label would divide it in CoreDNS's etcd format; choose another name";
-            return Err(ProviderError::Unfit {
-                name: record.name.clone(),
-                reason: reason.to_owned(),
-            });
+            return Err(unfit(&record.name, reason));
         }
         let is_pointer = record.record_type == RecordType::PTR;
-        let targets = record
-            .targets
-            .iter()
-            .take(if is_pointer { 1 } else { usize::MAX });
-        let service = |target| {
+        // The key of a pointer is the name itself, which has one value.
+        let targets = if is_pointer { 1 } else { usize::MAX };
+        let mut services = Vec::new();
+        for target in record.targets.iter().take(targets) {
             let mut key = directory.clone();
             if !is_pointer {
                 key.extend(format!("/{:08x}", fastrand::u32(..)).bytes());
@@ -371,9 +363,9 @@ impl CoreDns {
                 owner: self.settings.strict_owner.clone(),
                 ..Service::of(record.record_type, target)
             };
-            (key, service)
-        };
-        Ok(targets.map(service).collect())
+            services.push((key, service));
+        }
+        Ok(services)
     }
 }
 

@@ -76,6 +76,7 @@ impl Transfer {
             .ok_or(TransferError::TooLarge)?;
         let mut reader = MessageReader::new(message);
         let header = reader.header()?;
+        // RFC 5936, section 2.2.1: all messages of a transfer have the ID of the query.
         if header.id != self.id || !header.is_response() {
             return Err(TransferError::OtherQuestion);
         }
@@ -100,39 +101,36 @@ impl Transfer {
                 (None, false) => return Err(TransferError::NoSoa(self.apex.clone())),
                 (Some(first), true) => {
                     let last = soa_serial(message, record.data.start)?;
+                    // Records of two versions would be mixed.
                     if first != last {
                         return Err(TransferError::Changed { first, last });
                     }
                     self.is_complete = true;
                 }
-                (Some(_), false) => {
-                    if !record.name.is_within(&self.apex) {
-                        return Err(TransferError::Outside(record.name));
-                    }
-                    if record.class == CLASS_IN && !SIGNATURES.contains(&record.record_type.0) {
-                        let target = decode(message, &record)?;
-                        let RawRecord {
-                            name,
-                            record_type,
-                            ttl,
-                            data,
-                            ..
-                        } = record;
-                        let set = Record {
-                            ttl: Some(ttl),
-                            ..Record::new(name, record_type, [])
-                        };
-                        let key = set.key();
-                        let set = self.records.entry(key.clone()).or_insert(set);
-                        let is_new = set.targets.insert(target.clone());
-                        if record_type == RecordType::TXT {
-                            self.keep_text(key, target, &message[data], is_new)?;
-                        }
-                    }
-                }
+                (Some(_), false) => self.keep(message, record)?,
             }
         }
         Ok(self.is_complete)
+    }
+
+    /// Keeps a record between the first SOA and the last one.
+    fn keep(&mut self, message: &[u8], record: RawRecord) -> Result<(), TransferError> {
+        if !record.name.is_within(&self.apex) {
+            return Err(TransferError::Outside(record.name));
+        }
+        if record.class != CLASS_IN || SIGNATURES.contains(&record.record_type.0) {
+            return Ok(());
+        }
+        let target = decode(message, &record)?;
+        let mut set = Record::new(record.name, record.record_type, []);
+        set.ttl = Some(record.ttl);
+        let key = set.key();
+        let set = self.records.entry(key.clone()).or_insert(set);
+        let is_new = set.targets.insert(target.clone());
+        if record.record_type == RecordType::TXT {
+            self.keep_text(key, target, &message[record.data], is_new)?;
+        }
+        Ok(())
     }
 
     /// Keeps the data of a TXT record if it cannot be derived from the value.
@@ -207,8 +205,8 @@ pub(super) struct Encoded {
 impl Encoded {
     /// Encodes a transaction of `zone`.
     ///
-    /// An old set is required with all its data, and deleted as a set before new records are added,
-    /// so a CNAME and addresses never coexist. TXT values in `listed` keep their strings.
+    /// An old set is required with all its data, and deleted as a set before new records are added.
+    /// TXT values in `listed` keep their strings.
     pub(super) fn new(
         zone: &Name,
         transaction: &Transaction,
@@ -219,9 +217,11 @@ impl Encoded {
         for step in &transaction.steps {
             match step {
                 Step::Require(record) => same(&mut prerequisites, zone, record, listed)?,
+                // RFC 2136, section 2.4.3.
                 Step::RequireAbsent(name, record_type) => {
                     prerequisites.push(zone, name, *record_type, CLASS_NONE, 0, &[])?;
                 }
+                // Another writer may have created it since the listing.
                 Step::Create(record) => {
                     prerequisites.push(
                         zone,
@@ -232,6 +232,8 @@ impl Encoded {
                         &[],
                     )?;
                 }
+                // A server refuses a CNAME beside other data silently (RFC 2136, section 3.4.2.2), so the set goes
+                // before new records come.
                 Step::Delete(record) | Step::Replace { before: record, .. } => {
                     same(&mut prerequisites, zone, record, listed)?;
                     updates.push(zone, &record.name, record.record_type, CLASS_ANY, 0, &[])?;
@@ -289,12 +291,11 @@ fn data_of(record: &Record, listed: &ListedTexts) -> Result<Vec<Vec<u8>>, WireEr
     let mut all = Vec::with_capacity(record.targets.len());
     for target in &record.targets {
         let known = all.len();
-        all.extend(
-            texts
-                .iter()
-                .filter(|(value, _)| value == target)
-                .map(|(_, data)| data.clone()),
-        );
+        for (value, data) in texts {
+            if value == target {
+                all.push(data.clone());
+            }
+        }
         if all.len() == known {
             all.push(encode(record.record_type, target)?);
         }
@@ -437,17 +438,17 @@ fn push_numbers(octets: &mut Vec<u8>, numbers: &str) -> Result<(), WireError> {
 pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>, WireError> {
     let text = target.as_str();
     let mut data = Vec::new();
-    let name = |text: &str| Name::parse(text).map_err(|_| MALFORMED);
     match record_type {
         RecordType::A | RecordType::AAAA => match text.parse().map_err(|_| MALFORMED)? {
             IpAddr::V4(address) => data.extend(address.octets()),
             IpAddr::V6(address) => data.extend(address.octets()),
         },
         RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
-            push_name(&mut data, &name(text)?)
+            push_host(&mut data, text)?
         }
         RecordType::TXT => {
             let value = target.text_octets();
+            // TXT data has one string at least (RFC 1035, section 3.3.14).
             if value.is_empty() {
                 data.push(0);
             }
@@ -459,7 +460,7 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
         RecordType::MX | RecordType::SRV => {
             let (numbers, host) = text.rsplit_once(' ').ok_or(MALFORMED)?;
             push_numbers(&mut data, numbers)?;
-            push_name(&mut data, &name(host)?);
+            push_host(&mut data, host)?;
         }
         RecordType::NAPTR => {
             let (head, replacement) = text.rsplit_once(' ').ok_or(MALFORMED)?;
@@ -474,12 +475,12 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
                 );
                 data.extend(string);
             }
-            push_name(&mut data, &name(replacement)?);
+            push_host(&mut data, replacement)?;
         }
         _ => {
-            let hex = text
-                .rsplit_once(' ')
-                .map_or("", |(head, hex)| if head == r"\#" { "" } else { hex });
+            let (head, hex) = text.rsplit_once(' ').ok_or(MALFORMED)?;
+            // Without data, the length is last (RFC 3597, section 5).
+            let hex = if head == r"\#" { "" } else { hex };
             for pair in hex.as_bytes().chunks(2) {
                 let digits = std::str::from_utf8(pair).unwrap_or_default();
                 data.push(u8::from_str_radix(digits, 16).map_err(|_| MALFORMED)?);
@@ -487,6 +488,12 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
         }
     }
     Ok(data)
+}
+
+fn push_host(octets: &mut Vec<u8>, text: &str) -> Result<(), WireError> {
+    let name = Name::parse(text).map_err(|_| MALFORMED)?;
+    push_name(octets, &name);
+    Ok(())
 }
 
 /// Cursor over the bytes of a message.
@@ -587,6 +594,7 @@ impl<'a> MessageReader<'a> {
                         self.at = reader.at;
                         is_behind_pointer = true;
                     }
+                    // A loop of pointers would never end.
                     if target >= lowest {
                         return Err(WireError("a name's pointer points forward"));
                     }
@@ -595,6 +603,7 @@ impl<'a> MessageReader<'a> {
                 }
                 _ => return Err(WireError("a label of an unknown kind")),
             }
+            // A chain of pointers may repeat a message's labels; each takes two octets at least.
             if labels.len() > Name::MAX_WIRE / 2 {
                 return Err(WireError("a name with too many labels"));
             }
@@ -603,6 +612,12 @@ impl<'a> MessageReader<'a> {
             self.at = reader.at;
         }
         Name::from_labels(&labels).map_err(|_| WireError("a malformed name"))
+    }
+
+    /// Reads octets behind their number, of two octets.
+    pub(super) fn counted(&mut self) -> Result<&'a [u8], WireError> {
+        let length = usize::from(self.u16()?);
+        self.octets(length)
     }
 
     pub(super) fn question(&mut self) -> Result<(Name, u16), WireError> {
@@ -658,9 +673,10 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
                 value.extend_from_slice(reader.octets(length)?);
             }
             // A string must not reach into the next record.
-            return match reader.at == record.data.end {
-                true => Ok(Target::text(&value)),
-                false => Err(MALFORMED),
+            return if reader.at == record.data.end {
+                Ok(Target::text(&value))
+            } else {
+                Err(MALFORMED)
             };
         }
         RecordType::MX => format!("{} {}", reader.u16()?, reader.name()?),

@@ -20,11 +20,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::future::BoxFuture;
 use rustls_pki_types::ServerName;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
     net::TcpStream,
     time::timeout,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 pub use self::{
     messages::DEFAULT_TTL,
@@ -40,12 +40,16 @@ use super::{
     Batch, Definition, GroupSender, Parameter,
     ParameterKind::{Boolean, List, Secret, Switch, Text},
     Parameters, Progress, Provider, ProviderError, ProviderSettings, Results, TlsFiles,
-    Transaction, TransactionResult, Zone, not_made, send_groups, settings,
+    Transaction, TransactionResult, Zone, not_made, send_groups, settings, unfit,
 };
 use crate::record::{Name, Record};
 
 /// Timeout of a connection or a message.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum number of messages that wait for their responses. The octets of so many queries fit into the buffers of a
+/// connection, so neither side waits for the other to read.
+const MAX_PIPELINED: usize = 128;
 
 /// Response code of a failure within the server.
 const SERVFAIL: u8 = 2;
@@ -237,13 +241,10 @@ impl ProviderSettings for Rfc2136Settings {
         let Some(other) = other.downcast_ref::<Self>() else {
             return Vec::new();
         };
-        let is_same = |one: &Server, other: &Server| {
-            one.port == other.port && one.host.eq_ignore_ascii_case(&other.host)
-        };
         let has_server = self
             .servers
             .iter()
-            .any(|one| other.servers.iter().any(|other| is_same(one, other)));
+            .any(|one| other.servers.iter().any(|other| one.is_same(other)));
         if !has_server {
             return Vec::new();
         }
@@ -338,18 +339,14 @@ impl Rfc2136 {
             return vec![TransactionResult::Failed(error); batch.transactions.len()];
         };
         let listed = self.texts.remove(&zone).unwrap_or_default();
-        let encode = |transaction: &Transaction| {
-            let unfit = |reason| ProviderError::Unfit {
-                name: transaction.name.clone(),
-                reason,
-            };
-            match Encoded::new(&zone, transaction, &listed) {
+        let mut encoded = Vec::with_capacity(batch.transactions.len());
+        for transaction in &batch.transactions {
+            encoded.push(match Encoded::new(&zone, transaction, &listed) {
                 Ok(encoded) if encoded.fits() => Ok(encoded),
-                Ok(_) => Err(unfit("the change exceeds 64,000 octets".to_owned())),
-                Err(error) => Err(unfit(error.to_string())),
-            }
-        };
-        let encoded = batch.transactions.iter().map(encode).collect();
+                Ok(_) => Err(unfit(&transaction.name, "the change exceeds 64,000 octets")),
+                Err(error) => Err(unfit(&transaction.name, error.to_string())),
+            });
+        }
         self.texts.insert(zone.clone(), listed);
         let mut sender = UpdateSender {
             provider: self,
@@ -414,13 +411,16 @@ impl GroupSender for UpdateSender<'_> {
         if failure.is_some() {
             self.connection = None;
         }
-        let result = |(code, group): (Option<u8>, &&[Encoded])| match (code, &failure) {
-            (Some(code), _) => self.result(code, group),
-            (None, Some(error)) => TransactionResult::Failed(error.clone()),
-            // Without an error, every message has a response.
-            (None, None) => TransactionResult::Conflict,
-        };
-        codes.into_iter().zip(groups).map(result).collect()
+        let mut results = Vec::with_capacity(groups.len());
+        for (code, group) in codes.into_iter().zip(groups) {
+            results.push(match (code, &failure) {
+                (Some(code), _) => self.result(code, group),
+                (None, Some(error)) => TransactionResult::Failed(error.clone()),
+                // Without an error, every message has a response.
+                (None, None) => TransactionResult::Conflict,
+            });
+        }
+        results
     }
 }
 
@@ -560,20 +560,20 @@ impl Failure {
     /// Adds server and zone to the failure.
     fn of(self, server: &Server, zone: &Name) -> ProviderError {
         let server = server.to_string();
-        let about = |reason: String| format!("zone {zone}: {reason}");
+        let zone = format!("zone {zone}");
         match self {
             Self::Settings(error) => error,
             Self::Unreachable(reason) => ProviderError::Unreachable {
                 server,
-                reason: about(reason),
+                reason: format!("{zone}: {reason}"),
             },
             Self::BadAnswer(reason) => ProviderError::BadAnswer {
                 server,
-                reason: about(reason),
+                reason: format!("{zone}: {reason}"),
             },
             Self::Refused(reason) => ProviderError::Refused {
                 server,
-                reason: about(reason),
+                reason: format!("{zone}: {reason}"),
             },
         }
     }
@@ -610,34 +610,42 @@ pub struct Server {
 impl Server {
     /// Parses `host`, `host:port`, `[address]:port` or `tls://host:port`.
     pub fn parse(text: &str) -> Result<Self, ProviderError> {
-        let (tls, rest) = text
-            .trim()
-            .strip_prefix("tls://")
-            .map_or((false, text.trim()), |rest| (true, rest));
-        let default = if tls { 853 } else { 53 };
-        let bad = || {
+        Self::split(text.trim()).ok_or_else(|| {
             settings(format!(
                 "rfc2136-host is {text:?}; write host, host:port, [address]:port or tls://host:port"
             ))
-        };
+        })
+    }
+
+    fn split(text: &str) -> Option<Self> {
+        let rest = text.strip_prefix("tls://");
+        let tls = rest.is_some();
+        let rest = rest.unwrap_or(text);
         let (host, port) = if let Some(rest) = rest.strip_prefix('[') {
-            let (host, behind) = rest.split_once(']').ok_or_else(bad)?;
+            let (host, behind) = rest.split_once(']')?;
             (host, behind.strip_prefix(':'))
         } else if rest.matches(':').count() == 1 {
-            let (host, port) = rest.split_once(':').ok_or_else(bad)?;
+            let (host, port) = rest.split_once(':')?;
             (host, Some(port))
         } else {
             (rest, None)
         };
         if host.is_empty() || host.contains('/') {
-            return Err(bad());
+            return None;
         }
-        let port = port.map_or(Ok(default), str::parse).map_err(|_| bad())?;
-        Ok(Self {
-            host: host.to_owned(),
-            port,
-            tls,
-        })
+        let port = match port {
+            Some(port) => port.parse().ok()?,
+            // RFC 7858, section 3.1: DNS over TLS has a port of its own.
+            None if tls => 853,
+            None => 53,
+        };
+        let host = host.to_owned();
+        Some(Self { host, port, tls })
+    }
+
+    /// Returns whether both name one server, possibly with and without TLS. Host names have no letter case.
+    fn is_same(&self, other: &Self) -> bool {
+        self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
     }
 }
 
@@ -654,13 +662,25 @@ impl std::fmt::Display for Server {
 }
 
 /// A bidirectional byte stream.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {
+    fn socket(&self) -> &TcpStream;
+}
 
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+impl Stream for TcpStream {
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+}
+
+impl Stream for TlsStream<TcpStream> {
+    fn socket(&self) -> &TcpStream {
+        self.get_ref().0
+    }
+}
 
 /// An open connection. Messages are prefixed with their length (RFC 1035, section 4.2.2).
 struct Connection {
-    stream: Box<dyn Stream>,
+    stream: BufReader<Box<dyn Stream>>,
     /// Timeout of a message.
     limit: Duration,
     clock: fn() -> SystemTime,
@@ -691,48 +711,53 @@ impl Connection {
         };
         let stream = within(limit, open).await?;
         Ok(Self {
-            stream,
+            stream: BufReader::new(stream),
             limit,
             clock,
         })
     }
 
-    /// Sends messages with different ids, signed if there is a key, without waiting in between. Passes every
-    /// response to `take` with the number of its message, until it returns true for each. Signatures are verified
-    /// and removed first. A server may respond in any order (RFC 7766, section 7).
+    /// Sends messages with different ids, signed if there is a key, of which at most [`MAX_PIPELINED`] wait for their
+    /// responses. Passes every response to `take` with the number of its message, until it returns true for each.
+    /// Signatures are verified and removed first. A server may respond in any order (RFC 7766, section 7).
     async fn ask(
         &mut self,
         messages: impl Iterator<Item = Vec<u8>>,
         key: Option<&TsigKey>,
         mut take: impl FnMut(usize, &[u8]) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
-        let mut asked = Vec::new();
-        for mut message in messages {
-            let id = MessageReader::new(&message).header()?.id;
-            asked.push((
-                Some(id),
-                key.map(|key| key.sign(&mut message, self.now()))
-                    .transpose()?,
-            ));
-            self.send(&message).await?;
-        }
-        while asked.iter().any(|(waits, _)| waits.is_some()) {
+        let mut messages = messages.enumerate();
+        let mut waiting = HashMap::new();
+        loop {
+            while waiting.len() < MAX_PIPELINED
+                && let Some((number, mut message)) = messages.next()
+            {
+                let id = MessageReader::new(&message).header()?.id;
+                let verifier = match key {
+                    Some(key) => Some(key.sign(&mut message, self.now())?),
+                    None => None,
+                };
+                self.send(&message).await?;
+                waiting.insert(id, (number, verifier));
+            }
+            if waiting.is_empty() {
+                return Ok(());
+            }
             let mut response = self.receive().await?;
             let id = MessageReader::new(&response).header()?.id;
-            let number = asked.iter().position(|(waits, _)| *waits == Some(id));
-            let number = number.ok_or(WireError("a response to a different message"))?;
-            let (waits, verifier) = &mut asked[number];
+            let Some((number, verifier)) = waiting.get_mut(&id) else {
+                return Err(WireError("a response to a different message").into());
+            };
             if let Some(verifier) = verifier {
                 verifier.verify(&mut response, self.now())?;
             }
-            if take(number, &response)? {
-                *waits = None;
-                verifier
-                    .as_ref()
-                    .map_or(Ok(()), |verifier| verifier.finish())?;
+            if take(*number, &response)? {
+                if let Some(verifier) = verifier {
+                    verifier.finish()?;
+                }
+                waiting.remove(&id);
             }
         }
-        Ok(())
     }
 
     /// Returns the time in seconds since 1970.
@@ -754,6 +779,12 @@ impl Connection {
     }
 
     async fn receive(&mut self) -> Result<Vec<u8>, Failure> {
+        if self.stream.buffer().is_empty() {
+            // BIND does not disable Nagle's algorithm: it holds responses back until the last one is acknowledged, which
+            // takes up to 40 ms by default. Linux forgets the option, so it is set before each wait; without it
+            // everything arrives as well.
+            let _ = self.stream.get_ref().socket().set_quickack(true);
+        }
         let read = async {
             let mut message = vec![0; usize::from(self.stream.read_u16().await?)];
             self.stream.read_exact(&mut message).await?;
@@ -775,6 +806,9 @@ async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let late = || Failure::Unreachable(format!("no answer within {} s", limit.as_secs()));
-    timeout(limit, work).await.map_err(|_| late())?
+    let Ok(result) = timeout(limit, work).await else {
+        let reason = format!("no answer within {} s", limit.as_secs());
+        return Err(Failure::Unreachable(reason));
+    };
+    result
 }

@@ -68,15 +68,15 @@ pub(super) async fn unproven(
             let id = first.wrapping_add(number);
             messages::question(id, 0, question.name, question.record_type.0)
         });
-        let take = |number: usize, message: &[u8]| {
+        let asked = connection.ask(queries, key, |number: usize, message: &[u8]| {
             let question = &part[number];
             // An answer that cannot be read proves nothing either.
             if !question.is_proven(message).unwrap_or(false) {
                 unproven.insert(question.place);
             }
             Ok(true)
-        };
-        connection.ask(queries, key, take).await?;
+        });
+        asked.await?;
     }
     Ok(unproven)
 }

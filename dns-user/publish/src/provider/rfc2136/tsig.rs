@@ -99,11 +99,8 @@ impl fmt::Debug for TsigKey {
 impl TsigKey {
     /// Decodes a secret in base64.
     pub fn new(name: &str, algorithm: Algorithm, secret: &str) -> Result<Self, ProviderError> {
-        let parse = |name| {
-            Name::parse(name).map_err(|error| settings(format!("rfc2136-tsig-keyname: {error}")))
-        };
-        let name = parse(name)?;
-        let algorithm_name = parse(algorithm.name)?;
+        let name = parse_name(name)?;
+        let algorithm_name = parse_name(algorithm.name)?;
         let secret = STANDARD.decode(secret.trim()).map_err(|error| {
             settings(format!(
                 "rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"
@@ -165,6 +162,10 @@ impl TsigKey {
     }
 }
 
+fn parse_name(name: &str) -> Result<Name, ProviderError> {
+    Name::parse(name).map_err(|error| settings(format!("rfc2136-tsig-keyname: {error}")))
+}
+
 /// Returns a MAC preceded by its length, as the next signature covers it.
 fn with_length(code: &[u8]) -> Vec<u8> {
     [&(code.len() as u16).to_be_bytes(), code].concat()
@@ -206,6 +207,7 @@ impl Verifier<'_> {
     pub(super) fn verify(&mut self, message: &mut Vec<u8>, now: u64) -> Result<(), TsigError> {
         let Some(signature) = Signature::find(message)? else {
             self.unsigned += 1;
+            // The first message is always signed, and then each hundredth at least (RFC 8945, section 5.3.1).
             if self.is_first || self.unsigned > MAX_UNSIGNED {
                 return Err(TsigError::Missing);
             }
@@ -225,6 +227,7 @@ impl Verifier<'_> {
         let additional = u16::from_be_bytes([message[10], message[11]]).saturating_sub(1);
         message[10..12].copy_from_slice(&additional.to_be_bytes());
         let wire_id = [message[0], message[1]];
+        // The signature covers the ID of the signer; a forwarder may have replaced it (RFC 8945, section 4.2).
         message[..2].copy_from_slice(&signature.original_id);
         self.covered.extend_from_slice(message);
         message[..2].copy_from_slice(&wire_id);
@@ -244,11 +247,13 @@ impl Verifier<'_> {
         self.covered = with_length(&signature.code);
         self.is_first = false;
         self.unsigned = 0;
+        // The time counts only with a right MAC (RFC 8945, section 5.2): a forger could set it at will.
         match signature.error {
             0 if signature.time.abs_diff(now) > u64::from(signature.fudge) => {
                 Err(TsigError::Clock(signature.time.abs_diff(now)))
             }
             0 => Ok(()),
+            // BADTIME: its other data is the server's time (RFC 8945, section 5.2.3).
             18 => Err(TsigError::Clock(
                 signature
                     .server_time()
@@ -261,6 +266,7 @@ impl Verifier<'_> {
 
     /// Returns an error if messages followed the last signature.
     pub(super) fn finish(&self) -> Result<(), TsigError> {
+        // Without a signature at the end, a transfer could be cut off unnoticed (RFC 8945, section 5.3.1).
         if self.is_first || self.unsigned > 0 {
             Err(TsigError::Missing)
         } else {
@@ -308,10 +314,6 @@ impl Signature {
             return Err(WireError("octets after the signature"));
         }
         let mut data = MessageReader::at(message, last.data.start);
-        let counted = |data: &mut MessageReader<'_>| {
-            let length = usize::from(data.u16()?);
-            Ok::<_, WireError>(data.octets(length)?.to_vec())
-        };
         // In the order of the record.
         Ok(Some(Self {
             start: last.start,
@@ -319,10 +321,10 @@ impl Signature {
             algorithm: data.name()?,
             time: u64::from(data.u16()?) << 32 | u64::from(data.u32()?),
             fudge: data.u16()?,
-            code: counted(&mut data)?,
+            code: data.counted()?.to_vec(),
             original_id: data.u16()?.to_be_bytes(),
             error: data.u16()?,
-            other: counted(&mut data)?,
+            other: data.counted()?.to_vec(),
         }))
     }
 
