@@ -47,7 +47,7 @@ const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127,
 const ROUNDS: usize = 12;
 
 /// Files that a step uses like the standard library: the names of their functions say what they do.
-const VOCABULARY: [(&str, &str); 22] = [
+const VOCABULARY: [(&str, &str); 23] = [
     ("core/catalog/columns.rs", "dictionaries and lists of rows"),
     ("core/config/values.rs", "reads a duration"),
     ("core/name.rs", "a domain name and its labels"),
@@ -69,6 +69,7 @@ const VOCABULARY: [(&str, &str); 22] = [
     ("kit/mmsg.rs", "recvmmsg and sendmmsg"),
     ("kit/threads.rs", "catches panics"),
     ("fastpath/map/words.rs", "loads and stores of one word"),
+    ("fastpath/protocol/transport.rs", "writes a line to a socket"),
     ("fastpath/publish/events.rs", "a channel"),
     (
         "publish/provider/parameters.rs",
