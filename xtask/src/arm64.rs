@@ -217,20 +217,7 @@ fn file_system() -> Result<PathBuf> {
         executable(&messages, "packets").context("cargo built no test program `packets`")?;
 
     let folder = root().join(".toolchain/arm64").canonicalize()?;
-    let libraries = folder.join("root");
-    if !libraries.exists() {
-        let lists = Lists::of_suite("bookworm", "arm64", &folder.join("apt-root"))?;
-        lists.update()?;
-        let downloads = folder.join("debs-root");
-        lists.download(
-            &ROOT_PACKAGES.split_whitespace().collect::<Vec<_>>(),
-            &downloads,
-        )?;
-        packages::unpack(&downloads, &libraries)?;
-        for unused in ["usr/share", "usr/lib/aarch64-linux-gnu/gconv"] {
-            fs::remove_dir_all(libraries.join(unused)).ok();
-        }
-    }
+    let libraries = libraries(&folder)?;
     let files = folder.join("files");
     packages::make_anew(&files)?;
     run(Command::new("cp")
@@ -246,16 +233,39 @@ fn file_system() -> Result<PathBuf> {
     install(&debug.join("bosh-dns-xdp"), &files.join("bin/bosh-dns-xdp"))?;
     install(&packets, &files.join("bin/packets"))?;
     for tool in ["ip", "bridge", "ethtool"] {
-        let place = ["bin", "sbin", "usr/sbin"].map(|place| files.join(place).join(tool));
-        let from = place
-            .iter()
-            .find(|path| path.is_file())
-            .with_context(|| format!("no {tool} for arm64"))?;
-        if *from != place[0] {
-            fs::copy(from, &place[0])?;
-        }
+        gather(tool, &files)?;
     }
     Ok(files)
+}
+
+/// Downloads the packages that the programs need, unless that was done before; returns the folder of their files.
+fn libraries(folder: &Path) -> Result<PathBuf> {
+    let libraries = folder.join("root");
+    if !libraries.exists() {
+        let lists = Lists::of_suite("bookworm", "arm64", &folder.join("apt-root"))?;
+        lists.update()?;
+        let downloads = folder.join("debs-root");
+        let packages: Vec<&str> = ROOT_PACKAGES.split_whitespace().collect();
+        lists.download(&packages, &downloads)?;
+        packages::unpack(&downloads, &libraries)?;
+        for unused in ["usr/share", "usr/lib/aarch64-linux-gnu/gconv"] {
+            fs::remove_dir_all(libraries.join(unused)).ok();
+        }
+    }
+    Ok(libraries)
+}
+
+/// Copies a tool to the folder in which all programs lie.
+fn gather(tool: &str, files: &Path) -> Result<()> {
+    let place = ["bin", "sbin", "usr/sbin"].map(|place| files.join(place).join(tool));
+    let from = place
+        .iter()
+        .find(|path| path.is_file())
+        .with_context(|| format!("no {tool} for arm64"))?;
+    if *from != place[0] {
+        fs::copy(from, &place[0])?;
+    }
+    Ok(())
 }
 
 /// Copies a program without symbols.
@@ -268,9 +278,15 @@ fn install(from: &Path, to: &Path) -> Result<()> {
 
 /// Returns the path of a test program from cargo's messages.
 fn executable(messages: &str, name: &str) -> Option<PathBuf> {
-    let messages = messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut programs = messages.filter(|message| message["target"]["name"] == name);
-    programs.find_map(|message| message["executable"].as_str().map(PathBuf::from))
+    for line in messages.lines() {
+        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else {
+            continue;
+        };
+        if message["target"]["name"] == name
+            && let Some(executable) = message["executable"].as_str()
+        {
+            return Some(executable.into());
+        }
+    }
+    None
 }

@@ -267,28 +267,29 @@ pub(crate) fn packet_test(
     build: &[&str],
     environment: &[(&str, OsString)],
 ) -> Result<()> {
-    let cargo = |more: &[&str]| {
-        let mut command = Command::new("cargo");
-        command
-            .arg("test")
-            .args(build)
-            .args(["--test", "packets"])
-            .args(more);
-        command
-            .envs(environment.iter().cloned())
-            .current_dir(root());
-        // Some of the tests start the server.
-        crate::name_server(&mut command, Profile::Release)?;
-        anyhow::Ok(command)
-    };
-    run_command(&mut cargo(&["--no-run"])?)?;
-    let only = ["--", name, "--exact", "--include-ignored"];
-    let listed = capture(&mut cargo(&[&only[..], &["--list"]].concat())?)?;
+    run_command(&mut cargo_test(build, environment, &["--no-run"])?)?;
+    let listed = ["--", name, "--exact", "--include-ignored", "--list"];
+    let listed = capture(&mut cargo_test(build, environment, &listed)?)?;
     ensure!(
         listed
             .lines()
             .any(|line| line.strip_suffix(": test") == Some(name)),
         "tests/tests/packets has no test {name}"
     );
-    run_command(&mut cargo(&[&only[..], &["--nocapture"]].concat())?)
+    let test = ["--", name, "--exact", "--include-ignored", "--nocapture"];
+    run_command(&mut cargo_test(build, environment, &test)?)
+}
+
+fn cargo_test(build: &[&str], environment: &[(&str, OsString)], more: &[&str]) -> Result<Command> {
+    let mut command = Command::new("cargo");
+    command
+        .arg("test")
+        .args(build)
+        .args(["--test", "packets"])
+        .args(more)
+        .envs(environment.iter().cloned())
+        .current_dir(root());
+    // Some of the tests start the server.
+    crate::name_server(&mut command, Profile::Release)?;
+    Ok(command)
 }

@@ -105,14 +105,17 @@ pub(crate) fn test_arm64(programs: &Path) -> Result<()> {
 /// Tests the programs and the server on a kernel in a virtual machine; `modules` is the folder of
 /// its modules, if it needs any. `arm64` is the file system of an arm64 machine.
 pub(crate) fn test(image: &Path, modules: Option<&Path>, arm64: Option<&Path>) -> Result<()> {
-    let there = |path: &Path| {
-        path.canonicalize()
-            .with_context(|| path.display().to_string())
-    };
-    let mut environment = vec![("KERNEL_IMAGE", there(image)?.into())];
-    for (name, folder) in [("KERNEL_MODULES", modules), ("KERNEL_ARM64", arm64)] {
-        if let Some(folder) = folder {
-            environment.push((name, there(folder)?.into()));
+    let mut environment = Vec::new();
+    for (name, path) in [
+        ("KERNEL_IMAGE", Some(image)),
+        ("KERNEL_MODULES", modules),
+        ("KERNEL_ARM64", arm64),
+    ] {
+        if let Some(path) = path {
+            let path = path
+                .canonicalize()
+                .with_context(|| path.display().to_string())?;
+            environment.push((name, path.into()));
         }
     }
     fuzz::packet_test("other_kernel::named_kernel", &["--workspace"], &environment)

@@ -163,34 +163,25 @@ fn run(command: Command) -> Result<()> {
             parse_or_exit::<demo_arguments::Arguments>("cargo xtask demo", &arguments);
             set_up(packages::DEMO)?;
             process::run(&mut build_of_demo()?)?;
-            let mut demo = Process::new(process::root().join("target/release/demo"));
-            process::run(
-                name_server(&mut demo, Profile::Release)?
-                    .args(arguments)
-                    .current_dir(process::root()),
-            )
+            run_program("demo", arguments)
         }
         Command::Test {
             filters,
-            quick: true,
-            ..
-        } => {
-            debug_assert!(filters.is_empty());
-            toolchain::ensure()?;
-            test::run_quick()
-        }
-        Command::Test {
-            filters,
-            quick: false,
+            quick,
             optimised,
-        } => test::run(
-            &filters,
-            if optimised {
+        } => {
+            if quick {
+                debug_assert!(filters.is_empty());
+                toolchain::ensure()?;
+                return test::run_quick();
+            }
+            let profile = if optimised {
                 Profile::Release
             } else {
                 Profile::Dev
-            },
-        ),
+            };
+            test::run(&filters, profile)
+        }
         Command::KernelTest { image, modules } => {
             packages::ensure(packages::KERNEL_TEST)?;
             toolchain::ensure()?;
@@ -213,22 +204,28 @@ fn run(command: Command) -> Result<()> {
             toolchain::ensure()?;
             soak(hours.map_or(minutes, |hours| hours * 60.0), seed, &faults)
         }
-        Command::Bench { arguments } => {
-            parse_or_exit::<bench_arguments::Arguments>("cargo xtask bench", &arguments);
-            packages::ensure(packages::BENCH)?;
-            toolchain::ensure()?;
-            build(
-                Profile::Release,
-                &[&PROGRAMS[..], &[["bosh-dns-xdp-benches", "bench"]]].concat(),
-            )?;
-            let mut bench = Process::new(process::root().join("target/release/bench"));
-            process::run(
-                name_server(&mut bench, Profile::Release)?
-                    .args(arguments)
-                    .current_dir(process::root()),
-            )
-        }
+        Command::Bench { arguments } => bench(arguments),
     }
+}
+
+fn bench(arguments: Vec<String>) -> Result<()> {
+    parse_or_exit::<bench_arguments::Arguments>("cargo xtask bench", &arguments);
+    packages::ensure(packages::BENCH)?;
+    toolchain::ensure()?;
+    build(
+        Profile::Release,
+        &[&PROGRAMS[..], &[["bosh-dns-xdp-benches", "bench"]]].concat(),
+    )?;
+    run_program("bench", arguments)
+}
+
+/// Runs a built program of the repository.
+fn run_program(name: &str, arguments: Vec<String>) -> Result<()> {
+    let mut program = Process::new(process::root().join("target/release").join(name));
+    name_server(&mut program, Profile::Release)?
+        .args(arguments)
+        .current_dir(process::root());
+    process::run(&mut program)
 }
 
 /// Exits with the help or the error that these arguments cause, before anything is installed or built.

@@ -227,16 +227,18 @@ fn change_crate(copy: &Path, package: &str, names: &[String], tests: &[String]) 
     command.arg("--").args(tests);
     // It fails if a change survives: the lists below tell.
     let _ = command.status().context("cargo-mutants")?;
-    let list = |name: &str| -> Result<Vec<String>> {
-        let file = results.join("mutants.out").join(name);
-        let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        Ok(text.lines().map(str::to_owned).collect())
-    };
-    let mut caught = list("caught.txt")?.len();
+    let results = results.join("mutants.out");
     // An endless loop is noticed too.
-    caught += list("timeout.txt")?.len();
-    report(caught, list("unviable.txt")?.len(), &list("missed.txt")?);
+    let caught =
+        lines(&results.join("caught.txt"))?.len() + lines(&results.join("timeout.txt"))?.len();
+    let unviable = lines(&results.join("unviable.txt"))?.len();
+    report(caught, unviable, &lines(&results.join("missed.txt"))?);
     Ok(())
+}
+
+fn lines(file: &Path) -> Result<Vec<String>> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    Ok(text.lines().map(str::to_owned).collect())
 }
 
 /// Returns the path of cargo-mutants, installing it if necessary.
@@ -552,10 +554,9 @@ fn lines_instead_of(code: &str) -> Vec<String> {
 
 /// Returns the decimal numbers that stand alone in a line, with their positions.
 fn numbers(code: &str) -> Vec<(usize, u64)> {
-    let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '.';
     let mut found = Vec::new();
     let mut at = 0;
-    for word in code.split(|letter| !is_word(letter)) {
+    for word in code.split(is_separator) {
         if let Ok(number) = word.parse::<u64>()
             && word == number.to_string()
         {
@@ -564,6 +565,10 @@ fn numbers(code: &str) -> Vec<(usize, u64)> {
         at += word.len() + 1;
     }
     found
+}
+
+fn is_separator(letter: char) -> bool {
+    !letter.is_ascii_alphanumeric() && letter != '_' && letter != '.'
 }
 
 /// Returns the text with one line changed.
@@ -607,20 +612,10 @@ fn packet_tests() -> Result<PathBuf> {
 
 /// Runs the packet tests with the programs of the copy.
 fn judge(copy: &Path, tests: &Path) -> Result<Fate> {
-    let object = copy.join("dns-ebpf/target/bpfel-unknown-none/release/dns-ebpf");
-    let command = || {
-        let mut command = Command::new(tests);
-        command
-            .env("DNS_EBPF_OBJECT", &object)
-            // Without BPF the tests must fail rather than be skipped.
-            .env("CI", "1")
-            .current_dir(copy.join("tests"));
-        command
-    };
-    if !all_pass(command().args(["--exact", LOADING]))? {
+    if !all_pass(test_command(copy, tests).args(["--exact", LOADING]))? {
         return Ok(Fate::Unviable);
     }
-    let mut all = command();
+    let mut all = test_command(copy, tests);
     for test in OTHER_TESTS {
         all.args(["--skip", test]);
     }
@@ -629,6 +624,19 @@ fn judge(copy: &Path, tests: &Path) -> Result<Fate> {
     } else {
         Ok(Fate::Caught)
     }
+}
+
+fn test_command(copy: &Path, tests: &Path) -> Command {
+    let mut command = Command::new(tests);
+    command
+        .env(
+            "DNS_EBPF_OBJECT",
+            copy.join("dns-ebpf/target/bpfel-unknown-none/release/dns-ebpf"),
+        )
+        // Without BPF the tests must fail rather than be skipped.
+        .env("CI", "1")
+        .current_dir(copy.join("tests"));
+    command
 }
 
 /// Runs a test program until it ends or a test has failed.

@@ -80,16 +80,10 @@ fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
         .output()
         .context("cannot run dpkg-query")?;
     let listed = String::from_utf8_lossy(&listed.stdout);
-    let installed = |package: &&str| {
-        listed
-            .lines()
-            .any(|line| line == format!("{package} installed"))
-    };
-    Ok(packages
-        .iter()
-        .copied()
-        .filter(|package| !installed(package))
-        .collect())
+    let installed: Vec<&str> = listed.lines().collect();
+    let mut missing = packages.to_vec();
+    missing.retain(|package| !installed.contains(&&*format!("{package} installed")));
+    Ok(missing)
 }
 
 /// Runs apt-get non-interactively.
@@ -183,20 +177,21 @@ impl Lists {
 
     pub(crate) fn download(&self, names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
         make_anew(folder)?;
-        let get = || {
-            let mut command = Command::new("apt-get");
-            command
-                .args(["download", "-qq"])
-                .args(&self.options)
-                .args(names);
-            capture(command.current_dir(folder))
-        };
-        if get().is_err() {
+        if self.get(names, folder).is_err() {
             // The lists are older than the mirror.
             self.update()?;
-            get()?;
+            self.get(names, folder)?;
         }
         Ok(())
+    }
+
+    fn get(&self, names: &[impl AsRef<OsStr>], folder: &Path) -> Result<String> {
+        let mut command = Command::new("apt-get");
+        command
+            .args(["download", "-qq"])
+            .args(&self.options)
+            .args(names);
+        capture(command.current_dir(folder))
     }
 }
 

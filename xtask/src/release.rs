@@ -110,23 +110,12 @@ fn check_version(wanted: &str, ours: &str) -> Result<()> {
 /// precedes, and nothing that is unreleased.
 fn check_changelog(version: &str, changelog: &str) -> Result<()> {
     let core = version.split('-').next().unwrap_or(version);
-    let section = |title: &str| {
-        let (_, after) = changelog.split_once(&format!("\n## {title}"))?;
-        let (heading, after) = after.split_once('\n')?;
-        // Only the date may follow the title.
-        let body = after.split("\n## ").next().unwrap_or_default().trim();
-        heading
-            .trim_start()
-            .chars()
-            .all(|c| c.is_ascii_digit() || "-– ()".contains(c))
-            .then_some(body)
-    };
-    let described = section(version).or_else(|| section(core));
+    let described = section(changelog, version).or_else(|| section(changelog, core));
     ensure!(
         described.is_some_and(|body| !body.is_empty()),
         "CHANGELOG.md: there is no section `## {core}` with a text; add one"
     );
-    if let Some(body) = section("Unreleased") {
+    if let Some(body) = section(changelog, "Unreleased") {
         let entries = body.lines().filter(|line| line.starts_with("- ")).count();
         ensure!(
             entries == 0,
@@ -134,6 +123,17 @@ fn check_changelog(version: &str, changelog: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Returns the text of a section; only the date may follow its title.
+fn section<'a>(changelog: &'a str, title: &str) -> Option<&'a str> {
+    let (_, after) = changelog.split_once(&format!("\n## {title}"))?;
+    let (heading, after) = after.split_once('\n')?;
+    let mut rest = heading.trim_start().chars();
+    if !rest.all(|letter| letter.is_ascii_digit() || "-– ()".contains(letter)) {
+        return None;
+    }
+    Some(after.split("\n## ").next().unwrap_or_default().trim())
 }
 
 /// Signs SHA256SUMS, writes the public key in the form that a verifier needs, and verifies the signature.

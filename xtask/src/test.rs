@@ -169,13 +169,6 @@ fn run_tests(
 /// Writes lists of the built test programs into the target folder; returns nextest's arguments that name them. With
 /// these, nextest starts no cargo, whose lock [`Checked::run`] holds meanwhile.
 fn list_test_programs() -> Result<[OsString; 4]> {
-    let target = root().canonicalize()?.join("target");
-    let list = |name: &str, cargo: &[&str]| {
-        let path = target.join(name);
-        fs::write(&path, capture(cargo_with_lints()?.args(cargo))?)
-            .with_context(|| path.display().to_string())?;
-        Ok::<_, anyhow::Error>(path.into_os_string())
-    };
     let programs = [
         "nextest",
         "list",
@@ -186,16 +179,21 @@ fn list_test_programs() -> Result<[OsString; 4]> {
         "json",
     ];
     let workspace = ["metadata", "--format-version", "1", "--all-features"];
-    let lists = (
-        list("test-programs.json", &programs)?,
-        list("workspace.json", &workspace)?,
-    );
+    let programs = write_list("test-programs.json", &programs)?;
+    let workspace = write_list("workspace.json", &workspace)?;
     Ok([
         "--binaries-metadata".into(),
-        lists.0,
+        programs,
         "--cargo-metadata".into(),
-        lists.1,
+        workspace,
     ])
+}
+
+fn write_list(name: &str, cargo: &[&str]) -> Result<OsString> {
+    let path = root().canonicalize()?.join("target").join(name);
+    fs::write(&path, capture(cargo_with_lints()?.args(cargo))?)
+        .with_context(|| path.display().to_string())?;
+    Ok(path.into_os_string())
 }
 
 /// Results of the checks of the sources.

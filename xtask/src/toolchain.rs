@@ -102,22 +102,20 @@ fn debian_clippy(folder: &Path) -> Result<PathBuf> {
 /// Returns whether the paths in the settings still exist (the checkout may have moved, or the
 /// toolchain was removed).
 fn still_valid(settings: &str) -> bool {
-    let value = |key: &str| {
-        settings
-            .lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
-    };
-    match (
-        value("RUSTC"),
-        value("PATH_FIRST"),
-        value("RUSTUP_TOOLCHAIN"),
-    ) {
+    let rustc = setting(settings, "RUSTC");
+    let linker = setting(settings, "PATH_FIRST");
+    match (rustc, linker, setting(settings, "RUSTUP_TOOLCHAIN")) {
         (Some(rustc), Some(linker), _) => {
             Path::new(rustc).exists() && Path::new(linker).join("bpf-linker").exists()
         }
         (None, None, Some(_)) => nightly_settings().is_some(),
         _ => false,
     }
+}
+
+fn setting<'a>(settings: &'a str, key: &str) -> Option<&'a str> {
+    let mut lines = settings.lines();
+    lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
 }
 
 /// Returns settings for rustup's nightly if it has rust-src and bpf-linker is available.

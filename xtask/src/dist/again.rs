@@ -56,19 +56,22 @@ pub(super) fn build_and_compare(release: &Release, architectures: &[Architecture
 
 /// Returns the names of the files that differ or exist in only one folder.
 fn differences(one: &Path, other: &Path) -> Result<Vec<String>> {
-    let files = |folder: &Path| -> Result<BTreeSet<PathBuf>> {
-        fs::read_dir(folder)?
-            .map(|entry| Ok(entry?.file_name().into()))
-            .collect()
-    };
     let mut different = Vec::new();
-    for file in files(one)?.union(&files(other)?) {
+    for file in file_names(one)?.union(&file_names(other)?) {
         let bytes = [one, other].map(|folder| fs::read(folder.join(file)).ok());
         if bytes[0].is_none() || bytes[0] != bytes[1] {
             different.push(name(file).into_owned());
         }
     }
     Ok(different)
+}
+
+fn file_names(folder: &Path) -> Result<BTreeSet<PathBuf>> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(folder)? {
+        names.insert(entry?.file_name().into());
+    }
+    Ok(names)
 }
 
 #[cfg(test)]

@@ -21,14 +21,13 @@ use crate::{
 };
 
 pub(super) fn build_all(release: &Release, architecture: Architecture) -> Result<Built> {
-    let companion = |program| build_companion(release, program, architecture).map(Some);
     Ok(Built {
         architecture,
         server: build(release, architecture)?,
-        publisher: companion(PUBLISHER)?,
-        identity: companion(IDENTITY)?,
-        load: companion(LOAD)?,
-        sync: companion(SYNC)?,
+        publisher: Some(build_companion(release, PUBLISHER, architecture)?),
+        identity: Some(build_companion(release, IDENTITY, architecture)?),
+        load: Some(build_companion(release, LOAD, architecture)?),
+        sync: Some(build_companion(release, SYNC, architecture)?),
     })
 }
 

@@ -24,17 +24,17 @@ const SHADOW_PACKAGE: &str = "bosh-dns-shadow";
 pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
     let tarball = release.staging("bosh")?;
     let source = root().join("deploy/bosh");
+    let mut names = vec![NAME];
     // Without its program a job would not start.
-    let companions = built
-        .first()
-        .into_iter()
-        .flat_map(Built::jobs)
-        .map(|(name, _)| name);
-    let jobs = std::iter::once(NAME)
-        .chain(companions)
-        .chain([SHADOW])
-        .map(|job| Ok((job, pack_job(release, &source.join("jobs"), job, &tarball)?)))
-        .collect::<Result<Vec<_>>>()?;
+    if let Some(built) = built.first() {
+        names.extend(built.jobs().map(|(name, _)| name));
+    }
+    names.push(SHADOW);
+    let mut jobs = Vec::with_capacity(names.len());
+    for job in names {
+        let packed = pack_job(release, &source.join("jobs"), job, &tarball)?;
+        jobs.push((job, packed));
+    }
     let packages = source.join("packages");
     let package = pack_package(release, &packages.join(NAME), built, &tarball)?;
     let shadow = pack_shadow(release, &packages.join(SHADOW_PACKAGE), &tarball)?;

@@ -158,35 +158,31 @@ pub(super) fn linked_crates() -> Result<Crates> {
 
 /// Adds the crates linked into the package `of`: its normal dependencies, recursively.
 fn add_linked(metadata: &Value, of: &str, program: &'static str, crates: &mut Crates) {
-    let nodes: BTreeMap<&str, &Value> = list(&metadata["resolve"]["nodes"])
-        .iter()
-        .map(|node| (text(&node["id"]), node))
-        .collect();
-    let packages: BTreeMap<&str, &Value> = list(&metadata["packages"])
-        .iter()
-        .map(|package| (text(&package["id"]), package))
-        .collect();
+    let mut nodes = BTreeMap::new();
+    for node in list(&metadata["resolve"]["nodes"]) {
+        nodes.insert(text(&node["id"]), node);
+    }
+    let mut packages = BTreeMap::new();
+    let mut left = Vec::new();
+    for package in list(&metadata["packages"]) {
+        packages.insert(text(&package["id"]), package);
+        if package["name"] == of {
+            left.push(text(&package["id"]));
+        }
+    }
     let mut found = BTreeSet::new();
-    let mut left: Vec<&str> = packages
-        .iter()
-        .filter(|(_, package)| package["name"] == of)
-        .map(|(id, _)| *id)
-        .collect();
     while let Some(id) = left.pop() {
         if !found.insert(id) {
             continue;
         }
         let dependencies = nodes.get(id).map_or(&[][..], |node| list(&node["deps"]));
-        left.extend(
-            dependencies
-                .iter()
-                .filter(|dependency| {
-                    list(&dependency["dep_kinds"])
-                        .iter()
-                        .any(|kind| kind["kind"].is_null())
-                })
-                .map(|dependency| text(&dependency["pkg"])),
-        );
+        for dependency in dependencies {
+            let mut kinds = list(&dependency["dep_kinds"]).iter();
+            // Null is the kind of normal dependencies.
+            if kinds.any(|kind| kind["kind"].is_null()) {
+                left.push(text(&dependency["pkg"]));
+            }
+        }
     }
     for package in found.into_iter().filter_map(|id| packages.get(id)) {
         let reference = format!(

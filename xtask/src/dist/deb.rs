@@ -66,18 +66,10 @@ fn write_server(release: &Release, built: &Built) -> Result<()> {
 /// Writes the package of `bosh-dns-identity`; `program` is the stripped binary.
 fn write_identity(release: &Release, program: &Path) -> Result<()> {
     let package = release.staging("deb-identity")?;
-    let below = |path: &str| package.join(path);
     let source = root().join("deploy/identity");
-    archive::copy(program, &below("usr/bin/bosh-dns-identity"), 0o755)?;
-    for unit in fs::read_dir(source.join("systemd"))? {
-        let unit = unit?;
-        archive::copy(
-            &unit.path(),
-            &below("usr/lib/systemd/system").join(unit.file_name()),
-            0o644,
-        )?;
-    }
-    let documents = below("usr/share/doc/bosh-dns-identity");
+    archive::copy(program, &package.join("usr/bin/bosh-dns-identity"), 0o755)?;
+    put_units(&source, &package)?;
+    let documents = package.join("usr/share/doc/bosh-dns-identity");
     for (from, to) in [
         (
             "deploy/identity/prometheus/rules.yml",
@@ -90,7 +82,7 @@ fn write_identity(release: &Release, program: &Path) -> Result<()> {
     ] {
         archive::copy(&root().join(from), &documents.join(to), 0o644)?;
     }
-    fs::create_dir_all(below("etc/bosh-dns-identity"))?;
+    fs::create_dir_all(package.join("etc/bosh-dns-identity"))?;
     let text = "Description: certificates for instances, renewed automatically\n \
          Issues certificates that identify containers and machines, renews them\n \
          before they expire, and rotates the CA of a fleet's health checks without a\n \
@@ -103,6 +95,16 @@ fn write_identity(release: &Release, program: &Path) -> Result<()> {
         text,
         Some("deploy/identity/debian"),
     )
+}
+
+/// Copies the units of systemd below `source`.
+fn put_units(source: &Path, package: &Path) -> Result<()> {
+    let units = package.join("usr/lib/systemd/system");
+    for unit in fs::read_dir(source.join("systemd"))? {
+        let unit = unit?;
+        archive::copy(&unit.path(), &units.join(unit.file_name()), 0o644)?;
+    }
+    Ok(())
 }
 
 /// Writes the package of `bosh-dns-xdp-load`; `program` is the stripped binary.
@@ -172,72 +174,42 @@ fn pack(
 
 /// Stages the installed files below `package`.
 fn put_files(package: &Path, server: &Path) -> Result<()> {
-    let below = |path: &str| package.join(path);
-    let source = |path: &str| root().join("deploy").join(path);
-    archive::copy(server, &below("usr/bin/bosh-dns-xdp"), 0o755)?;
+    let source = root().join("deploy");
+    archive::copy(server, &package.join("usr/bin/bosh-dns-xdp"), 0o755)?;
     // A multi-call binary: it is selected by the name used to start it.
-    symlink("bosh-dns-xdp", below("usr/bin/bosh-dns-xdp-health"))?;
-    for unit in fs::read_dir(source("systemd"))? {
-        let unit = unit?;
-        archive::copy(
-            &unit.path(),
-            &below("usr/lib/systemd/system").join(unit.file_name()),
-            0o644,
-        )?;
-    }
+    symlink("bosh-dns-xdp", package.join("usr/bin/bosh-dns-xdp-health"))?;
+    put_units(&source, package)?;
+    let documents = package.join("usr/share/doc/bosh-dns-xdp");
+    let examples = documents.join("examples");
     for (from, to) in [
-        (
-            "debian/sysusers.conf",
-            "usr/lib/sysusers.d/bosh-dns-xdp.conf",
-        ),
-        (
-            "debian/tmpfiles.conf",
-            "usr/lib/tmpfiles.d/bosh-dns-xdp.conf",
-        ),
-        ("debian/config.json", "etc/bosh-dns-xdp/config.json"),
-        (
-            "grafana/bosh-dns-xdp.json",
-            "usr/share/doc/bosh-dns-xdp/examples/grafana.json",
-        ),
-        (
-            "debian/publish.yml",
-            "usr/share/doc/bosh-dns-xdp/examples/publish.yml",
-        ),
-        (
-            "grafana/bosh-dns-publish.json",
-            "usr/share/doc/bosh-dns-xdp/examples/grafana-publish.json",
-        ),
-        (
-            "grafana/bosh-dns-sync.json",
-            "usr/share/doc/bosh-dns-xdp/examples/grafana-sync.json",
-        ),
-        (
-            "debian/sync-agent.env",
-            "usr/share/doc/bosh-dns-xdp/examples/sync-agent.env",
-        ),
-        (
-            "debian/sync-publisher.env",
-            "usr/share/doc/bosh-dns-xdp/examples/sync-publisher.env",
-        ),
-        (
-            "prometheus/rules.yml",
-            "usr/share/doc/bosh-dns-xdp/examples/prometheus-rules.yml",
-        ),
+        ("grafana/bosh-dns-xdp.json", "grafana.json"),
+        ("debian/publish.yml", "publish.yml"),
+        ("grafana/bosh-dns-publish.json", "grafana-publish.json"),
+        ("grafana/bosh-dns-sync.json", "grafana-sync.json"),
+        ("debian/sync-agent.env", "sync-agent.env"),
+        ("debian/sync-publisher.env", "sync-publisher.env"),
+        ("prometheus/rules.yml", "prometheus-rules.yml"),
         (
             "prometheus/publish-rules.yml",
-            "usr/share/doc/bosh-dns-xdp/examples/prometheus-publish-rules.yml",
+            "prometheus-publish-rules.yml",
         ),
-        (
-            "prometheus/sync-rules.yml",
-            "usr/share/doc/bosh-dns-xdp/examples/prometheus-sync-rules.yml",
-        ),
+        ("prometheus/sync-rules.yml", "prometheus-sync-rules.yml"),
     ] {
-        archive::copy(&source(from), &below(to), 0o644)?;
+        archive::copy(&source.join(from), &examples.join(to), 0o644)?;
+    }
+    let settings = package.join("etc/bosh-dns-xdp");
+    for (from, to) in [
+        ("sysusers.conf", "usr/lib/sysusers.d/bosh-dns-xdp.conf"),
+        ("tmpfiles.conf", "usr/lib/tmpfiles.d/bosh-dns-xdp.conf"),
+        ("config.json", "etc/bosh-dns-xdp/config.json"),
+    ] {
+        let from = source.join("debian").join(from);
+        archive::copy(&from, &package.join(to), 0o644)?;
     }
     for folder in ["aliases.d", "handlers.d", "addresses.d", "publish.d"] {
-        fs::create_dir_all(below("etc/bosh-dns-xdp").join(folder))?;
+        fs::create_dir_all(settings.join(folder))?;
     }
-    docs::put_pages(&below("usr/share/doc/bosh-dns-xdp"))
+    docs::put_pages(&documents)
 }
 
 fn put_copyright(package: &Path, name: &str) -> Result<()> {

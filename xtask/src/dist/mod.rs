@@ -154,34 +154,28 @@ pub(crate) fn build(
     make_anew(&out)?;
     let is_trial = programs.binary.is_some();
     let release = Release::of_this_commit(out.canonicalize()?, is_trial, version)?;
-    let (built, images) = if is_trial {
-        given(&release, programs)?
+    let mut built = Vec::new();
+    let mut images = Vec::new();
+    if is_trial {
+        (built, images) = given(&release, programs)?;
     } else {
-        let image = |architecture: &Architecture| -> Result<oci::ImagePrograms> {
-            let [server, sync] = [crate::SERVER, crate::SYNC]
-                .map(|program| binary::build_static(&release, program, *architecture));
-            Ok(oci::ImagePrograms {
+        for architecture in architectures {
+            built.push(binary::build_all(&release, *architecture)?);
+            images.push(oci::ImagePrograms {
                 architecture: *architecture,
-                server: server?,
-                sync: sync?,
-            })
-        };
-        (
-            architectures
-                .iter()
-                .map(|architecture| binary::build_all(&release, *architecture))
-                .collect::<Result<_>>()?,
-            architectures.iter().map(image).collect::<Result<_>>()?,
-        )
-    };
+                server: binary::build_static(&release, crate::SERVER, *architecture)?,
+                sync: binary::build_static(&release, crate::SYNC, *architecture)?,
+            });
+        }
+    }
     let linked = crates::linked_crates()?;
     crates::write_bill(&release, &linked)?;
     let notices = release.out.join("third-party-notices.txt");
     archive::put(&notices, crates::notices(&linked)?, 0o644)?;
     archive::copy(&root().join("LICENSE"), &release.out.join("LICENSE"), 0o644)?;
-    built
-        .iter()
-        .try_for_each(|built| deb::write(&release, built))?;
+    for built in &built {
+        deb::write(&release, built)?;
+    }
     bosh::write(&release, &built)?;
     if !images.is_empty() {
         oci::write(&release, &images)?;
@@ -221,26 +215,22 @@ fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::
     }];
     if let Some(folder) = arm64_programs {
         let architecture = Architecture::Arm64;
-        let there = |[_, name]: [&str; 2]| folder.join(name);
-        let server = binary::split(&there(crate::SERVER), release, architecture)?;
-        let [publisher, identity, load, sync] =
-            [crate::PUBLISHER, crate::IDENTITY, crate::LOAD, crate::SYNC]
-                .map(there)
-                .map(Some);
-        if let (false, Some(sync)) = (images.is_empty(), &sync) {
+        let server = folder.join(crate::SERVER[1]);
+        let sync = folder.join(crate::SYNC[1]);
+        if !images.is_empty() {
             images.push(oci::ImagePrograms {
                 architecture,
-                server: there(crate::SERVER),
+                server: server.clone(),
                 sync: sync.clone(),
             });
         }
         built.push(Built {
             architecture,
-            server,
-            publisher,
-            identity,
-            load,
-            sync,
+            server: binary::split(&server, release, architecture)?,
+            publisher: Some(folder.join(crate::PUBLISHER[1])),
+            identity: Some(folder.join(crate::IDENTITY[1])),
+            load: Some(folder.join(crate::LOAD[1])),
+            sync: Some(sync),
         });
     }
     Ok((built, images))

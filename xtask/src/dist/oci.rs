@@ -48,42 +48,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// Stores the image of one architecture; returns the descriptor of its manifest.
 fn manifest(release: &Release, programs: &ImagePrograms, image: &Path) -> Result<Value> {
-    let ImagePrograms {
-        architecture,
-        server,
-        sync,
-    } = programs;
-    let layer_files = release.staging("layer")?;
-    for (program, name) in [(server, "bosh-dns-xdp"), (sync, "bosh-dns-sync")] {
-        archive::copy(program, &layer_files.join(name), 0o755)?;
-        // None, except in tests, which pack programs that are not static.
-        for library in shared_libraries(program)? {
-            archive::copy(
-                &library,
-                &layer_files.join(library.strip_prefix("/")?),
-                0o755,
-            )?;
-        }
-    }
-    let deploy = root().join("deploy/container");
-    for (file, place) in [
-        ("passwd", "etc/passwd"),
-        ("group", "etc/group"),
-        ("nsswitch.conf", "etc/nsswitch.conf"),
-        ("config.json", "etc/bosh-dns-xdp/config.json"),
-    ] {
-        archive::copy(&deploy.join(file), &layer_files.join(place), 0o644)?;
-    }
-    for file in ["LICENSE", "third-party-notices.txt"] {
-        archive::copy(
-            &release.out.join(file),
-            &layer_files.join("licenses").join(file),
-            0o644,
-        )?;
-    }
-    for folder in ["run", "tmp", "var/lib/bosh-dns-xdp"] {
-        fs::create_dir_all(layer_files.join(folder))?;
-    }
+    let layer_files = layer(release, programs)?;
     let layer_tar = image.join("layer");
     archive::tar(release, &layer_files, &layer_tar)?;
     let layer = keep(image, &layer_tar, "application/vnd.oci.image.layer.v1.tar")?;
@@ -93,7 +58,8 @@ fn manifest(release: &Release, programs: &ImagePrograms, image: &Path) -> Result
         "org.opencontainers.image.revision": release.commit,
         "org.opencontainers.image.licenses": "Apache-2.0",
     });
-    let platform = json!({"architecture": architecture.name(), "os": "linux"});
+    let architecture = programs.architecture.name();
+    let platform = json!({"architecture": architecture, "os": "linux"});
     let mut config = platform.clone();
     config["config"] = json!({
         "Entrypoint": ["/bosh-dns-xdp"],
@@ -115,6 +81,41 @@ fn manifest(release: &Release, programs: &ImagePrograms, image: &Path) -> Result
     )?;
     manifest["platform"] = platform;
     Ok(manifest)
+}
+
+/// Stages the files of an image.
+fn layer(release: &Release, programs: &ImagePrograms) -> Result<PathBuf> {
+    let ImagePrograms {
+        architecture: _,
+        server,
+        sync,
+    } = programs;
+    let layer_files = release.staging("layer")?;
+    for (program, name) in [(server, "bosh-dns-xdp"), (sync, "bosh-dns-sync")] {
+        archive::copy(program, &layer_files.join(name), 0o755)?;
+        // None, except in tests, which pack programs that are not static.
+        for library in shared_libraries(program)? {
+            let place = layer_files.join(library.strip_prefix("/")?);
+            archive::copy(&library, &place, 0o755)?;
+        }
+    }
+    let deploy = root().join("deploy/container");
+    for (file, place) in [
+        ("passwd", "etc/passwd"),
+        ("group", "etc/group"),
+        ("nsswitch.conf", "etc/nsswitch.conf"),
+        ("config.json", "etc/bosh-dns-xdp/config.json"),
+    ] {
+        archive::copy(&deploy.join(file), &layer_files.join(place), 0o644)?;
+    }
+    let licenses = layer_files.join("licenses");
+    for file in ["LICENSE", "third-party-notices.txt"] {
+        archive::copy(&release.out.join(file), &licenses.join(file), 0o644)?;
+    }
+    for folder in ["run", "tmp", "var/lib/bosh-dns-xdp"] {
+        fs::create_dir_all(layer_files.join(folder))?;
+    }
+    Ok(layer_files)
 }
 
 /// Returns the shared libraries of a program, the dynamic linker included; none if it is static.
