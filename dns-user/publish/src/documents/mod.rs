@@ -404,8 +404,7 @@ fn is_document_file(path: &Path) -> bool {
         return false;
     };
     let extension = path.extension().and_then(|extension| extension.to_str());
-    !name.as_encoded_bytes().starts_with(b".")
-        && matches!(extension, Some("yml" | "yaml" | "json"))
+    !name.as_encoded_bytes().starts_with(b".") && matches!(extension, Some("yml" | "yaml" | "json"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
