@@ -12,6 +12,7 @@
 //! - [`shuffle`]: the order of answers, statistically.
 //! - [`differential`]: random packets in random set-ups, with and without the fast path.
 //! - [`object`]: the object's requirements on the kernel.
+//! - [`generator`]: the load generator's programs.
 //! - [`other_kernel`]: all of these on other kernels, in a virtual machine.
 //! - [`kernel_image`]: the kernel inside a compressed image.
 //! - [`network_cards`]: the server behind emulated network cards, in a virtual machine.
@@ -20,6 +21,7 @@
 mod differential;
 mod fixtures;
 mod forwarded;
+mod generator;
 mod interfaces;
 mod kernel_image;
 mod local_replies;
