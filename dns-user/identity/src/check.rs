@@ -315,3 +315,82 @@ fn resolve_name(snapshot: &Snapshot, text: &str) -> Option<String> {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn validity_has_four_states() {
+        let begin = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let hours = |number: u64| Duration::from_secs(3600 * number);
+        let valid = Validity {
+            not_before: begin,
+            not_after: begin + hours(24),
+        };
+        let late = begin + RenewalWindow::of(valid.length()).end;
+        let second = Duration::from_secs(1);
+        for (now, errors, warnings) in [
+            (
+                begin - second,
+                ["valid only from"].as_slice(),
+                [].as_slice(),
+            ),
+            (begin, &[], &[]),
+            (late, &[], &[]),
+            (late + second, &[], &["past its renewal window"]),
+            (valid.not_after - second, &[], &["past its renewal window"]),
+            (valid.not_after, &["expired at"], &[]),
+            (valid.not_after + second, &["expired at"], &[]),
+        ] {
+            let mut found = Findings::default();
+            check_validity(Path::new("x.crt"), valid, now, &mut found);
+            for (found, expected) in [(found.errors, errors), (found.warnings, warnings)] {
+                assert_eq!(found.len(), expected.len(), "{found:?}");
+                for (line, start) in found.iter().zip(expected) {
+                    assert!(line.starts_with(&format!("x.crt: {start}")), "{line}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_listed_once() {
+        use rcgen::{DnType, SanType};
+
+        let found = |common: &str, names: &[&str], addresses: &[&str]| {
+            let mut params = rcgen::CertificateParams::default();
+            params.distinguished_name.push(DnType::CommonName, common);
+            let names = names
+                .iter()
+                .map(|name| SanType::DnsName((*name).try_into().unwrap()));
+            let addresses = addresses
+                .iter()
+                .map(|address| SanType::IpAddress(address.parse().unwrap()));
+            params.subject_alt_names = names.chain(addresses).collect();
+            let key = rcgen::KeyPair::generate().unwrap();
+            let pem = params.self_signed(&key).unwrap().pem();
+            let (names, addresses) = subject_names(&parse_chain(pem.as_bytes()).unwrap().1[0]);
+            let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            (names.join(" "), addresses.join(" "))
+        };
+        for (common, names, expected) in [
+            ("a.bosh", ["a.bosh", "b.bosh"].as_slice(), "a.bosh b.bosh"),
+            (
+                "a.bosh",
+                &["b.bosh", "c.bosh", "b.bosh"],
+                "a.bosh b.bosh c.bosh",
+            ),
+            ("an instance v1.2", &["", "b"], "b"),
+            ("instance", &["*.b", "c"], "*.b c"),
+        ] {
+            assert_eq!(found(common, names, &[]).0, expected);
+        }
+        assert_eq!(
+            found("x", &["a"], &["10.0.0.1", "fd00::1"]),
+            ("a".to_owned(), "10.0.0.1 fd00::1".to_owned())
+        );
+    }
+}

@@ -243,4 +243,14 @@ mod tests {
             assert_eq!(signer.time, "19700101T000000Z");
         }
     }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let credentials = Credentials {
+            key_id: "AKID".to_owned(),
+            secret: "hidden".to_owned(),
+            token: Some("hidden".to_owned()),
+        };
+        assert_eq!(format!("{credentials:?}"), "Credentials(AKID)");
+    }
 }

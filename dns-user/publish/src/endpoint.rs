@@ -452,4 +452,33 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn aliases_have_one_target() {
+        for (record_type, targets, problem) in [
+            ("CNAME", "[a.org]", None),
+            ("CNAME", "[a.org, a.org]", None),
+            ("CNAME", "[]", None),
+            (
+                "CNAME",
+                "[a.org, b.org]",
+                Some("a CNAME must have exactly one target"),
+            ),
+            (
+                "CNAME",
+                "[a.org, b.org, c.org]",
+                Some("a CNAME must have exactly one target"),
+            ),
+            ("NS", "[a.org, b.org]", None),
+        ] {
+            let (_, problems) = read_text(&format!(
+                "endpoints:\n- {{dnsName: x.org, recordType: {record_type}, targets: {targets}}}\n"
+            ));
+            let expected: Vec<&str> = problem.into_iter().collect();
+            assert_eq!(problems.len(), expected.len(), "{problems:?}");
+            for (found, expected) in problems.iter().zip(expected) {
+                assert!(found.contains(expected), "{found}");
+            }
+        }
+    }
 }

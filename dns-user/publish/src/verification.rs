@@ -201,3 +201,28 @@ impl Step {
 fn is_same(found: Option<&Record>, wanted: &Record) -> bool {
     found.is_some_and(|found| found.targets == wanted.targets)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::RecordType;
+
+    #[test]
+    fn only_other_targets_are_missing() {
+        let record = |targets: &[&str]| {
+            Record::parse("a.org", RecordType::A, targets.iter().copied()).unwrap()
+        };
+        let wanted = record(&["192.0.2.1", "192.0.2.2"]);
+        let mut other_ttl = record(&["192.0.2.2", "192.0.2.1"]);
+        other_ttl.ttl = Some(7);
+        for (found, expected) in [
+            (None, false),
+            (Some(record(&["192.0.2.1"])), false),
+            (Some(record(&["192.0.2.1", "192.0.2.3"])), false),
+            (Some(other_ttl), true),
+            (Some(wanted.clone()), true),
+        ] {
+            assert_eq!(is_same(found.as_ref(), &wanted), expected, "{found:?}");
+        }
+    }
+}

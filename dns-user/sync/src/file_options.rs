@@ -50,3 +50,42 @@ fn octal(text: &str) -> Result<u32, &'static str> {
         _ => Err("expected an octal mode such as 640"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn group_is_that_of_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let is_root = nix::unistd::geteuid().is_root();
+        if is_root {
+            std::os::unix::fs::chown(folder.path(), None, Some(4242)).unwrap();
+        }
+        let path = folder.path().join("records.json");
+        assert_eq!(group_of_folder(&path), is_root.then_some(4242));
+        let here = fs::metadata(".").unwrap().gid();
+        assert_eq!(group_of_folder(Path::new("x")), is_root.then_some(here));
+        assert_eq!(group_of_folder(&folder.path().join("none/x")), None);
+        let options = FileOptions {
+            mode: 0o640,
+            user: Some(1),
+            group: Some(7),
+        };
+        assert_eq!(options.of(&path).group, Some(7));
+    }
+
+    #[test]
+    fn modes_are_octal() {
+        for (text, expected) in [
+            ("640", Some(0o640)),
+            ("777", Some(0o777)),
+            ("0", Some(0)),
+            ("1000", None),
+            ("8", None),
+            ("", None),
+        ] {
+            assert_eq!(octal(text).ok(), expected, "{text}");
+        }
+    }
+}

@@ -300,3 +300,47 @@ fn names_above_the_fleet_are_known() {
     }
     assert_eq!(Snapshot::empty().instances().len(), 0);
 }
+
+#[test]
+fn dropped_rows_are_named() {
+    let parse = |columns: &str, rows: &[&str]| {
+        let text = format!(
+            r#"{{"record_keys": [{columns}], "record_infos": [{}]}}"#,
+            rows.join(", ")
+        );
+        Records::parse(text.as_bytes()).unwrap().1
+    };
+    let columns = r#""id", "instance_group", "network", "deployment", "ip", "domain""#;
+    let good = r#"["i", "g", "n", "d", "10.0.0.1", "bosh"]"#;
+    assert_eq!(parse(columns, &[good]), [] as [&str; 0]);
+    let short = r#"["i", "g"]"#;
+    assert_eq!(
+        parse(
+            columns,
+            &[good, short, r#"["i", "g", "n", "d", "10.0.0", "bosh"]"#]
+        ),
+        [
+            "row 2 has 2 cells for 6 columns and is dropped",
+            "row 3: ip is \"10.0.0\", which is not an address; the row's names have no address",
+        ]
+    );
+    let number = parse(columns, &[r#"[7, "g", "n", "d", "10.0.0.1", "bosh"]"#]);
+    assert!(
+        number.len() == 1 && number[0].starts_with("row 1: id must be "),
+        "{number:?}"
+    );
+    assert_eq!(
+        parse(r#""id", "ip""#, &[short, short]),
+        ["record_keys lacks the column instance_group: all 2 rows are dropped"]
+    );
+    assert_eq!(parse(r#""id", "ip""#, &[]), [] as [&str; 0]);
+    for (rows, lines, last) in [
+        (1000, 1000, "row 1000 has 2 cells"),
+        (1001, 1001, "and 1 more rows"),
+        (1005, 1001, "and 5 more rows"),
+    ] {
+        let warnings = parse(columns, &vec![short; rows]);
+        assert_eq!(warnings.len(), lines);
+        assert!(warnings.last().unwrap().starts_with(last), "{rows}");
+    }
+}

@@ -648,4 +648,28 @@ mod tests {
             Err(TokenError::Unknown)
         );
     }
+
+    #[test]
+    fn needed_keys_stay() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let state = StateFolder::create(folder.path().join("state")).unwrap().0;
+        let ca = |name: &str| Fingerprint::of(name.as_bytes());
+        let mut trust = Trust::new(ca("issuing"));
+        trust.trusted.push(ca("trusted"));
+        trust.origin = Some(ca("origin"));
+        let path = |name: &str| state.path.join("authorities").join(ca(name).as_str());
+        let names = ["issuing", "trusted", "origin", "other", "public"];
+        for name in names {
+            fs::create_dir_all(path(name)).unwrap();
+            fs::write(path(name).join("ca.crt"), "x").unwrap();
+            if name != "public" {
+                fs::write(path(name).join("ca.key"), "x").unwrap();
+            }
+        }
+        state.forget_keys(&trust).unwrap();
+        let kept =
+            names.map(|name| ["ca.crt", "ca.key"].map(|file| path(name).join(file).exists()));
+        let whole = [true, true];
+        assert_eq!(kept, [whole, whole, whole, [false, false], [true, false]]);
+    }
 }

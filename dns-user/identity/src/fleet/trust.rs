@@ -287,4 +287,23 @@ mod tests {
             ["old-bundle", "old-pair"]
         );
     }
+
+    #[test]
+    fn members_notice_trust_alone() {
+        let trust = Trust::new(ca("a"));
+        assert!(!trust.differs_for_members(&trust.clone()));
+        let with = |change: fn(&mut Trust)| {
+            let mut other = trust.clone();
+            change(&mut other);
+            trust.differs_for_members(&other)
+        };
+        for (differs, is_noticed) in [
+            (with(|trust| trust.generation += 1), true),
+            (with(|trust| trust.trusted.push(ca("b"))), true),
+            (with(|trust| trust.issuing = ca("b")), true),
+            (with(|trust| trust.origin = Some(ca("b"))), false),
+        ] {
+            assert_eq!(differs, is_noticed);
+        }
+    }
 }

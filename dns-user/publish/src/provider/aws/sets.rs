@@ -635,4 +635,32 @@ mod tests {
             ]
         );
     }
+
+    #[test]
+    fn batches_hold_what_fits() {
+        let transaction = |changes, octets, values| SetChanges {
+            changes: Vec::new(),
+            size: Size {
+                changes,
+                octets,
+                values,
+            },
+        };
+        let of = |changes| transaction(changes, 1, 1);
+        let octets = |octets| transaction(1, octets, 1);
+        let values = |values| transaction(1, 1, values);
+        for (transactions, expected) in [
+            (vec![], 0),
+            (vec![of(10)], 1),
+            (vec![of(11)], 0),
+            (vec![of(4), of(6)], 2),
+            (vec![of(4), of(7), of(1)], 1),
+            (vec![octets(MAX_OCTETS - 1), octets(1), octets(1)], 2),
+            (vec![values(MAX_VALUES - 1), values(1), values(1)], 2),
+            (vec![octets(MAX_OCTETS + 1)], 0),
+            (vec![values(MAX_VALUES + 1)], 0),
+        ] {
+            assert_eq!(fitting(&transactions, 10), expected);
+        }
+    }
 }

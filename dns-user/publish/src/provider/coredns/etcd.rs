@@ -450,4 +450,25 @@ mod tests {
         assert!(Service::read(b"null").unwrap().is_empty());
         assert!(Service::read(b"not json").is_err());
     }
+
+    #[test]
+    fn values_hold_a_host_and_a_text() {
+        let name = Name::parse("a.example.org").unwrap();
+        for (value, expected) in [
+            (r#"{"host": "192.0.2.1"}"#, "A 192.0.2.1"),
+            (r#"{"host": "2001:db8::1"}"#, "AAAA 2001:db8::1"),
+            (r#"{"host": "b.example.org"}"#, "CNAME b.example.org"),
+            (r#"{"text": "x"}"#, "TXT x"),
+            (r#"{"host": "192.0.2.1", "text": "x"}"#, "A 192.0.2.1,TXT x"),
+            (r#"{"host": "b..org", "text": "x"}"#, "TXT x"),
+            (r#"{"ttl": 60}"#, ""),
+        ] {
+            let records = Service::read(value.as_bytes()).unwrap().records(&name);
+            let shown: Vec<String> = records
+                .iter()
+                .map(|(record_type, target)| format!("{record_type} {}", target.as_str()))
+                .collect();
+            assert_eq!(shown.join(","), expected, "{value}");
+        }
+    }
 }

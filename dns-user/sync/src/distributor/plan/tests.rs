@@ -442,3 +442,25 @@ fn book_without_agents_is_not_written() {
     world.plan.inventory(&["a".to_owned()], 0);
     assert!(writes(world.step()));
 }
+
+#[test]
+fn stored_version_is_announced() {
+    let mut world = World::new(&["a"], Some(3));
+    world.start(&[("a", 57)]);
+    assert!(!world.plan.announced());
+    assert!(matches!(world.step()[..], [Action::Commit { floor: 57 }]));
+    assert!(!world.plan.announced(), "it is being committed");
+    let committed = Committed {
+        made: made(58),
+        bytes: Bytes::from_static(b"x"),
+        new: true,
+        gone: Vec::new(),
+    };
+    world.plan.committed(committed, world.now);
+    assert!(!world.plan.announced(), "it is not stored");
+    assert!(matches!(&world.step()[..], [Action::Put(..)]));
+    assert!(!world.plan.announced(), "it is being stored");
+    world.plan.put(58, true, world.now);
+    world.batch();
+    assert!(world.plan.announced());
+}
