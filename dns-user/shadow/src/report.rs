@@ -503,3 +503,35 @@ fn lines(reply: Option<&Reply>, disclosure: &Disclosure) -> Vec<String> {
     }
     hidden.lines()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_compared_is_counted() {
+        let mut report = Report {
+            program: String::new(),
+            mode: String::new(),
+            seconds: 1.0,
+            addresses: Vec::new(),
+            health: String::new(),
+            instances: 0,
+            seen: Seen::default(),
+            verdicts: Verdicts::default(),
+            differences: Vec::new(),
+            routes: Vec::new(),
+            interface: InterfaceShare::default(),
+            latency: crate::latency::Latencies::default().report(),
+            cpu: Cpu::default(),
+            remarks: Vec::new(),
+        };
+        assert!(!report.text().contains("not comparable"));
+        report.seen.split_segments = 2;
+        report.seen.dropped = 7;
+        let text = report.text();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let reasons = "not comparable 2 TCP segments with parts of messages, 7 packets beyond the share of CPU";
+        assert!(words.join(" ").contains(reasons), "{text}");
+    }
+}
