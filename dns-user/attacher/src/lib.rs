@@ -13,7 +13,7 @@
 //! | Capability | Needed for |
 //! |---|---|
 //! | CAP_BPF | creating maps, loading programs, opening pins ([`bpf`]) |
-//! | CAP_NET_ADMIN | attaching programs ([`bpf`]), qdiscs and filters, IPsec policies and nftables ([`attach`]) |
+//! | CAP_NET_ADMIN | attaching programs ([`bpf`]), qdiscs and filters, IPsec policies and nftables ([`attach`](mod@attach)) |
 //! | CAP_PERFMON | loading programs that compare pointers, as the verifier demands |
 //! | CAP_SYS_ADMIN | mounting a bpffs ([`prepare_pins`]) and naming another program on an interface; not needed later |
 //! | CAP_CHOWN | giving the folder of pins to `xdp.attach_user` ([`prepare_pins`]) |
@@ -67,7 +67,7 @@
 //! * [`process`]: `bosh-dns-xdp attach`, from its start with all privileges to its work with three; [`standby`] replaces it
 //!   if it is killed.
 //! * [`service`]: the socket and the sessions of servers.
-//! * [`attach`]: the programs on the interfaces; a thread attaches them once the maps are filled.
+//! * [`attach`](mod@attach): the programs on the interfaces; a thread attaches them once the maps are filled.
 //! * [`object`] loads the maps, [`programs`] loads each program once it is needed, both from an [`image`]; [`bpf`]
 //!   holds the system calls; [`scope`]: the map `SCOPE`, which only the attacher writes.
 //! * [`mailbox`]: channels to threads that wait in poll(2).
