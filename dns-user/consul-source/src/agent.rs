@@ -160,7 +160,7 @@ impl Agent {
         address: &ApiAddress,
         answer: Response<Bytes>,
     ) -> Result<Reply, AgentError> {
-        let address = || address.clone();
+        let address = address.clone();
         let (head, body) = answer.into_parts();
         let headers = &head.headers;
         match head.status {
@@ -179,19 +179,15 @@ impl Agent {
                     body,
                 })
             }
-            StatusCode::TOO_MANY_REQUESTS => Err(AgentError::TooMany { address: address() }),
-            StatusCode::FORBIDDEN => Err(AgentError::Forbidden { address: address() }),
-            StatusCode::NOT_FOUND => Err(AgentError::NotFound { address: address() }),
+            StatusCode::TOO_MANY_REQUESTS => Err(AgentError::TooMany { address }),
+            StatusCode::FORBIDDEN => Err(AgentError::Forbidden { address }),
+            StatusCode::NOT_FOUND => Err(AgentError::NotFound { address }),
             status => {
-                let text: String = String::from_utf8_lossy(&body)
-                    .trim()
-                    .chars()
-                    .take(200)
-                    .collect();
+                let text = String::from_utf8_lossy(&body);
                 Err(AgentError::Status {
-                    address: address(),
+                    address,
                     status,
-                    text,
+                    text: text.trim().chars().take(200).collect(),
                 })
             }
         }

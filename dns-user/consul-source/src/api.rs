@@ -78,25 +78,21 @@ impl Invalid {
 
 /// Returns the name of an entry, for the log.
 fn name_of(entry: &Value) -> String {
-    let text = |path: &str| {
-        entry
-            .pointer(path)
-            .and_then(Value::as_str)
-            .filter(|text| !text.is_empty())
-    };
-    match (
-        text("/Service/ID").or(text("/Service/Service")),
-        text("/Node/Node"),
-    ) {
-        (Some(service), Some(node)) => format!("{service} on {node}"),
-        (Some(name), None) | (None, Some(name)) => name.to_owned(),
-        (None, None) => {
-            let name = ["/Name", "/Node", "/ID", "/Datacenter"]
-                .into_iter()
-                .find_map(text);
-            name.map_or_else(|| "an entry without a name".to_owned(), str::to_owned)
-        }
+    let service = text_at(entry, "/Service/ID").or(text_at(entry, "/Service/Service"));
+    let node = text_at(entry, "/Node/Node");
+    if let (Some(service), Some(node)) = (service, node) {
+        return format!("{service} on {node}");
     }
+    let mut known = service.or(node);
+    for path in ["/Name", "/Node", "/ID", "/Datacenter"] {
+        known = known.or(text_at(entry, path));
+    }
+    known.unwrap_or("an entry without a name").to_owned()
+}
+
+fn text_at<'a>(entry: &'a Value, path: &str) -> Option<&'a str> {
+    let text = entry.pointer(path)?.as_str()?;
+    Some(text).filter(|text| !text.is_empty())
 }
 
 /// Parses a list. Only a list with an invalid entry is parsed again, entry by entry.
@@ -160,22 +156,20 @@ pub(crate) fn services(
             .collect());
     }
     let services: BTreeMap<String, Value> = serde_json::from_slice(body)?;
-    // A service with malformed tags exists; only changes of its tags go unnoticed.
-    let mut tags = |name: &str, tags: Value| {
-        serde_json::from_value::<Option<Vec<String>>>(tags)
-            .inspect_err(|error| {
-                invalid.note(
-                    || name.to_owned(),
-                    format!("{error}; its tags are not used"),
-                )
-            })
-            .unwrap_or_default()
-    };
-    let services = services.into_iter().map(|(name, value)| {
-        let tags = tags(&name, value).unwrap_or_default();
-        (name, tags)
-    });
-    Ok(services.collect())
+    let mut all = BTreeMap::new();
+    for (name, value) in services {
+        let tags = match serde_json::from_value::<Option<Vec<String>>>(value) {
+            Ok(tags) => tags.unwrap_or_default(),
+            // The service exists; only changes of its tags go unnoticed.
+            Err(error) => {
+                let problem = format!("{error}; its tags are not used");
+                invalid.note(|| name.clone(), problem);
+                Vec::new()
+            }
+        };
+        all.insert(name, tags);
+    }
+    Ok(all)
 }
 
 /// Parses `/v1/catalog/nodes` of a datacenter, whose name is in lower case.
@@ -336,20 +330,19 @@ pub(crate) fn server_coordinates(
         }
     }
     let entries: Vec<Entry> = list(body, invalid)?;
-    // Coordinates of other areas are not comparable.
-    let of_wan = entries
-        .into_iter()
-        .filter(|entry| matches!(&*entry.area, "" | "wan" | "WAN"));
-    Ok(of_wan
-        .map(|entry| {
-            let coordinates = entry
-                .coordinates
-                .into_iter()
-                .map(|entry| entry.coord.into())
-                .collect();
-            (entry.datacenter.to_ascii_lowercase(), coordinates)
-        })
-        .collect())
+    let mut coordinates = BTreeMap::new();
+    for entry in entries {
+        // Coordinates of other areas are not comparable.
+        if !matches!(&*entry.area, "" | "wan" | "WAN") {
+            continue;
+        }
+        let servers = entry.coordinates.into_iter();
+        coordinates.insert(
+            entry.datacenter.to_ascii_lowercase(),
+            servers.map(|server| server.coord.into()).collect(),
+        );
+    }
+    Ok(coordinates)
 }
 
 /// Parses `/v1/config/ingress-gateway`.
@@ -366,20 +359,20 @@ pub(crate) fn ingress(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<
         struct Bound(name: String) {}
     }
     let entries: Vec<Entry> = list(body, invalid)?;
-    let gateway = |Entry { name, listeners }| {
-        let mut services: Vec<String> = listeners
-            .into_iter()
-            .flat_map(|listener| listener.services)
-            .map(|bound| bound.name)
-            .collect();
+    let mut gateways = Vec::new();
+    for Entry { name, listeners } in entries {
+        let mut services = Vec::new();
+        for listener in listeners {
+            services.extend(listener.services.into_iter().map(|bound| bound.name));
+        }
         services.sort();
         services.dedup();
-        Gateway {
+        gateways.push(Gateway {
             gateway: name,
             services,
-        }
-    };
-    Ok(entries.into_iter().map(gateway).collect())
+        });
+    }
+    Ok(gateways)
 }
 
 pub(crate) fn queries(
@@ -476,6 +469,26 @@ lenient! {
     }
 }
 
+impl From<ApiWeights> for Weights {
+    fn from(ApiWeights { passing, warning }: ApiWeights) -> Self {
+        if passing == 0 && warning == 0 {
+            return Self::default();
+        }
+        Self {
+            passing: passing.clamp(0, u16::MAX.into()) as u16,
+            warning: warning.clamp(0, u16::MAX.into()) as u16,
+        }
+    }
+}
+
+impl From<ApiCheck> for Check {
+    fn from(ApiCheck { id, status }: ApiCheck) -> Self {
+        // An unknown status counts as critical, so clients are not sent to the instance.
+        let status = CheckStatus::from_text(&status).unwrap_or(CheckStatus::Critical);
+        Self { id, status }
+    }
+}
+
 impl From<ApiEntry> for Instance {
     fn from(entry: ApiEntry) -> Self {
         let ApiEntry {
@@ -483,41 +496,29 @@ impl From<ApiEntry> for Instance {
             service,
             checks,
         } = entry;
-        let weight = |weight: i64| weight.clamp(0, u16::MAX.into()) as u16;
-        let weights = match service.weights {
-            ApiWeights {
-                passing: 0,
-                warning: 0,
-            } => Weights::default(),
-            ApiWeights { passing, warning } => Weights {
-                passing: weight(passing),
-                warning: weight(warning),
-            },
-        };
-        let check = |ApiCheck { id, status }| {
-            // An unknown status counts as critical, so clients are not sent to the instance.
-            Check {
-                id,
-                status: CheckStatus::from_text(&status).unwrap_or(CheckStatus::Critical),
-            }
-        };
+        let mut tagged_addresses = BTreeMap::new();
+        for (tag, ApiAddress { address, port }) in service.tagged_addresses {
+            let port = u16::try_from(port).unwrap_or(0);
+            tagged_addresses.insert(tag, TaggedAddress { address, port });
+        }
         let proxy_for = Some(service.proxy.destination_service_name)
             .filter(|name| service.kind == "connect-proxy" && !name.is_empty());
-        let tagged = service.tagged_addresses.into_iter();
-        // Named ports above 65535 are dropped.
-        let ports = service.ports.into_iter().filter_map(
-            |ApiPort {
-                 name,
-                 port,
-                 default,
-             }| {
-                Some(NamedPort {
+        let mut ports = Vec::new();
+        for ApiPort {
+            name,
+            port,
+            default,
+        } in service.ports
+        {
+            // Named ports above 65535 are dropped.
+            if let Ok(port) = u16::try_from(port) {
+                ports.push(NamedPort {
                     name,
-                    port: u16::try_from(port).ok()?,
+                    port,
                     default,
-                })
-            },
-        );
+                });
+            }
+        }
         let port = u16::try_from(service.port);
         Self {
             node: node.node,
@@ -527,24 +528,14 @@ impl From<ApiEntry> for Instance {
             address: service.address,
             port: port.unwrap_or(0),
             impossible_port: port.is_err().then_some(service.port),
-            ports: ports.collect(),
+            ports,
             tags: service.tags,
             meta: service.meta,
-            weights,
-            tagged_addresses: tagged
-                .map(|(tag, ApiAddress { address, port })| {
-                    (
-                        tag,
-                        TaggedAddress {
-                            address,
-                            port: u16::try_from(port).unwrap_or(0),
-                        },
-                    )
-                })
-                .collect(),
+            weights: service.weights.into(),
+            tagged_addresses,
             proxy_for,
             connect_native: service.connect.native,
-            checks: checks.into_iter().map(check).collect(),
+            checks: checks.into_iter().map(Check::from).collect(),
         }
     }
 }
@@ -987,5 +978,76 @@ mod token_tests {
             assert_eq!(token.now().await.as_deref(), Some(expected));
         }
         assert_eq!(Token::new(None).now().await, None);
+    }
+
+    #[test]
+    fn invalid_entries_are_named_and_counted() {
+        let mut invalid = Invalid::default();
+        for (entry, cause) in [("a", "odd"), ("b", "odd"), ("c", "odd"), ("d", "other")] {
+            invalid.note(|| entry.to_owned(), cause.to_owned());
+        }
+        assert_eq!(invalid.count(), 4);
+        assert_eq!(
+            invalid.lines().collect::<Vec<_>>(),
+            ["a and 2 more: odd", "d: other"]
+        );
+        for (entry, name) in [
+            (
+                r#"{"Service":{"ID":"s1","Service":"s"},"Node":{"Node":"n"}}"#,
+                "s1 on n",
+            ),
+            (
+                r#"{"Service":{"ID":"","Service":"s"},"Node":{"Node":"n"}}"#,
+                "s on n",
+            ),
+            (r#"{"Service":{"ID":"s1"}}"#, "s1"),
+            (r#"{"Node":{"Node":"n"},"Name":"x"}"#, "n"),
+            (r#"{"Name":"x","ID":"y"}"#, "x"),
+            (r#"{"Node":"n"}"#, "n"),
+            (r#"{"ID":"y"}"#, "y"),
+            (r#"{"Datacenter":"dc1"}"#, "dc1"),
+            ("7", "an entry without a name"),
+        ] {
+            assert_eq!(
+                name_of(&serde_json::from_str(entry).unwrap()),
+                name,
+                "{entry}"
+            );
+        }
+    }
+
+    #[test]
+    fn weights_and_targets_have_rules() {
+        let weights = |passing, warning| Weights::from(ApiWeights { passing, warning });
+        assert_eq!(weights(0, 0), Weights::default());
+        for (passing, warning, expected) in [
+            (0, 3, (0, 3)),
+            (3, 0, (3, 0)),
+            (-1, 70_000, (0, u16::MAX)),
+            (70_000, -1, (u16::MAX, 0)),
+        ] {
+            let found = weights(passing, warning);
+            assert_eq!((found.passing, found.warning), expected);
+        }
+        let target = |datacenter: &str, peer: &str| ApiTarget {
+            datacenter: datacenter.to_owned(),
+            peer: peer.to_owned(),
+        };
+        let failover = |targets: Vec<ApiTarget>| {
+            Failover::from(ApiFailover {
+                nearest: 2,
+                datacenters: vec!["dc2".to_owned()],
+                targets,
+            })
+        };
+        let of_datacenter = |name: &str| FailoverTarget::Datacenter(name.to_owned());
+        let found = failover(Vec::new());
+        assert_eq!(
+            (found.nearest, found.targets),
+            (2, vec![of_datacenter("dc2")])
+        );
+        let found = failover(vec![target("dc3", "p"), target("dc3", ""), target("", "")]);
+        let expected = vec![FailoverTarget::Peer("p".to_owned()), of_datacenter("dc3")];
+        assert_eq!((found.nearest, found.targets), (0, expected));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    fmt, fs,
+    fmt, fs, io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -242,56 +242,71 @@ impl Connections {
     }
 
     async fn connect(&self, address: &ApiAddress) -> Result<Sender, ConnectionError> {
-        let connecting = async {
-            let unknown =
-                || unreachable(format_args!("the host name {} is not known", address.host));
-            let failed = |error| unreachable(format_args!("cannot connect: {error}"));
-            let no_tls = |error| unreachable(format_args!("no TLS: {error}"));
-            let host = self.hosts.get(&address.host).ok_or_else(unknown)?;
-            let ip = host.address(LOOK_UP_TIMEOUT).await.ok_or_else(unknown)?;
-            let tcp = TcpStream::connect((ip, address.port)).await;
-            // The name may have another address by now.
-            let tcp = tcp.inspect_err(|_| host.failed()).map_err(failed)?;
-            // Without it replies are only delayed.
-            let _ = tcp.set_nodelay(true);
-            let open = self.open.clone();
-            if !address.tls {
-                return one_by_one(tcp, open).await;
-            }
-            let connector = TlsConnector::from(self.tls.config().map_err(no_tls)?);
-            let tls = connector
-                .connect(self.tls.server_name(address).map_err(no_tls)?, tcp)
-                .await;
-            let tls = tls.map_err(failed)?;
-            if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
-                return one_by_one(tls, open).await;
-            }
-            let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder
-                .timer(TokioTimer::new())
-                .keep_alive_interval(KEEP_ALIVE)
-                .keep_alive_while_idle(true);
-            let (sender, connection) = builder.handshake(TokioIo::new(tls)).await?;
-            tokio::spawn(async move {
-                // Pending requests report the error themselves.
-                let _ = connection.await;
-                drop(open);
-            });
-            Ok(Sender::Shared(sender))
+        match timeout(CONNECT_TIMEOUT, self.open_connection(address)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(unreachable(format_args!(
+                "no connection within {} s",
+                CONNECT_TIMEOUT.as_secs()
+            ))),
+        }
+    }
+
+    async fn open_connection(&self, address: &ApiAddress) -> Result<Sender, ConnectionError> {
+        let Some(host) = self.hosts.get(&address.host) else {
+            return Err(unknown_host(address));
         };
-        timeout(CONNECT_TIMEOUT, connecting)
-            .await
-            .unwrap_or_else(|_| {
-                Err(unreachable(format_args!(
-                    "no connection within {} s",
-                    CONNECT_TIMEOUT.as_secs()
-                )))
-            })
+        let Some(ip) = host.address(LOOK_UP_TIMEOUT).await else {
+            return Err(unknown_host(address));
+        };
+        let tcp = match TcpStream::connect((ip, address.port)).await {
+            Ok(tcp) => tcp,
+            Err(error) => {
+                // The name may have another address by now.
+                host.failed();
+                return Err(cannot_connect(error));
+            }
+        };
+        // Without it replies are only delayed.
+        let _ = tcp.set_nodelay(true);
+        let open = self.open.clone();
+        if !address.tls {
+            return one_by_one(tcp, open).await;
+        }
+        let connector = TlsConnector::from(self.tls.config().map_err(no_tls)?);
+        let name = self.tls.server_name(address).map_err(no_tls)?;
+        let tls = connector.connect(name, tcp).await.map_err(cannot_connect)?;
+        if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
+            return one_by_one(tls, open).await;
+        }
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_while_idle(true);
+        let (sender, connection) = builder.handshake(TokioIo::new(tls)).await?;
+        tokio::spawn(async move {
+            // Pending requests report the error themselves.
+            let _ = connection.await;
+            drop(open);
+        });
+        Ok(Sender::Shared(sender))
     }
 }
 
 fn unreachable(why: fmt::Arguments<'_>) -> ConnectionError {
     ConnectionError::Unreachable(why.to_string())
+}
+
+fn unknown_host(address: &ApiAddress) -> ConnectionError {
+    unreachable(format_args!("the host name {} is not known", address.host))
+}
+
+fn cannot_connect(error: io::Error) -> ConnectionError {
+    unreachable(format_args!("cannot connect: {error}"))
+}
+
+fn no_tls(error: anyhow::Error) -> ConnectionError {
+    unreachable(format_args!("no TLS: {error}"))
 }
 
 /// Protocol of a new connection.
@@ -392,14 +407,17 @@ impl Tls {
         let HttpApi {
             ca_file, identity, ..
         } = &self.api;
-        let (certificate, key) = identity
-            .as_ref()
-            .map(|(certificate, key)| (certificate, key))
-            .unzip();
-        let files = [ca_file.as_ref(), certificate, key].into_iter().flatten();
-        files
-            .map(|path| fs::metadata(path).and_then(|about| about.modified()).ok())
-            .collect()
+        let mut files = Vec::new();
+        files.extend(ca_file);
+        if let Some((certificate, key)) = identity {
+            files.extend([certificate, key]);
+        }
+        let mut stamps = Stamps::new();
+        for path in files {
+            let modified = fs::metadata(path).and_then(|about| about.modified());
+            stamps.push(modified.ok());
+        }
+        stamps
     }
 
     fn load(&self) -> anyhow::Result<ClientConfig> {

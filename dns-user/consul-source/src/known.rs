@@ -54,7 +54,6 @@ impl Known {
         services: BTreeMap<String, Vec<String>>,
     ) -> Difference {
         let known = self.place(place);
-        let key = |name: &str| (place.clone(), name.to_owned());
         let mut difference = Difference::default();
         let mut named = HashSet::new();
         let listed = known.services.get_or_insert_default();
@@ -76,22 +75,19 @@ impl Known {
                     instances,
                 }),
             );
-            difference.to_fetch.push(key(&lower));
+            difference.to_fetch.push((place.clone(), lower));
         }
-        let gone: Vec<Box<str>> = listed
-            .iter()
-            .map(|(name, _)| name)
-            .filter(|name| !named.contains(&***name))
-            .cloned()
-            .collect();
-        for name in gone {
-            if listed
-                .remove(&*name)
-                .is_some_and(|service| service.instances.is_none())
-            {
-                known.unloaded -= 1;
+        let mut gone = Vec::new();
+        for (name, _) in listed.iter() {
+            if !named.contains(&**name) {
+                gone.push(name.clone());
             }
-            difference.removed.push(key(&name));
+        }
+        for name in gone {
+            if let Some(service) = listed.remove(&*name) {
+                known.unloaded -= usize::from(service.instances.is_none());
+            }
+            difference.removed.push((place.clone(), name.into()));
         }
         if !difference.removed.is_empty() {
             gather_nodes(place, known);
@@ -102,15 +98,16 @@ impl Known {
     /// Sets the peers, each with the names of the services that it exports to us.
     pub(crate) fn set_peers(&mut self, peers: BTreeMap<String, Vec<String>>) -> Difference {
         let named: HashSet<Place> = peers.keys().map(|peer| peer_of(peer)).collect();
-        let known = self.live.places.keys();
-        let gone: Vec<Place> = known
-            .filter(|place| matches!(place, Place::Peer(_)) && !named.contains(place))
-            .cloned()
-            .collect();
+        let mut gone = Vec::new();
+        for place in self.live.places.keys() {
+            if matches!(place, Place::Peer(_)) && !named.contains(place) {
+                gone.push(place.clone());
+            }
+        }
         let mut all = Difference::default();
         for place in gone {
-            all.removed
-                .extend(self.set_services(&place, BTreeMap::new()).removed);
+            let difference = self.set_services(&place, BTreeMap::new());
+            all.removed.extend(difference.removed);
             self.live.places.remove(&place);
         }
         for (peer, services) in peers {
@@ -232,8 +229,9 @@ impl Known {
     }
 
     pub(crate) fn has_instances(&self, (place, service): &ServiceKey) -> bool {
-        let service = || self.live.places.get(place)?.service(service);
-        service().is_some_and(|service| service.instances.is_some())
+        let known = self.live.places.get(place);
+        let service = known.and_then(|known| known.service(service));
+        service.is_some_and(|service| service.instances.is_some())
     }
 
     pub(crate) fn is_datacenter(&self, name: &str) -> bool {
@@ -331,12 +329,14 @@ fn gather_nodes(place: &Place, known: &mut LivePlace) {
     if !matches!(place, Place::Peer(_)) {
         return;
     }
-    let services = known.services.iter().flat_map(|services| services.iter());
-    let loaded = services.filter_map(|(_, service)| service.instances.as_ref());
-    let by_name: BTreeMap<&str, &Arc<Node>> = loaded
-        .flat_map(|loaded| &loaded.nodes)
-        .map(|node| (node.name.as_str(), node))
-        .collect();
+    let mut by_name: BTreeMap<&str, &Arc<Node>> = BTreeMap::new();
+    for (_, service) in known.services.iter().flat_map(|services| services.iter()) {
+        if let Some(loaded) = &service.instances {
+            for node in &loaded.nodes {
+                by_name.insert(&node.name, node);
+            }
+        }
+    }
     let nodes = by_name.into_values().cloned().collect();
     set_nodes(known, nodes);
 }
@@ -449,5 +449,96 @@ mod tests {
         );
         assert_eq!(known.set_peers(BTreeMap::new()).removed, [key]);
         assert!(!known.live().places.contains_key(&east));
+    }
+
+    #[test]
+    fn loaded_parts_are_counted() {
+        let mut known = Known::default();
+        assert_eq!(known.counts(), (0, 0, 0, 0));
+        assert_eq!(known.live().own, DEFAULT_DATACENTER);
+        known.own = Some("dc2".to_owned());
+        known.datacenters = vec!["dc2".to_owned(), "DC3".to_owned()];
+        known.unreachable.insert("dc3".to_owned());
+        let node = |name: &str| {
+            Arc::new(Node {
+                name: name.to_owned(),
+                ..Node::default()
+            })
+        };
+        assert!(known.set_nodes("dc2", vec![node("a"), node("b")]));
+        assert!(!known.set_nodes("dc2", vec![node("a"), node("b")]));
+        let kept = known.live().places[&Place::Datacenter("dc2".into())]
+            .nodes
+            .clone()
+            .unwrap();
+        assert!(known.set_nodes("dc2", vec![node("b"), node("c")]));
+        let nodes = known.live().places[&Place::Datacenter("dc2".into())]
+            .nodes
+            .clone()
+            .unwrap();
+        assert!(Arc::ptr_eq(&kept[1], &nodes[0]), "the same node is kept");
+        let place = Place::Datacenter("dc2".into());
+        let services = ["Web", "db"].map(|name| (name.to_owned(), Vec::new()));
+        known.set_services(&place, services.into());
+        let key = (place.clone(), "web".to_owned());
+        assert_eq!(known.name_of(&key), Some("Web"));
+        assert!(!known.has_instances(&key));
+        let instance = |id: &str| {
+            Arc::new(Instance {
+                id: id.to_owned(),
+                ..Instance::default()
+            })
+        };
+        let loaded = |ids: &[&str]| ServiceInstances {
+            instances: ids.iter().map(|id| instance(id)).collect(),
+            ..ServiceInstances::default()
+        };
+        assert!(known.set_instances(&key, loaded(&["1", "2", "3"])));
+        assert!(known.has_instances(&key) && !known.set_instances(&key, loaded(&["1", "2", "3"])));
+        assert_eq!(known.counts(), (2, 1, 2, 3));
+        assert!(!known.set_instances(&(place, "none".to_owned()), loaded(&[])));
+        for (name, is_known) in [("dc2", true), ("dc3", true), ("DC3", true), ("dc4", false)] {
+            assert_eq!(known.is_datacenter(name), is_known, "{name}");
+        }
+        for (place, is_loaded) in [
+            (Place::Datacenter("dc2".into()), true),
+            (Place::Datacenter("dc3".into()), false),
+            (peer_of("x"), true),
+        ] {
+            assert_eq!(known.is_fully_loaded(&place), is_loaded);
+        }
+        let live = known.live();
+        let datacenters: Vec<(&str, bool)> = live
+            .datacenters
+            .iter()
+            .map(|datacenter| (&*datacenter.name, datacenter.reachable))
+            .collect();
+        assert_eq!(
+            (&*live.own, datacenters),
+            ("dc2", vec![("dc2", true), ("dc3", false)])
+        );
+        assert_eq!(known.empty().own, "dc2");
+    }
+
+    #[test]
+    fn equal_values_are_no_news() {
+        let mut known = Known::default();
+        assert!(!known.set_gateways(Vec::new()));
+        let gateway = Gateway {
+            gateway: "g".to_owned(),
+            services: Vec::new(),
+        };
+        assert!(known.set_gateways(vec![gateway.clone()]) && !known.set_gateways(vec![gateway]));
+        assert!(known.set_queries("dc1", Vec::new()) && !known.set_queries("dc1", Vec::new()));
+        assert!(known.set_queries("dc1", vec![PreparedQuery::default()]));
+        assert_eq!(known.queries().count(), 1);
+        assert!(!known.set_node_coordinates(HashMap::new()));
+        let nodes = HashMap::from([("a".to_owned(), Coordinate::default())]);
+        assert!(known.set_node_coordinates(nodes.clone()) && !known.set_node_coordinates(nodes));
+        assert!(!known.set_server_coordinates(BTreeMap::new()));
+        let servers = BTreeMap::from([("dc1".to_owned(), vec![Coordinate::default()])]);
+        assert!(
+            known.set_server_coordinates(servers.clone()) && !known.set_server_coordinates(servers)
+        );
     }
 }

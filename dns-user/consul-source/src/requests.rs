@@ -60,6 +60,17 @@ impl Topic {
         )
     }
 
+    /// Returns whether it is about the instances of a service.
+    pub(crate) fn is_of(&self, (place, service): &(Place, String)) -> bool {
+        match self {
+            Self::Health {
+                place: own,
+                service: name,
+            } => own == place && name.eq_ignore_ascii_case(service),
+            _ => false,
+        }
+    }
+
     /// Returns the path of the request; `index` holds the index and the maximum wait of a blocking query.
     pub(crate) fn path(&self, options: &QueryOptions, index: Option<(u64, Duration)>) -> String {
         let (mut path, datacenter) = match self {
@@ -84,25 +95,24 @@ impl Topic {
             }
             Self::ServerCoordinates => ("/v1/coordinate/datacenters".to_owned(), None),
         };
-        let mut separator = if path.contains('?') { '&' } else { '?' };
-        let mut add = |text: &str| {
-            path.push(std::mem::replace(&mut separator, '&'));
-            path.push_str(text);
-        };
-        if let Some(datacenter) =
-            datacenter.filter(|datacenter| Some(*datacenter) != options.own.as_deref())
+        let mut parameters = Vec::new();
+        if let Some(datacenter) = datacenter
+            && Some(datacenter) != options.own.as_deref()
         {
-            add(&format!("dc={}", escaped(datacenter)));
+            parameters.push(format!("dc={}", escaped(datacenter)));
         }
-        if !self.can_be_watched() {
-            return path;
+        if self.can_be_watched() {
+            if let Some((index, wait)) = index {
+                parameters.push(format!("index={index}"));
+                parameters.push(format!("wait={}ms", wait.as_millis()));
+            }
+            if options.stale {
+                parameters.push("stale".to_owned());
+            }
         }
-        if let Some((index, wait)) = index {
-            add(&format!("index={index}"));
-            add(&format!("wait={}ms", wait.as_millis()));
-        }
-        if options.stale {
-            add("stale");
+        for parameter in parameters {
+            path.push(if path.contains('?') { '&' } else { '?' });
+            path.push_str(&parameter);
         }
         path
     }
@@ -246,10 +256,10 @@ impl QueryOptions {
     ) -> Result<Content, FetchError> {
         // Randomised, in addition to the agent's own jitter, to spread watches that started together.
         let wait = self.wait.mul_f64(1.0 - fastrand::f64() / 16.0);
-        let wait = cursor
-            .index()
-            .filter(|_| topic.can_be_watched())
-            .map(|index| (index, wait));
+        let wait = match cursor.index() {
+            Some(index) if topic.can_be_watched() => Some((index, wait)),
+            _ => None,
+        };
         let path = topic.path(self, wait);
         let reply = agent.get(&path, wait.map(|(_, wait)| wait)).await?;
         if cursor.falls_to(reply.index) {
@@ -394,5 +404,46 @@ mod tests {
             imported.path(&options(Some("dc1"), false), wait),
             "/v1/health/service/web?peer=east&index=7&wait=300000ms"
         );
+    }
+
+    #[test]
+    fn topics_have_names() {
+        let health = |place| Topic::Health {
+            place,
+            service: "Web".to_owned(),
+        };
+        let [datacenter, peer] = [Place::Datacenter("dc1".into()), Place::Peer("east".into())];
+        let dc1 = || "dc1".to_owned();
+        for (topic, shown, can_be_watched) in [
+            (Topic::Agent, "the agent", false),
+            (Topic::Datacenters, "datacenters", false),
+            (Topic::Nodes(dc1()), "nodes of dc1", true),
+            (Topic::Services(dc1()), "services of dc1", true),
+            (health(datacenter.clone()), "service Web of dc1", true),
+            (health(peer.clone()), "service Web of the peer east", true),
+            (Topic::Ingress, "ingress gateways", true),
+            (Topic::Queries(dc1()), "prepared queries of dc1", false),
+            (Topic::Peerings, "peers", false),
+            (
+                Topic::NodeCoordinates(dc1()),
+                "coordinates of the nodes of dc1",
+                false,
+            ),
+            (Topic::ServerCoordinates, "coordinates of servers", false),
+        ] {
+            assert_eq!(
+                (topic.to_string().as_str(), topic.can_be_watched()),
+                (shown, can_be_watched)
+            );
+        }
+        for (key, expected) in [
+            ((datacenter.clone(), "web".to_owned()), true),
+            ((datacenter.clone(), "db".to_owned()), false),
+            ((peer, "web".to_owned()), false),
+        ] {
+            assert_eq!(health(datacenter.clone()).is_of(&key), expected);
+            assert!(!Topic::Agent.is_of(&key));
+        }
+        assert_eq!(escaped("aZ09-._~ä/"), "aZ09-._~%C3%A4%2F");
     }
 }

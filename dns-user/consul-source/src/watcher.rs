@@ -326,12 +326,8 @@ impl CatalogWatcher {
         for key in difference.removed {
             self.tracked.remove(&key);
             self.demanded.remove(&key);
-            let is_gone = |topic: &Topic| {
-                matches!(topic, Topic::Health { place, service }
-                    if *place == key.0 && service.eq_ignore_ascii_case(&key.1))
-            };
-            self.freshness.retain(|topic, _| !is_gone(topic));
-            self.invalid.retain(|topic, _| !is_gone(topic));
+            self.freshness.retain(|topic, _| !topic.is_of(&key));
+            self.invalid.retain(|topic, _| !topic.is_of(&key));
         }
         for key in difference.to_fetch {
             if self.known.is_fully_loaded(&key.0) || self.demanded.contains(&key) {
@@ -494,28 +490,24 @@ impl CatalogWatcher {
     /// Logs changes of the catalog's age, of the agents' reachability and of failing requests.
     fn report_changes(&mut self) {
         let summary = self.summary();
-        let expire_after = self.settings.api.expire_after;
-        let expired = self
-            .agent
-            .last_contact()
-            .is_some_and(|at| at.elapsed() > self.settings.max_stale)
-            || summary
-                .catalog_age
-                .is_some_and(|age| age > self.settings.max_stale)
-            || summary
-                .catalog_failing
-                .zip(expire_after)
-                .is_some_and(|(failing, limit)| failing > limit);
+        let max_stale = self.settings.max_stale;
+        let last_contact = self.agent.last_contact();
+        let mut expired = last_contact.is_some_and(|at| at.elapsed() > max_stale)
+            || summary.catalog_age.is_some_and(|age| age > max_stale);
+        if let Some(failing) = summary.catalog_failing
+            && let Some(limit) = self.settings.api.expire_after
+        {
+            expired |= failing > limit;
+        }
         if expired != self.expired {
             self.expired = expired;
             self.schedule_snapshot_if(true);
-            match expired {
-                true => {
-                    tracing::warn!(
-                        "Consul: the catalog has expired; names get SERVFAIL until it is read"
-                    )
-                }
-                false => tracing::info!("Consul: the catalog is current again"),
+            if expired {
+                tracing::warn!(
+                    "Consul: the catalog has expired; names get SERVFAIL until it is read"
+                );
+            } else {
+                tracing::info!("Consul: the catalog is current again");
             }
         }
         let away = self.agent.is_away();
@@ -584,9 +576,22 @@ impl CatalogWatcher {
             catalog_failing,
             ..
         } = self.summary();
-        let (oldest_stale_seconds, stale_problem) = oldest
-            .map(|(age, problem)| (age.as_secs_f64(), problem))
-            .unzip();
+        let mut oldest_stale_seconds = None;
+        let mut stale_problem = None;
+        if let Some((age, problem)) = oldest {
+            oldest_stale_seconds = Some(age.as_secs_f64());
+            stale_problem = Some(problem);
+        }
+        let mut invalid_problem: Option<String> = None;
+        for (topic, invalid) in &self.invalid {
+            for line in invalid.lines() {
+                let line = format!("{topic}: {line}");
+                // The least one, so that the status does not change without a reason.
+                if invalid_problem.as_ref().is_none_or(|least| line < *least) {
+                    invalid_problem = Some(line);
+                }
+            }
+        }
         let status = LiveStatus {
             address: self.agent.address().to_string(),
             away: self.was_away,
@@ -613,13 +618,7 @@ impl CatalogWatcher {
             oldest_stale_seconds,
             stale_problem,
             invalid_entries: self.invalid.values().map(Invalid::count).sum(),
-            invalid_problem: self
-                .invalid
-                .iter()
-                .flat_map(|(topic, invalid)| {
-                    invalid.lines().map(move |line| format!("{topic}: {line}"))
-                })
-                .min(),
+            invalid_problem,
         };
         *self.status.lock() = status;
     }
@@ -699,14 +698,14 @@ impl CatalogWatcher {
         if self.watch_count() < self.max_watches() {
             return true;
         }
-        let watched = self
-            .tracked
-            .iter()
-            .filter(|(_, tracked)| tracked.is_watched());
-        let Some((least_used, queried_at)) = watched
-            .map(|(key, tracked)| (key, tracked.queried_at))
-            .min_by_key(|&(_, queried_at)| queried_at)
-        else {
+        let mut least_used = None;
+        for (key, tracked) in &self.tracked {
+            let is_less = least_used.is_none_or(|(_, queried_at)| tracked.queried_at < queried_at);
+            if tracked.is_watched() && is_less {
+                least_used = Some((key, tracked.queried_at));
+            }
+        }
+        let Some((least_used, queried_at)) = least_used else {
             return false;
         };
         if queried_at.is_some_and(|at| at.elapsed() < IN_USE) {
@@ -753,9 +752,10 @@ impl CatalogWatcher {
             Phase::Queued => self.queue.retain(|waiting| *waiting != key),
             Phase::Idle => tracked.phase = Phase::Queued,
         }
-        match urgent {
-            true => self.queue.push_front(key),
-            false => self.queue.push_back(key),
+        if urgent {
+            self.queue.push_front(key)
+        } else {
+            self.queue.push_back(key)
         }
     }
 
