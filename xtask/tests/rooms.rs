@@ -15,13 +15,7 @@ use std::{
 };
 
 /// Known cycles: a crate, a folder of it, and the modules in its cycles. The list only shrinks.
-const KNOWN: &[(&str, &str, &[&str])] = &[
-    (
-        "dns-user/upstream",
-        "",
-        &["forward", "host_names", "recursor"],
-    ),
-];
+const KNOWN: &[(&str, &str, &[&str])] = &[];
 
 /// Segments of a path.
 type Segments = Vec<String>;

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::{
     CachedQuestion, InterfaceAnswers, NoInterfaces,
     message::{self, CacheKey, FLAG_AD, Flags, Form, KEY_CLASS, KeyFields, MessageIndex},
-    store::{self, Generation, SLOT_SIZE, Store, Totals},
+    store::{self, Generation, SLOT_SIZE, Store, Stored, Totals},
 };
 use dns_core::{
     config::{CacheConfig, Compat},
@@ -105,7 +105,7 @@ pub(crate) struct Entry {
 pub(crate) enum Lookup {
     Fresh(Vec<u8>),
     /// An expired answer, which should be renewed first.
-    Stale(Arc<Entry>),
+    Stale(Arc<Stored<Entry>>),
     Miss,
 }
 
@@ -139,7 +139,7 @@ impl Cache {
 
     /// Gives interfaces that have an answer to this question the new one. `generation` is the
     /// interfaces' before the answer was fetched.
-    pub(crate) fn update_interfaces(&self, key: &CacheKey, query: &Query<'_>, generation: u64) {
+    pub(crate) fn update_interfaces(&self, key: &[u8], query: &Query<'_>, generation: u64) {
         let Some(question) =
             KeyFields::of(key).and_then(|fields| self.question_on_interface(fields))
         else {
@@ -159,13 +159,17 @@ impl Cache {
         CachedQuestion::of(fields).filter(|question| self.interfaces.holds(question))
     }
 
-    /// Returns the key of a query; `None` if its answer is not cached: without RD, for a single
-    /// subnet, and for zone transfers.
-    pub(crate) fn key(&self, query: &Query<'_>) -> Option<CacheKey> {
-        let cacheable = query.recursion_desired()
+    /// Returns whether the answer to a query is cached: not without RD, for a single subnet, and for zone
+    /// transfers.
+    pub(crate) fn keeps(&self, query: &Query<'_>) -> bool {
+        query.recursion_desired()
             && !UNCACHEABLE_TYPES.contains(&query.question.qtype)
-            && self.form.subnet(query).is_none();
-        if !cacheable {
+            && self.form.subnet(query).is_none()
+    }
+
+    /// Returns the key of a query; `None` if its answer is not cached.
+    pub(crate) fn key(&self, query: &Query<'_>) -> Option<CacheKey> {
+        if !self.keeps(query) {
             return None;
         }
         // bosh-dns returns a cached answer whether or not the query has EDNS.
@@ -208,7 +212,7 @@ impl Cache {
         {
             return Lookup::Fresh(reply);
         }
-        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        self.count_miss();
         let Some(entry) = entry else {
             return Lookup::Miss;
         };
@@ -222,9 +226,18 @@ impl Cache {
         Lookup::Stale(entry)
     }
 
+    pub(crate) fn count_miss(&self) {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether there may be an expired answer.
+    pub(crate) fn may_be_stale(&self, key: &[u8]) -> bool {
+        self.stale.is_some() && self.store.get(key).is_some()
+    }
+
     /// Returns an entry that may be served, with its remaining lifetime; `None` in place of the
     /// lifetime once it is stale.
-    pub(crate) fn peek(&self, key: &CacheKey) -> Option<(Arc<Entry>, Option<Duration>)> {
+    pub(crate) fn peek(&self, key: &CacheKey) -> Option<(Arc<Stored<Entry>>, Option<Duration>)> {
         let entry = self.store.get(&key[..])?;
         let age = entry.since.elapsed();
         let left = entry.lifetime.checked_sub(age);
@@ -329,7 +342,7 @@ impl Cache {
     /// queried, `recursor` its name.
     pub(crate) fn admit(
         &self,
-        key: &CacheKey,
+        key: &[u8],
         query: &Query<'_>,
         (reply, index): (&mut Vec<u8>, &mut MessageIndex),
         recursor: Option<Arc<str>>,

@@ -5,6 +5,7 @@
 //! to each other, a query that joins the flight of its predecessor goes no further.
 
 use std::{
+    cell::Cell,
     collections::{HashMap, VecDeque, hash_map},
     sync::{
         Arc, Weak,
@@ -18,22 +19,25 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::{
-    Answer,
+    Answer, TryError, WaitingQuery,
     admission::{Admission, AdmissionStatus, Permit},
     cache::{Cache, Entry, Lookup},
     contents::Selection,
-    forward::Forwarder,
+    forward::{FirstOutcome, FirstTry, Forwarder, LandedTry},
     http::HttpSource,
     message::{self, CacheKey, Form, Forwarded, MessageIndex},
+    recursor::PreparedQuery,
     store::Generation,
+    udp::{Landing, SentQuery},
 };
 use dns_core::{
     config::Compat,
     wire::{
-        ExtendedError, ForwardedAnswer, InfoCode, Query, ReplyFlags, Transport, append_opt,
-        begin_reply,
+        ExtendedError, ForwardedAnswer, InfoCode, OwnedQuery, Query, ReplyFlags, Transport,
+        append_opt, begin_reply,
     },
 };
+use dns_kit::eager::resume_woken;
 
 /// Maximum number of queries that wait for the recursors of the configuration, or of one handler.
 const MAX_WAITING_FOR_DNS: usize = 8192;
@@ -82,7 +86,7 @@ struct Common {
     form: Form,
     admission: Arc<Admission>,
     /// Queries that wait for the same answer.
-    flights: SingleFlight,
+    flights: Arc<SingleFlight>,
     /// Recent failures (RFC 9520); `None` if `compat.forget_failures` is set.
     failures: Option<Failures>,
 }
@@ -117,9 +121,22 @@ impl Denial {
 #[derive(Clone, Copy)]
 struct Place<'a> {
     cache: &'a Cache,
-    key: &'a CacheKey,
+    key: &'a [u8],
     /// The generation of the cache when the query arrived.
     generation: Generation,
+    /// The generation of the interfaces' answers then.
+    mirrored: u64,
+}
+
+impl<'a> Place<'a> {
+    fn new(cache: &'a Cache, key: &'a [u8], generation: Generation) -> Self {
+        Self {
+            cache,
+            key,
+            generation,
+            mirrored: cache.interfaces().generation(),
+        }
+    }
 }
 
 /// A reply for the client, with its classification as a failure.
@@ -142,7 +159,7 @@ impl CachedSource {
         let common = Common {
             form,
             admission: Admission::new(most),
-            flights: SingleFlight::default(),
+            flights: Arc::default(),
             failures: (!compat.forget_failures).then(Failures::default),
         };
         Self {
@@ -250,25 +267,13 @@ impl CachedSource {
             (None, Some(entry)) => cache.stale_reply(&entry, query),
             (None, None) => Fetched::refused(query).reply,
             (Some(permit), Some(entry)) => {
-                let place = Place {
-                    cache,
-                    key: &key,
-                    generation,
-                };
+                let place = Place::new(cache, &key, generation);
                 Box::pin(self.renew(permit, place, query, &entry)).await
             }
             (Some(_permit), None) => {
-                let place = Place {
-                    cache,
-                    key: &key,
-                    generation,
-                };
+                let place = Place::new(cache, &key, generation);
                 let fetched = shared.fetch_for_all(Some(place), query, true).await;
-                let plain = fetched
-                    .failed
-                    .then(|| cache.without_dnssec(query))
-                    .flatten();
-                plain.unwrap_or(fetched.reply)
+                fetched.or_without_dnssec(Some(place), query)
             }
         }
     }
@@ -279,16 +284,17 @@ impl CachedSource {
         permit: Permit,
         place: Place<'_>,
         query: &Query<'_>,
-        entry: &Arc<Entry>,
+        entry: &Entry,
     ) -> Vec<u8> {
         let Place {
             cache,
             key,
             generation,
+            mirrored,
         } = place;
         let renewal = {
             let shared = Arc::clone(&self.shared);
-            let key = key.clone();
+            let key = CacheKey::from_slice(key);
             let query = query.to_owned();
             async move {
                 let _permit = permit;
@@ -296,6 +302,7 @@ impl CachedSource {
                     cache,
                     key: &key,
                     generation,
+                    mirrored,
                 });
                 shared.fetch_for_all(place, &query.as_query(), false).await
             }
@@ -366,6 +373,16 @@ impl Answer for CachedSource {
         false
     }
 
+    fn begin(&self, waiting: Box<dyn WaitingQuery>) {
+        match self.beginning(&*waiting) {
+            Beginning::InFlight(miss, prepared) => {
+                prepared.send(Box::new(WaitingMiss { miss, waiting }));
+            }
+            Beginning::Reply(mut reply) => waiting.reply(&mut reply),
+            Beginning::Task => waiting.wait(None),
+        }
+    }
+
     fn cached(&self, query: &Query<'_>) -> Option<ForwardedAnswer> {
         self.shared.cache.as_ref()?.copy(query)
     }
@@ -383,14 +400,169 @@ impl Answer for CachedSource {
             let Some(_permit) = shared.admit(query) else {
                 return;
             };
-            let place = Place {
-                cache,
-                key: &key,
-                generation: cache.generation(),
-            };
+            let place = Place::new(cache, &key, cache.generation());
             shared.fetch_for_all(Some(place), query, false).await;
         })
     }
+}
+
+//----------- Misses without a task --------------------------------------------
+
+/// How the answer to a query begins.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart at once, and a box would be an allocation per query"
+)]
+enum Beginning {
+    /// A recursor is to be queried, and answers without a task.
+    InFlight(Miss, PreparedQuery),
+    /// The reply is known.
+    Reply(Vec<u8>),
+    /// A task must answer.
+    Task,
+}
+
+/// The part of a query to a recursor that only this source knows.
+struct Miss {
+    source: CachedSource,
+    forwarder: Arc<Forwarder>,
+    first: FirstTry,
+    leader: Leader,
+    /// Generations of the cache and of the interfaces' answers when the query arrived; `None` if the answer is
+    /// not cached.
+    generations: Option<(Generation, u64)>,
+    _permit: Permit,
+}
+
+/// A client's query whose answer is not cached, in flight without a task.
+struct WaitingMiss {
+    miss: Miss,
+    waiting: Box<dyn WaitingQuery>,
+}
+
+thread_local! {
+    /// Room for a reply, so that replies need no allocation.
+    static REPLY: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+impl CachedSource {
+    /// Decides how a query is answered whose answer is not cached.
+    fn beginning(&self, waiting: &dyn WaitingQuery) -> Beginning {
+        let Shared {
+            source,
+            cache,
+            common,
+        } = &*self.shared;
+        let query = &waiting.query();
+        let UncachedSource::Dns(forwarder) = source else {
+            return Beginning::Task;
+        };
+        // The client's time must not be up before the recursor's.
+        if forwarder.timeout() > waiting.time_limit() {
+            return Beginning::Task;
+        }
+        let cache = cache.as_deref().filter(|cache| cache.keeps(query));
+        let generation = cache.map(Cache::generation).unwrap_or_default();
+        let key = common.flight(query, generation, None);
+        if let Some(cache) = cache
+            && (!cache.has_keys_of_form() || cache.may_be_stale(cache_key(&key)))
+        {
+            return Beginning::Task;
+        }
+        let place = cache.map(|cache| Place::new(cache, cache_key(&key), generation));
+        let failures = common.failures.as_ref();
+        if let Some(result) = failures.and_then(|failures| failures.get(&key)) {
+            let fetched = Fetched::of_cached_failure(&result, query, common.form);
+            return Beginning::Reply(fetched.or_without_dnssec(place, query));
+        }
+        let Some((first, prepared)) = forwarder.prepare(query) else {
+            return Beginning::Task;
+        };
+        let Some(permit) = self.shared.admit(query) else {
+            return Beginning::Reply(Fetched::refused(query).reply);
+        };
+        let Some(leader) = common.flights.lead(&key) else {
+            return Beginning::Task;
+        };
+        if let Some(cache) = cache {
+            cache.count_miss();
+        }
+        let miss = Miss {
+            source: self.clone(),
+            forwarder: Arc::clone(forwarder),
+            first,
+            leader,
+            generations: place.map(|place| (place.generation, place.mirrored)),
+            _permit: permit,
+        };
+        Beginning::InFlight(miss, prepared)
+    }
+}
+
+impl Miss {
+    fn place(&self) -> Option<Place<'_>> {
+        let (generation, mirrored) = self.generations?;
+        Some(Place {
+            cache: self.source.cache()?,
+            key: cache_key(&self.leader.key),
+            generation,
+            mirrored,
+        })
+    }
+
+    /// Answers after an outcome of the first try that takes further tries, or is an error.
+    async fn continue_after(self, landed: LandedTry, query: OwnedQuery) -> Vec<u8> {
+        let query = &query.as_query();
+        let first = Some((&self.first, landed));
+        let forwarded = self.forwarder.forward_after(first, query).await;
+        let fetched = self.land(query, forwarded);
+        fetched.or_without_dnssec(self.place(), query)
+    }
+
+    fn land(&self, query: &Query<'_>, forwarded: Forwarded) -> Fetched {
+        let shared = &self.source.shared;
+        shared.land(self.place(), query, true, &self.leader, forwarded)
+    }
+}
+
+impl Landing for WaitingMiss {
+    fn land(self: Box<Self>, sent: &SentQuery<'_>, outcome: Result<&[u8], TryError>) {
+        let Self { miss, waiting } = *self;
+        let outcome = outcome.map(|received| {
+            let mut reply = REPLY.take();
+            reply.clear();
+            reply.extend_from_slice(received);
+            reply
+        });
+        let query = waiting.query();
+        match miss.forwarder.land(&query, &miss.first, sent, outcome) {
+            FirstOutcome::Answer(forwarded) => {
+                let mut reply = miss.land(&query, forwarded).reply;
+                drop(miss);
+                waiting.reply(&mut reply);
+                REPLY.set(reply);
+            }
+            FirstOutcome::Unfinished(landed) => {
+                let query = query.to_owned();
+                waiting.wait(Some(Box::pin(miss.continue_after(landed, query))));
+            }
+        }
+    }
+
+    fn not_sent(self: Box<Self>) {
+        let Self { miss, waiting } = *self;
+        // The task leads a flight of its own.
+        drop(miss);
+        waiting.wait(None);
+    }
+}
+
+/// Number of bytes that [`Common::flight`] appends to a key.
+const FLIGHT_SUFFIX: usize = 1 + size_of::<Generation>();
+
+/// Returns the part of a flight's key that is the cache's, if that [has such keys](Cache::has_keys_of_form).
+fn cache_key(flight: &FlightKey) -> &[u8] {
+    &flight[..flight.len().saturating_sub(FLIGHT_SUFFIX)]
 }
 
 impl Common {
@@ -439,7 +611,8 @@ impl Shared {
             }
             match self.common.flights.join(&key) {
                 Part::Leader(leader) => {
-                    return self.fetch(place, query, keep_failures, leader, &key).await;
+                    let forwarded = self.source.fetch(query).await;
+                    return self.land(place, query, keep_failures, &leader, forwarded);
                 }
                 Part::Follower(landing) => {
                     if let Ok(result) = landing.await {
@@ -451,16 +624,15 @@ impl Shared {
         }
     }
 
-    /// Fetches an answer, stores it, and delivers it to all queries that wait for `leader`.
-    async fn fetch(
+    /// Stores an answer, and delivers it to all queries that wait for `leader`.
+    fn land(
         &self,
         place: Option<Place<'_>>,
         query: &Query<'_>,
         keep_failures: bool,
-        leader: Leader<'_>,
-        flight: &FlightKey,
+        leader: &Leader,
+        forwarded: Forwarded,
     ) -> Fetched {
-        let mirrored = place.map_or(0, |place| place.cache.interfaces().generation());
         let Forwarded {
             mut reply,
             mut index,
@@ -469,11 +641,12 @@ impl Shared {
             keep,
             busy,
             recursor,
-        } = self.source.fetch(query).await;
+        } = forwarded;
         if let Some(Place {
             cache,
             key,
             generation,
+            mirrored,
         }) = place
             && (!failed || keep && keep_failures)
         {
@@ -495,12 +668,18 @@ impl Shared {
         let failures = self.common.failures.as_ref().filter(|_| failed && !busy);
         let mut shared = failures.map(|failures| {
             let result = share();
-            failures.insert(flight.clone(), Arc::clone(&result));
+            failures.insert(FlightKey::from_slice(&leader.key), Arc::clone(&result));
             result
         });
-        for follower in leader.end() {
-            // The client may be gone.
-            let _ = follower.send(Arc::clone(shared.get_or_insert_with(share)));
+        let followers = leader.end();
+        if !followers.is_empty() {
+            let shared = shared.get_or_insert_with(share);
+            resume_woken(|| {
+                for follower in followers {
+                    // The client may be gone.
+                    let _ = follower.send(Arc::clone(shared));
+                }
+            });
         }
         if !self.common.form.transparent {
             message::set_own_flags(&mut reply, query);
@@ -516,6 +695,14 @@ impl Shared {
 }
 
 impl Fetched {
+    /// Returns the reply, or in place of a failure a cached answer without DNSSEC.
+    fn or_without_dnssec(self, place: Option<Place<'_>>, query: &Query<'_>) -> Vec<u8> {
+        let plain = place
+            .filter(|_| self.failed)
+            .and_then(|place| place.cache.without_dnssec(query));
+        plain.unwrap_or(self.reply)
+    }
+
     /// Returns the reply for a client that joined another client's query: with its own id, flags,
     /// letter case and EDNS.
     fn with_others(result: &FlightResult, query: &Query<'_>, form: Form) -> Self {
@@ -610,32 +797,30 @@ pub(crate) struct FlightResult {
 }
 
 /// Role of a query in a flight.
-pub(crate) enum Part<'a> {
+pub(crate) enum Part {
     /// The first query: it queries upstream, then calls [`Leader::end`].
-    Leader(Leader<'a>),
+    Leader(Leader),
     /// Another query is in flight. The receiver fails if that query's client disconnects first.
     Follower(oneshot::Receiver<Arc<FlightResult>>),
 }
 
 /// The client query that queries upstream on behalf of all. If it is dropped without a result, the others do
 /// so themselves.
-pub(crate) struct Leader<'a> {
+pub(crate) struct Leader {
     /// The flights that it belongs to.
-    flights: &'a SingleFlight,
-    /// Key of the look-up in flight; `None` once it has a result.
-    key: Option<&'a FlightKey>,
+    flights: Arc<SingleFlight>,
+    /// Key of the look-up in flight.
+    key: FlightKey,
+    has_ended: Cell<bool>,
 }
 
 impl SingleFlight {
-    pub(crate) fn join<'a>(&'a self, key: &'a FlightKey) -> Part<'a> {
+    pub(crate) fn join(self: &Arc<Self>, key: &FlightKey) -> Part {
         // Copied as octets; `clone` copies one at a time.
         match self.followers.lock().entry(FlightKey::from_slice(key)) {
             hash_map::Entry::Vacant(place) => {
                 place.insert(Vec::new());
-                Part::Leader(Leader {
-                    flights: self,
-                    key: Some(key),
-                })
+                Part::Leader(self.leader(key))
             }
             hash_map::Entry::Occupied(mut followers) => {
                 let (sender, receiver) = oneshot::channel();
@@ -645,26 +830,43 @@ impl SingleFlight {
         }
     }
 
+    /// Starts a flight; `None` if there is one.
+    fn lead(self: &Arc<Self>, key: &FlightKey) -> Option<Leader> {
+        match self.followers.lock().entry(FlightKey::from_slice(key)) {
+            hash_map::Entry::Vacant(place) => {
+                place.insert(Vec::new());
+                Some(self.leader(key))
+            }
+            hash_map::Entry::Occupied(_) => None,
+        }
+    }
+
+    fn leader(self: &Arc<Self>, key: &FlightKey) -> Leader {
+        Leader {
+            flights: Arc::clone(self),
+            key: FlightKey::from_slice(key),
+            has_ended: Cell::new(false),
+        }
+    }
+
     /// Ends a flight; returns the waiting clients.
     fn end(&self, key: &FlightKey) -> Vec<Follower> {
         self.followers.lock().remove(key).unwrap_or_default()
     }
 }
 
-impl Leader<'_> {
+impl Leader {
     /// Ends the flight; returns the clients that wait for its result.
-    pub(crate) fn end(mut self) -> Vec<Follower> {
-        self.key
-            .take()
-            .map(|key| self.flights.end(key))
-            .unwrap_or_default()
+    pub(crate) fn end(&self) -> Vec<Follower> {
+        self.has_ended.set(true);
+        self.flights.end(&self.key)
     }
 }
 
-impl Drop for Leader<'_> {
+impl Drop for Leader {
     fn drop(&mut self) {
-        if let Some(key) = self.key {
-            drop(self.flights.end(key));
+        if !self.has_ended.get() {
+            drop(self.flights.end(&self.key));
         }
     }
 }

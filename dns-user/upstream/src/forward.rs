@@ -1,8 +1,12 @@
 //! Queries recursors one after another, and reports the result faithfully.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, AtomicUsize, Ordering},
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
@@ -11,12 +15,13 @@ use super::{
     TryError,
     host_names::HostNames,
     message,
-    recursor::{ProbeDecision, Recursor, RecursorOptions},
+    recursor::{PreparedQuery, ProbeDecision, Recursor, RecursorOptions, TryResult},
+    udp::SentQuery,
 };
-use crate::message::{Forwarded, ValidatedReply};
+use crate::message::{Forwarded, QueryMessage, ValidatedReply};
 use dns_core::{
     config::{Compat, RecursorSelection},
-    wire::{ExtendedError, InfoCode, Query, ReplyFlags},
+    wire::{ExtendedError, InfoCode, Query, ReplyFlags, Transport},
 };
 use dns_kit::logs::LineLimit;
 
@@ -42,6 +47,48 @@ pub(crate) struct RecursorSet {
     pub(crate) recursors: Vec<Arc<Recursor>>,
     /// The order in which they are tried.
     pub(crate) order: RecursorOrder,
+}
+
+/// The first try of a query, in flight without a task.
+pub(crate) struct FirstTry {
+    set: Arc<RecursorSet>,
+    /// Index of its recursor.
+    index: usize,
+    /// The recursor's address.
+    to: SocketAddr,
+    start: Instant,
+}
+
+impl FirstTry {
+    fn recursor(&self) -> &Arc<Recursor> {
+        &self.set.recursors[self.index]
+    }
+
+    fn conclude(&self, landed: &LandedTry) {
+        let LandedTry {
+            message,
+            outcome,
+            took,
+        } = landed;
+        self.recursor()
+            .conclude(self.to, Transport::Udp, message, outcome, *took);
+    }
+}
+
+/// What a first try leads to.
+pub(crate) enum FirstOutcome {
+    /// The client gets this.
+    Answer(Forwarded),
+    /// The try failed, or its reply leads to further ones: [`Forwarder::forward_after`] continues.
+    Unfinished(LandedTry),
+}
+
+/// The outcome of a first try.
+pub(crate) struct LandedTry {
+    /// The query as sent.
+    message: QueryMessage,
+    outcome: TryResult,
+    took: Duration,
 }
 
 impl Forwarder {
@@ -80,9 +127,86 @@ impl Forwarder {
         self.set.load_full()
     }
 
+    /// Time limit of a try.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.options.timeout
+    }
+
+    /// Prepares the first try of a query if that needs no waiting until its reply.
+    pub(crate) fn prepare(&self, query: &Query<'_>) -> Option<(FirstTry, PreparedQuery)> {
+        let set = self.set.load_full();
+        let index = set
+            .order
+            .order()
+            .find(|&index| !set.recursors[index].is_own())?;
+        let prepared = set.recursors[index].prepare(query)?;
+        let first = FirstTry {
+            set,
+            index,
+            to: prepared.to(),
+            start: Instant::now(),
+        };
+        Some((first, prepared))
+    }
+
+    /// Ends a first try.
+    pub(crate) fn land(
+        &self,
+        query: &Query<'_>,
+        first: &FirstTry,
+        sent: &SentQuery<'_>,
+        outcome: Result<Vec<u8>, TryError>,
+    ) -> FirstOutcome {
+        let form = self.options.form;
+        let mut message = form.message(query);
+        message::set_id(&mut message, sent.id);
+        message[query.question_range()].copy_from_slice(sent.question);
+        let landed = LandedTry {
+            message,
+            outcome: outcome.and_then(|reply| ValidatedReply::of_datagram(reply, sent.question)),
+            took: first.start.elapsed(),
+        };
+        let is_final = landed.outcome.as_ref().is_ok_and(|validated| {
+            let is_whole = form.transparent || !validated.is_truncated();
+            validated.rcode() == message::NOERROR && is_whole
+        });
+        if is_final {
+            first.conclude(&landed);
+        }
+        match landed {
+            LandedTry {
+                outcome: Ok(validated),
+                ..
+            } if is_final => {
+                first.set.order.record(first.index, false);
+                FirstOutcome::Answer(first.recursor().answer(validated, query, form))
+            }
+            landed => FirstOutcome::Unfinished(landed),
+        }
+    }
+
     /// Queries recursors until one answers NOERROR.
     pub(crate) async fn forward(&self, query: &Query<'_>) -> Forwarded {
-        let set = self.set.load_full();
+        self.forward_after(None, query).await
+    }
+
+    /// Queries recursors until one answers NOERROR. The outcome of a first try may be known.
+    pub(crate) async fn forward_after(
+        &self,
+        first: Option<(&FirstTry, LandedTry)>,
+        query: &Query<'_>,
+    ) -> Forwarded {
+        let (set, preferred, mut first) = match first {
+            Some((first, landed)) => {
+                first.conclude(&landed);
+                (Arc::clone(&first.set), first.index, Some(landed.outcome))
+            }
+            None => {
+                let set = self.set.load_full();
+                let preferred = set.order.preferred();
+                (set, preferred, None)
+            }
+        };
         if set.recursors.is_empty()
             && let Some(suppressed) = self.none_lines.admit_per_minute()
         {
@@ -97,8 +221,9 @@ impl Forwarder {
         let mut best: Option<Failure> = None;
         let mut busy = false;
         let mut last_error = None;
-        for index in set.order.order() {
+        for index in set.order.order_from(preferred) {
             let recursor = &set.recursors[index];
+            let first = first.take();
             // The query would come back, and be forwarded again until it times out.
             if recursor.is_own() {
                 continue;
@@ -106,7 +231,7 @@ impl Forwarder {
             if best.is_some() && !self.is_worth_waiting(recursor, query) {
                 continue;
             }
-            let mut outcome = recursor.ask(query, &mut message).await;
+            let mut outcome = recursor.ask(query, &mut message, first).await;
             if matches!(outcome, Err(TryError::TimedOut))
                 && best.is_none()
                 && let Some(reply) = Box::pin(recursor.ask_without_edns(query, &message)).await
@@ -116,11 +241,7 @@ impl Forwarder {
             set.order.record(index, self.counts_as_failure(&outcome));
             match outcome {
                 Ok(validated) if validated.rcode() == message::NOERROR => {
-                    let recursor = Some(Arc::clone(&recursor.name));
-                    return Forwarded {
-                        recursor,
-                        ..validated.finish(query, form)
-                    };
+                    return recursor.answer(validated, query, form);
                 }
                 Ok(validated) => {
                     let failure = Failure {
@@ -172,7 +293,7 @@ impl Forwarder {
                 tokio::spawn(async move {
                     let query = query.as_query();
                     // The result updates the recursor's counters.
-                    let _ = recursor.ask(&query, &mut form.message(&query)).await;
+                    let _ = recursor.ask(&query, &mut form.message(&query), None).await;
                 });
                 false
             }
@@ -181,7 +302,7 @@ impl Forwarder {
 
     /// Returns whether an outcome counts against the recursor. NXDOMAIN does not, nor does an
     /// overload of this server.
-    fn counts_as_failure(&self, outcome: &Result<ValidatedReply, TryError>) -> bool {
+    fn counts_as_failure(&self, outcome: &TryResult) -> bool {
         match outcome {
             Ok(validated) if validated.rcode() == message::NXDOMAIN => {
                 self.compat.nxdomain_is_failure
@@ -344,9 +465,12 @@ impl RecursorOrder {
 
     /// Returns indexes in the order in which they are tried.
     pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<> {
-        let count = self.histories.len();
-        let first = self.preferred();
-        (first..count).chain(0..first)
+        self.order_from(self.preferred())
+    }
+
+    /// Returns indexes in the order in which they are tried if this one is first.
+    fn order_from(&self, first: usize) -> impl Iterator<Item = usize> + use<> {
+        (first..self.histories.len()).chain(0..first)
     }
 
     /// Returns the index of the recursor to try first.

@@ -3,8 +3,10 @@
 //!
 //! * [`forward`]: tries recursors one after the other, the best first.
 //! * [`failed_tries`]: counters and log lines of failures.
-//! * [`recursor`], [`udp`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses, and the
-//!   recursors of /etc/resolv.conf; [`slots`]: the limits of outgoing connections; [`own`]: addresses never asked.
+//! * [`recursor`], [`udp`] with [`readers`], [`tcp`] (also DNS over TLS): one recursor; [`slots`]: the limits of outgoing
+//!   connections; [`own`]: addresses never asked.
+//! * [`endpoint`]: written addresses; [`host_names`] and [`host_sources`]: addresses of host names;
+//!   [`resolv_conf`]: the recursors of /etc/resolv.conf.
 //! * [`cached`], [`cache`], [`store`]: caching and sharing of look-ups in front of a source, and remembered
 //!   failures; [`admission`]: the limit of waiting queries per client.
 //! * [`handlers`], [`http`], [`connector`], [`json_answer`]: domains with dedicated recursors or servers.
@@ -19,12 +21,14 @@ mod cache;
 mod cached;
 mod connector;
 mod contents;
+mod endpoint;
 mod failed_tries;
 mod forward;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handlers;
 mod host_names;
+mod host_sources;
 mod http;
 mod interfaces;
 mod json_answer;
@@ -32,7 +36,9 @@ mod message;
 pub mod metrics;
 mod own;
 mod rdata;
+mod readers;
 mod recursor;
+mod resolv_conf;
 mod reverse;
 mod slots;
 mod special;
@@ -43,7 +49,7 @@ mod tcp;
 mod tests;
 mod udp;
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
@@ -67,13 +73,8 @@ pub use self::{
 pub use dns_kit::admission;
 
 use self::{
-    admission::AdmissionStatus,
-    cache::Cache,
-    cached::UncachedSource,
-    forward::Forwarder,
-    host_names::{Endpoint, Nameservers},
-    message::Form,
-    recursor::RecursorOptions,
+    admission::AdmissionStatus, cache::Cache, cached::UncachedSource, endpoint::Endpoint,
+    forward::Forwarder, message::Form, recursor::RecursorOptions, resolv_conf::Nameservers,
     udp::Matching,
 };
 use dns_core::{
@@ -273,6 +274,12 @@ pub trait Answer: Send + Sync {
         false
     }
 
+    /// Begins to answer a query that [`Self::answer_at_once`] has not answered. The reply is given to `waiting`,
+    /// without a task if possible.
+    fn begin(&self, waiting: Box<dyn WaitingQuery>) {
+        waiting.wait(None);
+    }
+
     /// Returns whether a reverse query is answered from names that this server holds, which interfaces can
     /// give too.
     fn holds_reverse(&self, _query: &Query<'_>) -> bool {
@@ -289,6 +296,21 @@ pub trait Answer: Send + Sync {
     fn refresh<'a>(&'a self, _query: &'a Query<'a>) -> BoxFuture<'a, ()> {
         Box::pin(std::future::ready(()))
     }
+}
+
+/// A client's query that waits for its reply.
+pub trait WaitingQuery: Send {
+    /// Returns the query.
+    fn query(&self) -> Query<'_>;
+
+    /// Returns the time within which the client must have a reply.
+    fn time_limit(&self) -> Duration;
+
+    /// Sends a complete reply as [`Answer::answer`] returns it, without blocking. Its memory may be used again.
+    fn reply(self: Box<Self>, reply: &mut Vec<u8>);
+
+    /// Waits in a task for a reply that has begun to be made, or else for [`Answer::answer`].
+    fn wait(self: Box<Self>, begun: Option<BoxFuture<'static, Vec<u8>>>);
 }
 
 //----------- Current upstreams ----------------------------------------------

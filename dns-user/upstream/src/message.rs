@@ -66,6 +66,9 @@ pub(crate) struct Form {
 /// Subnet.
 pub(crate) type CacheKey = SmallVec<[u8; 128]>;
 
+/// A message to a recursor. Nearly all fit, and then need no allocation.
+pub(crate) type QueryMessage = SmallVec<[u8; 96]>;
+
 /// Offset of the class in a [`CacheKey`].
 pub(crate) const KEY_CLASS: usize = 3;
 
@@ -97,7 +100,7 @@ impl<'a> KeyFields<'a> {
 
 impl Form {
     /// Returns the message to a recursor, with id 0.
-    pub(crate) fn message(self, query: &Query<'_>) -> Vec<u8> {
+    pub(crate) fn message(self, query: &Query<'_>) -> QueryMessage {
         let mut flags = query.flags & (FLAG_RD | FLAG_CD | FLAG_AD);
         if !self.transparent {
             flags |= FLAG_AD;
@@ -105,8 +108,7 @@ impl Form {
         let has_opt = self.has_opt(query);
         let question = &query.message[query.question_range()];
         let subnet = self.subnet(query).unwrap_or_default();
-        let mut message = Vec::with_capacity(12 + question.len() + OPT_LEN + subnet.len());
-        message.extend_from_slice(&[0, 0]);
+        let mut message = QueryMessage::from_slice(&[0, 0]);
         message.extend_from_slice(&flags.to_be_bytes());
         message.extend_from_slice(&[0, 1, 0, 0, 0, 0, 0, u8::from(has_opt)]);
         message.extend_from_slice(question);

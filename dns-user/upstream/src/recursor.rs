@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -13,12 +14,13 @@ use arc_swap::ArcSwapOption;
 
 use super::{
     TryError,
+    endpoint::{Endpoint, has_host_name, socket_address},
     failed_tries::{FailedTries, Reason},
-    host_names::{Endpoint, HostName, HostNames, has_host_name, socket_address},
-    message::{self, Form, ValidatedReply},
+    host_names::{HostName, HostNames},
+    message::{self, Form, Forwarded, QueryMessage, ValidatedReply},
     own::OwnAddresses,
     tcp::{TcpConnections, Tls},
-    udp::{Matching, SocketChoice, UdpSockets},
+    udp::{Landing, Matching, SocketChoice, UdpSockets},
 };
 use dns_core::wire::{OPTION_PADDING, Query, Transport, push_option};
 use dns_dnstap::{Exchange, Protocol};
@@ -35,6 +37,9 @@ const EDNS_TRIES: u32 = 2;
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval between queries with EDNS to a recursor that drops them.
 const EDNS_CHECK_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The outcome of a try.
+pub(crate) type TryResult = Result<ValidatedReply, TryError>;
 
 /// Settings for all recursors of a list.
 #[derive(Clone, Copy, Debug)]
@@ -254,23 +259,66 @@ impl Recursor {
     /// Queries the recursor, with the configured retries. `message` comes from [`Form::message`] for
     /// `query`; its id and, with 0x20, its letter case are overwritten.
     ///
-    /// While EDNS is dropped, queries over UDP are sent without it.
+    /// While EDNS is dropped, queries over UDP are sent without it. `first` is the outcome of the first try, if
+    /// there was one already.
     pub(crate) async fn ask(
         self: &Arc<Self>,
         query: &Query<'_>,
         message: &mut [u8],
-    ) -> Result<ValidatedReply, TryError> {
+        first: Option<TryResult>,
+    ) -> TryResult {
         let transport = self.transport(query);
         let mut plain;
         let mut message = message;
-        if transport == Transport::Udp && self.drops_edns() {
+        if first.is_none() && transport == Transport::Udp && self.drops_edns() {
             if self.silence.edns_check_is_due() {
                 self.check_edns(query, message);
             }
             plain = without_edns(query, message);
             message = &mut plain;
         }
-        self.ask_again(query, transport, message).await
+        self.ask_again(query, transport, message, first).await
+    }
+
+    /// Returns a query over UDP that can be sent without waiting; `None` if the address is unknown, or the query
+    /// takes another form.
+    pub(crate) fn prepare(self: &Arc<Self>, query: &Query<'_>) -> Option<PreparedQuery> {
+        if self.transport(query) != Transport::Udp || self.drops_edns() {
+            return None;
+        }
+        let sockets = self.open_sockets()?;
+        let mut message = self.options.form.message(query);
+        let question = query.question_range();
+        if self.options.randomise_case {
+            randomise(&mut message[question.clone()]);
+        }
+        Some(PreparedQuery {
+            recursor: Arc::clone(self),
+            sockets,
+            message,
+            question,
+            choice: self.socket_choice(query),
+        })
+    }
+
+    /// Returns what a client gets for this recursor's reply.
+    pub(crate) fn answer(
+        &self,
+        validated: ValidatedReply,
+        query: &Query<'_>,
+        form: Form,
+    ) -> Forwarded {
+        Forwarded {
+            recursor: Some(Arc::clone(&self.name)),
+            ..validated.finish(query, form)
+        }
+    }
+
+    fn socket_choice(&self, query: &Query<'_>) -> SocketChoice {
+        match self.options.form.subnet(query) {
+            Some(_) => SocketChoice::WithoutQuestion,
+            None => SocketChoice::Any,
+        }
     }
 
     /// Returns the transport of a query to this recursor.
@@ -335,10 +383,14 @@ impl Recursor {
         query: &Query<'_>,
         transport: Transport,
         message: &mut [u8],
-    ) -> Result<ValidatedReply, TryError> {
+        mut first: Option<TryResult>,
+    ) -> TryResult {
         let mut tries = 0;
         let reply = loop {
-            let outcome = self.ask_once(query, transport, message).await;
+            let outcome = match first.take() {
+                Some(outcome) => outcome,
+                None => self.ask_once(query, transport, message).await,
+            };
             match outcome {
                 Err(error) if error.is_network_error() && tries < self.options.max_retries => {
                     tries += 1
@@ -392,7 +444,7 @@ impl Recursor {
         query: &Query<'_>,
         transport: Transport,
         message: &mut [u8],
-    ) -> Result<ValidatedReply, TryError> {
+    ) -> TryResult {
         self.counters.failed.began();
         let sockets = self
             .sockets()
@@ -407,10 +459,7 @@ impl Recursor {
                 if randomise_case {
                     randomise(&mut message[question.clone()]);
                 }
-                let choice = match self.options.form.subnet(query) {
-                    Some(_) => SocketChoice::WithoutQuestion,
-                    None => SocketChoice::Any,
-                };
+                let choice = self.socket_choice(query);
                 let reply = sockets
                     .udp
                     .ask(message, question.clone(), randomise_case, choice)
@@ -428,28 +477,39 @@ impl Recursor {
                 .and_then(ValidatedReply::new),
         };
         let took = start.elapsed();
-        self.note(&outcome, took);
+        self.conclude(sockets.address, transport, message, &outcome, took);
+        outcome
+    }
+
+    /// Records the outcome of a try with `message`. Must be called inside a tokio runtime if it has failed.
+    pub(crate) fn conclude(
+        &self,
+        to: SocketAddr,
+        transport: Transport,
+        message: &[u8],
+        outcome: &TryResult,
+        took: Duration,
+    ) {
+        self.note(outcome, took);
         if let Some(dnstap) = dns_dnstap::get() {
             let protocol = if self.tls.is_some() {
                 Protocol::Dot
             } else {
                 transport.into()
             };
-            let reply = outcome.as_ref().ok().map(|validated| &*validated.reply);
-            let to = Some(sockets.address);
             let exchange = Exchange {
                 protocol,
                 from: None,
-                to,
+                to: Some(to),
                 query: message,
-                reply,
+                reply: outcome.as_ref().ok().map(|validated| &*validated.reply),
                 age: Duration::ZERO,
                 took,
             };
             dnstap.forwarder(&exchange, &self.name);
         }
         if transport == Transport::Udp && has_edns(message) {
-            self.note_edns(&outcome);
+            self.note_edns(outcome);
         }
         if outcome
             .as_ref()
@@ -459,7 +519,6 @@ impl Recursor {
             // The host name may have a different address now.
             host.failed();
         }
-        outcome
     }
 
     /// Returns whether a query that already holds an NXDOMAIN should wait for this recursor. While
@@ -478,7 +537,7 @@ impl Recursor {
     }
 
     /// Records the outcome of a query with EDNS over UDP.
-    fn note_edns(&self, outcome: &Result<ValidatedReply, TryError>) {
+    fn note_edns(&self, outcome: &TryResult) {
         match outcome {
             Err(TryError::TimedOut) => _ = self.silence.edns_tries.fetch_add(1, Ordering::Relaxed),
             Err(_) => {}
@@ -493,7 +552,7 @@ impl Recursor {
         }
     }
 
-    fn note(&self, outcome: &Result<ValidatedReply, TryError>, took: Duration) {
+    fn note(&self, outcome: &TryResult, took: Duration) {
         match outcome {
             Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
             // The recursor was not queried.
@@ -528,22 +587,29 @@ impl Recursor {
         }
     }
 
+    /// Returns the sockets for the current address; `None` if it is unknown or new.
+    fn open_sockets(&self) -> Option<Arc<Sockets>> {
+        let open = self.sockets.load_full()?;
+        match &self.host {
+            Some((host, _)) if host.known() != Some(open.address.ip()) => None,
+            _ => Some(open),
+        }
+    }
+
     /// Returns the sockets for the current address.
     async fn sockets(&self) -> Result<Arc<Sockets>, TryError> {
-        let open = self.sockets.load_full();
-        let address = match (&self.host, &open) {
-            (None, Some(sockets)) => return Ok(Arc::clone(sockets)),
+        if let Some(open) = self.open_sockets() {
+            return Ok(open);
+        }
+        let address = match &self.host {
             // The address's zone was not an interface before.
-            (None, None) => socket_address(&self.endpoint),
-            (Some((host, port)), _) => {
+            None => socket_address(&self.endpoint),
+            Some((host, port)) => {
                 let address = Box::pin(host.address(self.options.timeout)).await;
                 address.map(|address| SocketAddr::new(address, *port))
             }
         };
         let address = address.ok_or(TryError::Refused)?;
-        if let Some(sockets) = open.filter(|sockets| sockets.address == address) {
-            return Ok(sockets);
-        }
         let sockets = Arc::new(Sockets::new(
             address,
             self.options,
@@ -552,6 +618,38 @@ impl Recursor {
         ));
         self.sockets.store(Some(Arc::clone(&sockets)));
         Ok(sockets)
+    }
+}
+
+/// A query over UDP that can be sent without waiting.
+pub(crate) struct PreparedQuery {
+    recursor: Arc<Recursor>,
+    sockets: Arc<Sockets>,
+    message: QueryMessage,
+    /// The range of the question in the message.
+    question: Range<usize>,
+    choice: SocketChoice,
+}
+
+impl PreparedQuery {
+    /// Returns the recursor's address.
+    pub(crate) fn to(&self) -> SocketAddr {
+        self.sockets.address
+    }
+
+    /// Sends the query, whose outcome `landing` gets.
+    pub(crate) fn send(mut self, landing: Box<dyn Landing>) {
+        let exact_case = self.recursor.options.randomise_case;
+        let udp = &self.sockets.udp;
+        if udp.begin(
+            &mut self.message,
+            self.question,
+            exact_case,
+            self.choice,
+            landing,
+        ) {
+            self.recursor.counters.failed.began();
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::{
     hash::BuildHasher,
+    ops::Deref,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,6 +17,7 @@ use std::{
 
 use hashbrown::{HashTable, hash_table::Entry as Place};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use dns_kit::clock::BootInstant;
 
@@ -29,9 +31,12 @@ const MIN_ENTRIES: u64 = 64;
 /// Buckets passed at each insertion in search of expired entries. A growing table has at least 7 of
 /// 16 buckets in use, so about one entry is visited per new one.
 const PASSED: usize = 2;
-/// Bytes of an entry in addition to key and value: its slot, including the table's free slots, and
-/// two allocator headers.
-pub(crate) const SLOT_SIZE: usize = 2 * size_of::<Slot<()>>() + 32;
+/// Bytes of an entry in addition to key and value: its slot, including the table's free slots, its place for a
+/// short key, and two allocator headers.
+pub(crate) const SLOT_SIZE: usize = 2 * size_of::<Slot<()>>() + size_of::<StoreKey>() + 32;
+
+/// Nearly all keys fit, and then need no allocation.
+type StoreKey = SmallVec<[u8; 48]>;
 
 #[derive(Debug)]
 pub(crate) struct Store<V> {
@@ -97,10 +102,24 @@ struct Shard<V> {
     totals: Totals,
 }
 
+/// A value with its key.
+#[derive(Debug)]
+pub(crate) struct Stored<V> {
+    key: StoreKey,
+    value: V,
+}
+
+impl<V> Deref for Stored<V> {
+    type Target = V;
+
+    fn deref(&self) -> &V {
+        &self.value
+    }
+}
+
 #[derive(Debug)]
 struct Slot<V> {
-    key: Box<[u8]>,
-    value: Arc<V>,
+    stored: Arc<Stored<V>>,
     hash: u64,
     terms: EntryTerms,
     /// Whether it was used since the last pass.
@@ -133,12 +152,14 @@ impl<V> Store<V> {
     }
 
     /// Returns the value of a key and records its use. It may have expired since the last pass.
-    pub(crate) fn get(&self, key: &[u8]) -> Option<Arc<V>> {
+    pub(crate) fn get(&self, key: &[u8]) -> Option<Arc<Stored<V>>> {
         let (hash, shard) = self.shard(key);
         let mut shard = shard.lock();
-        let slot = shard.slots.find_mut(hash, |slot| *slot.key == *key)?;
+        let slot = shard
+            .slots
+            .find_mut(hash, |slot| slot.stored.key[..] == *key)?;
         slot.used = true;
-        Some(Arc::clone(&slot.value))
+        Some(Arc::clone(&slot.stored))
     }
 
     /// Stores a value that was requested in `generation`, evicting others if there is no room. A
@@ -153,9 +174,12 @@ impl<V> Store<V> {
         mirror: &impl Mirror,
     ) {
         let (hash, shard) = self.shard(key);
+        let stored = Stored {
+            key: StoreKey::from_slice(key),
+            value,
+        };
         let slot = Slot {
-            key: key.into(),
-            value: Arc::new(value),
+            stored: Arc::new(stored),
             hash,
             terms,
             used: false,
@@ -176,8 +200,11 @@ impl<V> Store<V> {
     /// number.
     pub(crate) fn flush(&self, mut goes: impl FnMut(&[u8], &V) -> bool) -> u64 {
         self.generation.fetch_add(1, Ordering::SeqCst);
-        let flush =
-            |shard: &Mutex<Shard<V>>| shard.lock().retain(|slot| !goes(&slot.key, &slot.value));
+        let flush = |shard: &Mutex<Shard<V>>| {
+            shard
+                .lock()
+                .retain(|slot| !goes(&slot.stored.key, &slot.stored))
+        };
         self.shards.iter().map(flush).sum()
     }
 
@@ -194,7 +221,7 @@ impl<V> Store<V> {
                 .lock()
                 .slots
                 .iter()
-                .for_each(|slot| each(&slot.key, &slot.value));
+                .for_each(|slot| each(&slot.stored.key, &slot.stored));
         }
     }
 
@@ -225,7 +252,7 @@ impl<V> Shard<V> {
     fn insert(&mut self, slot: Slot<V>, now: BootInstant, mirror: &impl Mirror) {
         let same = self
             .slots
-            .find_entry(slot.hash, |other| other.key == slot.key);
+            .find_entry(slot.hash, |other| other.stored.key == slot.stored.key);
         if let Ok(replaced) = same {
             let (replaced, _) = replaced.remove();
             self.totals.remove(&replaced.terms);
@@ -271,7 +298,7 @@ impl<V> Shard<V> {
         };
         let is_over = slot.terms.until <= now;
         if !is_over && spares_used {
-            let copy_used_ns = mirror.last_used_ns(&slot.key).unwrap_or(0);
+            let copy_used_ns = mirror.last_used_ns(&slot.stored.key).unwrap_or(0);
             let is_copy_used = copy_used_ns != 0 && copy_used_ns != slot.copy_used_ns;
             if is_copy_used || slot.used {
                 (slot.used, slot.copy_used_ns) = (false, copy_used_ns);
@@ -282,7 +309,7 @@ impl<V> Shard<V> {
             && !is_over
         {
             self.totals.evictions += 1;
-            mirror.evicted(&slot.key);
+            mirror.evicted(&slot.stored.key);
         }
     }
 
@@ -435,7 +462,7 @@ mod tests {
     fn holds(store: &Store<u32>, number: u32) -> bool {
         store
             .get(&number.to_be_bytes())
-            .is_some_and(|value| *value == number)
+            .is_some_and(|found| **found == number)
     }
 
     #[test]
@@ -616,6 +643,6 @@ mod tests {
         store.insert(b"key", 1, terms, now, before, &NoMirror);
         assert!(store.get(b"key").is_none());
         store.insert(b"key", 2, terms, now, store.generation(), &NoMirror);
-        assert_eq!(store.get(b"key").as_deref(), Some(&2));
+        assert_eq!(store.get(b"key").map(|found| **found), Some(2));
     }
 }

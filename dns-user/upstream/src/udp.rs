@@ -11,6 +11,7 @@ use std::{
     collections::{HashMap, VecDeque},
     io,
     net::{SocketAddr, UdpSocket},
+    ops::Range,
     os::fd::{AsRawFd, RawFd},
     sync::{
         Arc, Weak,
@@ -21,16 +22,17 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    sync::oneshot,
-};
+use tokio::sync::oneshot;
 
-use super::{TryError, message};
+use super::{
+    TryError, message,
+    readers::{self, ReadSocket},
+};
 use dns_kit::{
     eager::resume_woken,
     logs::LineLimit,
     mmsg::{Incoming, ReceiveMetadata},
+    threads,
 };
 
 /// Number of sockets, and thus source ports, in use per recursor.
@@ -45,8 +47,6 @@ pub(crate) const MAX_IN_FLIGHT: usize = 16_384;
 /// Pause and number of retries while the send buffer is full.
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 const SEND_TRIES: usize = 50;
-/// Maximum sleep of a socket's task, so that an unused socket is closed in time.
-const MAX_SLEEP: Duration = Duration::from_secs(5);
 /// Size of the receive buffer in bytes. The kernel grants at most `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 1 << 20;
 
@@ -76,7 +76,7 @@ pub(crate) struct UdpSockets {
     timeout: Duration,
     /// How replies are matched to queries.
     matching: Matching,
-    /// The sockets that accept queries. Each belongs to its task, so that an unused one is closed.
+    /// The sockets that accept queries. Each belongs to the thread that reads it, so that an unused one is closed.
     slots: [Mutex<Weak<Socket>>; SOCKETS],
     /// Number of datagrams that matched no query in flight.
     mismatched: Arc<AtomicU64>,
@@ -104,21 +104,45 @@ impl UdpSockets {
     pub(crate) async fn ask(
         &self,
         query: &mut [u8],
-        question: std::ops::Range<usize>,
+        question: Range<usize>,
         exact_case: bool,
         choice: SocketChoice,
     ) -> Result<Vec<u8>, TryError> {
-        let question = SmallVec::from_slice(query.get(question).ok_or(TryError::Unreadable)?);
-        let chosen = match choice {
-            SocketChoice::Any => rand::random_range(0..SOCKETS),
-            SocketChoice::WithoutQuestion => self.without(&question)?,
-        };
-        let (socket, id, waiting) = self.register(chosen, question, exact_case)?;
+        let (sender, receiver) = oneshot::channel();
+        let question = query.get(question).ok_or(TryError::Unreadable)?;
+        let pending = PendingQuery::new(question, exact_case, Recipient::Task(sender));
+        let (socket, id) = self.register(choice, &mut Some(pending))?;
         message::set_id(query, id);
         socket.send(query).await?;
-        // A lost reply is a timeout: the sender is dropped unused only if the socket's task has
-        // ended early, which does not happen while queries wait.
-        waiting.await.unwrap_or(Err(TryError::TimedOut))
+        // A lost reply is a timeout: the sender is dropped unused only after a panic.
+        receiver.await.unwrap_or(Err(TryError::TimedOut))
+    }
+
+    /// Sends `query` as [`Self::ask`] does, without waiting: `landing` gets the outcome on the thread that
+    /// reads it. Returns whether the query was sent.
+    pub(crate) fn begin(
+        &self,
+        query: &mut [u8],
+        question: Range<usize>,
+        exact_case: bool,
+        choice: SocketChoice,
+        landing: Box<dyn Landing>,
+    ) -> bool {
+        let question = query.get(question).unwrap_or_default();
+        let pending = PendingQuery::new(question, exact_case, Recipient::Here(landing));
+        let mut pending = Some(pending);
+        if let Ok((socket, id)) = self.register(choice, &mut pending) {
+            message::set_id(query, id);
+            if socket.try_send(query).is_ok() {
+                return true;
+            }
+            // Gone if an error of the socket has ended it meanwhile.
+            pending = socket.pending.lock().waiting.remove(&id);
+        }
+        if let Some(Recipient::Here(landing)) = pending.map(|pending| pending.recipient) {
+            landing.not_sent();
+        }
+        false
     }
 
     /// Selects a socket on which this question is not in flight, so at most [`SOCKETS`] copies are.
@@ -132,58 +156,46 @@ impl UdpSockets {
         all.find(|&at| !is_in_flight_on(at)).ok_or(TryError::Busy)
     }
 
+    /// Registers the query with a socket and takes it; leaves it where it is after an error.
     fn register(
         &self,
-        chosen: usize,
-        question: SmallVec<[u8; 64]>,
-        exact_case: bool,
-    ) -> Result<(Arc<Socket>, u16, oneshot::Receiver<QueryResult>), TryError> {
-        let mut slot = self.slots[chosen].lock();
-        let (sender, receiver) = oneshot::channel();
-        let mut waiting = PendingQuery {
-            question,
-            exact_case,
-            serial: 0,
-            second_best: None,
-            sender,
+        choice: SocketChoice,
+        query: &mut Option<PendingQuery>,
+    ) -> Result<(Arc<Socket>, u16), TryError> {
+        let question = query.as_ref().map_or(&[][..], |query| &query.question[..]);
+        let chosen = match choice {
+            SocketChoice::Any => rand::random_range(0..SOCKETS),
+            SocketChoice::WithoutQuestion => self.without(question)?,
         };
-        if let Some(socket) = slot.upgrade() {
-            match socket.enter(waiting, self, ReuseLimits::Enforced) {
-                Ok(id) => return Ok((socket, id, receiver)),
-                Err(refused) => waiting = refused,
-            }
+        let mut slot = self.slots[chosen].lock();
+        if let Some(socket) = slot.upgrade()
+            && let Some(id) = socket.enter(query, ReuseLimits::Enforced)
+        {
+            return Ok((socket, id));
         }
-        let socket = match Socket::open(self.address) {
-            Ok(socket) => Arc::new(socket),
+        let socket = match Socket::open(self) {
+            Ok(socket) => socket,
             Err(error) => {
                 // Most likely the limit on open files.
                 drop(slot);
-                let (socket, id) = self.register_anywhere(waiting).ok_or(error)?;
-                return Ok((socket, id, receiver));
+                return Ok(self.register_anywhere(query).ok_or(error)?);
             }
         };
-        tokio::spawn(Arc::clone(&socket).serve(
-            self.matching,
-            self.timeout,
-            Arc::clone(&self.mismatched),
-        ));
         let id = socket
-            .enter(waiting, self, ReuseLimits::Enforced)
-            .map_err(|_| TryError::TimedOut)?;
+            .enter(query, ReuseLimits::Enforced)
+            .ok_or(TryError::TimedOut)?;
         *slot = Arc::downgrade(&socket);
-        Ok((socket, id, receiver))
+        Ok((socket, id))
     }
 
     /// Registers the query with any open socket, even a worn one: a port that is in use for longer
     /// is better than no forwarding.
-    fn register_anywhere(&self, mut waiting: PendingQuery) -> Option<(Arc<Socket>, u16)> {
+    fn register_anywhere(&self, query: &mut Option<PendingQuery>) -> Option<(Arc<Socket>, u16)> {
         for slot in &self.slots {
-            let Some(socket) = slot.lock().upgrade() else {
-                continue;
-            };
-            match socket.enter(waiting, self, ReuseLimits::Ignored) {
-                Ok(id) => return Some((socket, id)),
-                Err(ended) => waiting = ended,
+            if let Some(socket) = slot.lock().upgrade()
+                && let Some(id) = socket.enter(query, ReuseLimits::Ignored)
+            {
+                return Some((socket, id));
             }
         }
         None
@@ -201,18 +213,44 @@ enum ReuseLimits {
 /// The result of a query on a socket.
 type QueryResult = Result<Vec<u8>, TryError>;
 
-#[derive(Debug)]
+/// A query that waits for its reply without a task.
+pub(crate) trait Landing: Send {
+    /// Takes the outcome on the thread that reads the sockets, which must not be blocked.
+    fn land(self: Box<Self>, sent: &SentQuery<'_>, outcome: Result<&[u8], TryError>);
+
+    /// Takes note that the query could not be sent at once.
+    fn not_sent(self: Box<Self>);
+}
+
+/// What distinguishes a query on the wire from the client's.
+pub(crate) struct SentQuery<'a> {
+    pub(crate) id: u16,
+    /// The question section, with random letter case.
+    pub(crate) question: &'a [u8],
+}
+
+/// Who gets the outcome of a query.
+enum Recipient {
+    Task(oneshot::Sender<QueryResult>),
+    /// Whatever remains to be done is done by the thread that reads the reply.
+    Here(Box<dyn Landing>),
+}
+
 struct Socket {
-    /// The socket, registered only for replies and errors. With write readiness, the runtime would
-    /// wake a thread for every datagram that leaves the send buffer.
-    io: AsyncFd<UdpSocket>,
+    io: UdpSocket,
+    /// Time limit of a query.
+    timeout: Duration,
+    /// How replies are matched to queries.
+    matching: Matching,
+    /// Number of datagrams that matched no query in flight.
+    mismatched: Arc<AtomicU64>,
     opened: Instant,
     /// Queries that wait for replies.
     pending: Mutex<PendingQueries>,
 }
 
 /// The queries in flight on a socket.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct PendingQueries {
     waiting: HashMap<u16, PendingQuery, foldhash::fast::RandomState>,
     /// Queries by expiry, which is the order of sending because all have the same timeout. Answered
@@ -224,12 +262,11 @@ struct PendingQueries {
     uses: u32,
     /// Whether another socket has taken its slot.
     retired: bool,
-    /// Whether the task has ended, so that nothing reads the socket any more.
+    /// Whether nothing reads the socket any more.
     ended: bool,
 }
 
 /// One query in flight.
-#[derive(Debug)]
 struct PendingQuery {
     /// The question section as sent.
     question: SmallVec<[u8; 64]>,
@@ -238,48 +275,77 @@ struct PendingQuery {
     /// Serial number, which distinguishes uses of an id.
     serial: u64,
     /// A reply with another question, kept by [`Matching::Lenient`].
-    second_best: Option<Vec<u8>>,
-    sender: oneshot::Sender<QueryResult>,
+    second_best: Option<Box<[u8]>>,
+    recipient: Recipient,
+}
+
+/// A query with its id and outcome.
+type AnsweredQuery<'a> = (u16, PendingQuery, Result<&'a [u8], TryError>);
+
+impl PendingQuery {
+    fn new(question: &[u8], exact_case: bool, recipient: Recipient) -> Self {
+        Self {
+            question: SmallVec::from_slice(question),
+            exact_case,
+            serial: 0,
+            second_best: None,
+            recipient,
+        }
+    }
+
+    /// Passes the outcome of the query with this id on. Without a lock, because the recipient may query again.
+    fn end(self, id: u16, outcome: Result<&[u8], TryError>) {
+        match self.recipient {
+            Recipient::Task(sender) => {
+                // The client may be gone.
+                let _ = resume_woken(|| sender.send(outcome.map(<[u8]>::to_vec)));
+            }
+            Recipient::Here(landing) => {
+                let question = &self.question;
+                // A panic loses only this query.
+                let _panicked =
+                    threads::catch(|| landing.land(&SentQuery { id, question }, outcome));
+            }
+        }
+    }
 }
 
 impl Socket {
-    /// Opens a socket connected to `address`. The kernel selects a random port from
+    /// Opens and reads a socket connected to the address of `sockets`. The kernel selects a random port from
     /// `ip_local_port_range`, except reserved ones.
-    fn open(address: SocketAddr) -> io::Result<Self> {
+    fn open(sockets: &UdpSockets) -> io::Result<Arc<Self>> {
+        let address = sockets.address;
         let domain = socket2::Domain::for_address(address);
         let socket = socket2::Socket::new(domain, socket2::Type::DGRAM.nonblocking(), None)?;
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
         socket.connect(&address.into())?;
-        let interest = Interest::READABLE | Interest::ERROR;
-        // SAFETY: the socket owns its descriptor, always gives the same one and keeps
-        // it open until it is dropped, which happens inside the `AsyncFd`.
-        let io = unsafe { AsyncFd::register_with_interest(socket.into(), interest) }?;
-        Ok(Self {
-            io,
+        let socket = Arc::new(Self {
+            io: socket.into(),
+            timeout: sockets.timeout,
+            matching: sockets.matching,
+            mismatched: Arc::clone(&sockets.mismatched),
             opened: Instant::now(),
             pending: Mutex::default(),
-        })
+        });
+        readers::read(Arc::<Self>::clone(&socket))?;
+        Ok(socket)
     }
 
-    /// Registers a query under a free random id; returns the query if this socket takes no more.
-    fn enter(
-        &self,
-        mut query: PendingQuery,
-        sockets: &UdpSockets,
-        limits: ReuseLimits,
-    ) -> Result<u16, PendingQuery> {
+    /// Registers a query under a free random id and takes it; leaves it if this socket takes no more.
+    fn enter(&self, query: &mut Option<PendingQuery>, limits: ReuseLimits) -> Option<u16> {
         let now = Instant::now();
         let mut pending = self.pending.lock();
         let is_worn_out = pending.uses >= MAX_USES || now.duration_since(self.opened) > LIFETIME;
         if pending.ended || is_worn_out && limits == ReuseLimits::Enforced {
             pending.retired = true;
-            return Err(query);
+            return None;
         }
         pending.forget_answered();
         if pending.waiting.len() >= MAX_IN_FLIGHT {
             // The few free ids could be guessed.
-            return Err(query);
+            return None;
         }
+        let mut query = query.take()?;
         let id = loop {
             let id = rand::random();
             if !pending.waiting.contains_key(&id) {
@@ -291,108 +357,112 @@ impl Socket {
         pending.uses += 1;
         pending
             .order
-            .push_back((now + sockets.timeout, id, query.serial));
+            .push_back((now + self.timeout, id, query.serial));
         pending.waiting.insert(id, query);
-        Ok(id)
+        Some(id)
     }
 
-    /// Sends a registered query.
-    async fn send(&self, query: &[u8]) -> Result<(), TryError> {
+    /// Sends a registered query, if the send buffer has room.
+    fn try_send(&self, query: &[u8]) -> io::Result<usize> {
         // An error may belong to an earlier query (a closed port, reported by ICMP). Reporting
-        // clears it, so a second attempt decides.
-        let mut errors = 0;
+        // clears it, so a later attempt decides.
+        for _ in 0..2 {
+            match self.io.send(query) {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+        }
+        self.io.send(query)
+    }
+
+    /// Sends a registered query, and waits for room.
+    async fn send(&self, query: &[u8]) -> Result<(), TryError> {
         for _ in 0..SEND_TRIES {
-            match self.io.get_ref().send(query) {
+            match self.try_send(query) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Boxed, because every query's future would have room for it.
                     Box::pin(tokio::time::sleep(SEND_PAUSE)).await;
                 }
-                Err(error) if errors == 2 => return Err(error.into()),
-                Err(_) => errors += 1,
+                Err(error) => return Err(error.into()),
             }
         }
         // The send buffer stayed full for the whole wait: nothing leaves this machine.
         Err(TryError::Refused)
     }
 
-    /// Delivers replies and expires queries until the socket is retired and no longer needed.
-    async fn serve(
-        self: Arc<Self>,
-        matching: Matching,
-        timeout: Duration,
-        mismatched: Arc<AtomicU64>,
-    ) {
-        let sleep = tokio::time::sleep(timeout.min(MAX_SLEEP));
-        tokio::pin!(sleep);
-        loop {
-            tokio::select! {
-                ready = self.io.ready(Interest::READABLE | Interest::ERROR) => {
-                    let Ok(mut ready) = ready else { break };
-                    if ready.ready().is_error() {
-                        // Reported by ICMP: the port is closed or the host unreachable, which affects all
-                        // waiting queries.
-                        while let Ok(Some(error)) = self.io.get_ref().take_error() {
-                            self.pending.lock().fail_all(error.into());
-                        }
-                    }
-                    // `receive` has handled all errors except `WouldBlock`, which makes the runtime
-                    // wait for more.
-                    let _ = resume_woken(|| ready.try_io(|_| self.receive(matching, &mismatched)));
-                }
-                () = &mut sleep => {
-                    let now = Instant::now();
-                    let mut pending = self.pending.lock();
-                    pending.expire(now);
-                    let old = pending.retired || now.duration_since(self.opened) > LIFETIME;
-                    if pending.order.is_empty() && old {
-                        pending.ended = true;
-                        break;
-                    }
-                    // A query registered later also expires later.
-                    let next = pending.order.front().map_or(now + timeout, |&(deadline, ..)| deadline);
-                    sleep.as_mut().reset(next.min(now + MAX_SLEEP).into());
-                }
-            }
+    fn fail_all(&self, error: TryError) {
+        let failed = self.pending.lock().take_all();
+        for (id, query) in failed {
+            query.end(id, Err(error));
         }
-        let mut pending = self.pending.lock();
-        pending.ended = true;
-        pending.fail_all(TryError::TimedOut);
+    }
+}
+
+impl ReadSocket for Socket {
+    fn descriptor(&self) -> RawFd {
+        self.io.as_raw_fd()
     }
 
-    /// Reads all queued datagrams; returns the final error.
-    fn receive(&self, matching: Matching, mismatched: &AtomicU64) -> io::Result<()> {
-        let error = take_all(self.io.as_raw_fd(), |datagram| {
-            if !self.pending.lock().deliver(datagram, matching) {
-                mismatched.fetch_add(1, Ordering::Relaxed);
+    fn read(&self, has_error: bool) {
+        if has_error {
+            // Reported by ICMP: the port is closed or the host unreachable, which affects all
+            // waiting queries.
+            while let Ok(Some(error)) = self.io.take_error() {
+                self.fail_all(error.into());
             }
-        });
-        if error.kind() == io::ErrorKind::WouldBlock {
-            return Err(error);
         }
-        // Reported by ICMP, as in `serve`.
-        self.pending.lock().fail_all(error.into());
-        Ok(())
+        loop {
+            let error = take_all(self.io.as_raw_fd(), |datagram| {
+                let answered = self.pending.lock().take_answered(datagram, self.matching);
+                match answered {
+                    Some((id, query, outcome)) => query.end(id, outcome),
+                    None => _ = self.mismatched.fetch_add(1, Ordering::Relaxed),
+                }
+            });
+            if error.kind() == io::ErrorKind::WouldBlock {
+                return;
+            }
+            // Reported by ICMP, as above.
+            self.fail_all(error.into());
+        }
+    }
+
+    fn expire(&self, now: Instant) -> Option<Instant> {
+        let expired = self.pending.lock().take_expired(now);
+        for (id, mut query) in expired {
+            let second_best = query.second_best.take();
+            query.end(id, second_best.as_deref().ok_or(TryError::TimedOut));
+        }
+        let mut pending = self.pending.lock();
+        let is_old = pending.retired || now.duration_since(self.opened) > LIFETIME;
+        if pending.order.is_empty() && is_old {
+            pending.ended = true;
+            return None;
+        }
+        // A query registered later also expires later.
+        let first = pending.order.front();
+        Some(first.map_or(now + self.timeout, |&(deadline, ..)| deadline))
     }
 }
 
 impl PendingQueries {
-    /// Delivers a datagram to the query that it answers; `false` if there is none.
-    fn deliver(&mut self, datagram: &[u8], matching: Matching) -> bool {
-        let Some(id) = message::u16_at(datagram, 0) else {
-            return false;
-        };
-        let Some(waiting) = self.waiting.get_mut(&id) else {
-            return false;
-        };
+    /// Takes the query that a datagram answers; `None` if there is none.
+    fn take_answered<'a>(
+        &mut self,
+        datagram: &'a [u8],
+        matching: Matching,
+    ) -> Option<AnsweredQuery<'a>> {
+        let id = message::u16_at(datagram, 0)?;
+        let waiting = self.waiting.get_mut(&id)?;
         let outcome = match match_reply(datagram, &waiting.question, waiting.exact_case) {
-            ReplyMatch::Reply | ReplyMatch::CutShort => Ok(datagram.to_vec()),
+            ReplyMatch::Reply | ReplyMatch::CutShort => Ok(datagram),
             ReplyMatch::Unreadable => Err(TryError::Unreadable),
             ReplyMatch::OtherQuestion => {
                 if matching == Matching::Lenient {
-                    waiting.second_best.get_or_insert_with(|| datagram.to_vec());
+                    waiting.second_best.get_or_insert_with(|| datagram.into());
                 }
-                return false;
+                return None;
             }
             ReplyMatch::OtherLetters => {
                 static LIMIT: LineLimit = LineLimit::new();
@@ -403,30 +473,25 @@ impl PendingQueries {
                          the recursor does not preserve letter case; in that case set `recursor_0x20` to false"
                     );
                 }
-                return false;
+                return None;
             }
-            ReplyMatch::NoReply => return false,
+            ReplyMatch::NoReply => return None,
         };
-        if let Some(waiting) = self.waiting.remove(&id) {
-            // The client is gone.
-            let _ = waiting.sender.send(outcome);
-        }
-        true
+        let query = self.waiting.remove(&id)?;
+        Some((id, query, outcome))
     }
 
-    /// Fails the queries whose time is up, and drops answered ones from the front of the order.
-    fn expire(&mut self, now: Instant) {
+    /// Takes the queries whose time is up, and drops answered ones from the front of the order.
+    fn take_expired(&mut self, now: Instant) -> Vec<(u16, PendingQuery)> {
+        let mut expired = Vec::new();
         self.forget_answered();
         while let Some(&(deadline, id, _)) = self.order.front()
             && deadline <= now
         {
-            if let Some(waiting) = self.waiting.remove(&id) {
-                let _ = waiting
-                    .sender
-                    .send(waiting.second_best.ok_or(TryError::TimedOut));
-            }
+            expired.extend(self.waiting.remove(&id).map(|query| (id, query)));
             self.forget_answered();
         }
+        expired
     }
 
     /// Returns whether a query with the same question is in flight.
@@ -450,11 +515,9 @@ impl PendingQueries {
         }
     }
 
-    fn fail_all(&mut self, error: TryError) {
+    fn take_all(&mut self) -> Vec<(u16, PendingQuery)> {
         self.order.clear();
-        for (_, waiting) in self.waiting.drain() {
-            let _ = waiting.sender.send(Err(error));
-        }
+        self.waiting.drain().collect()
     }
 }
 

@@ -29,6 +29,7 @@ use hickory_proto::{
     rr::Record,
     serialize::binary::{BinDecodable, BinDecoder},
 };
+use smallvec::SmallVec;
 
 use self::reply::questionless_reply;
 use crate::name::Name;
@@ -148,7 +149,8 @@ impl Default for ReplySettings {
 /// A [`Query`] that owns its message.
 #[derive(Clone, Debug)]
 pub struct OwnedQuery {
-    message: Box<[u8]>,
+    /// Nearly all queries fit, and then need no allocation.
+    message: SmallVec<[u8; 96]>,
     /// Length of the question's name, which follows the header.
     name_len: usize,
     /// The query without message and name.
@@ -210,7 +212,7 @@ impl<'a> Query<'a> {
             ..*self
         };
         OwnedQuery {
-            message: self.message.into(),
+            message: SmallVec::from_slice(self.message),
             name_len: self.question.raw_name.len(),
             fields,
         }

@@ -224,7 +224,7 @@ impl ServerMetrics {
     }
 
     /// Counts a query in flight while the guard lives.
-    pub(super) fn in_flight(&self) -> impl Drop + Send + use<> {
+    pub(super) fn in_flight(&self) -> Counted {
         Counted::new(self.shared.clone(), |shared| &shared.in_flight)
     }
 
@@ -241,7 +241,7 @@ impl ServerMetrics {
 }
 
 /// Keeps a gauge incremented while it lives.
-struct Counted {
+pub(super) struct Counted {
     /// The owner of the gauge.
     shared: Arc<StripedMetrics>,
     gauge: fn(&StripedMetrics) -> &AtomicI64,

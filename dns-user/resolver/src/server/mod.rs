@@ -4,8 +4,8 @@
 //!   query.
 //!
 //! A UDP worker is a thread with its own sockets. It answers local names directly. A query that
-//! must wait for a recursor, a handler or a check is polled once there and then becomes a task on
-//! tokio's workers, so a stalled upstream never delays a local answer.
+//! must wait for a recursor, a handler or a check is begun there and ended by the thread that learns its
+//! answer, so a stalled upstream never delays a local answer.
 
 mod answer_cache;
 pub mod metrics;

@@ -329,7 +329,7 @@ impl WorkerSocket {
     }
 
     /// Sends one reply without blocking.
-    fn try_send(&self, reply: &mut [u8], peer: &mut ReturnPath) -> io::Result<()> {
+    pub(super) fn try_send(&self, reply: &mut [u8], peer: &mut ReturnPath) -> io::Result<()> {
         let mut slice = libc::iovec {
             iov_base: reply.as_mut_ptr().cast(),
             iov_len: reply.len(),

@@ -250,10 +250,12 @@ impl Session {
             } => responder,
             Immediate::Deferred(deferred) => match self.handler.admit(&query) {
                 Some(place) => {
+                    let mut deferred = deferred;
+                    let limit = self.handler.options.request_timeout;
                     let handler = self.handler.clone();
                     self.waiting.spawn(async move {
                         let _place = place;
-                        let reply = handler.answer_deferred(&deferred).await;
+                        let reply = handler.answer_deferred(&mut deferred, limit).await;
                         let query = deferred.query.as_query();
                         let message = query.message;
                         let took = received.elapsed();

@@ -16,6 +16,7 @@ use std::{
 
 use dns_common::control::{CLIENT_BUCKETS, client_bucket};
 use dns_fastpath::{Arrival, EVIDENCE, MAX_CLIENTS};
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Notify};
 
@@ -34,6 +35,7 @@ use dns_kit::{
     eager::poll_then_spawn,
     mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address},
 };
+use dns_upstream::WaitingQuery;
 
 //----------- Worker ---------------------------------------------------------
 
@@ -289,7 +291,7 @@ impl Worker {
         }
     }
 
-    /// Starts a query that must wait; a task sends the reply.
+    /// Starts a query that must wait; another thread sends the reply.
     fn hand_over(
         &self,
         deferred: Deferred,
@@ -297,30 +299,100 @@ impl Worker {
         received: Instant,
         place: WaitingPlace,
     ) {
-        let path = datagram.return_path();
-        let client = datagram.client;
-        let socket = self.socket.clone();
-        let handler = self.handler.clone();
-        poll_then_spawn(&self.runtime, async move {
-            // Held until the reply is sent, so that shutdown waits for it.
-            let _place = place;
-            let reply = handler.answer_deferred(&deferred).await;
-            let stripe = handler.metrics.tasks();
-            let query = deferred.query.as_query();
-            let message = query.message;
-            let took = received.elapsed();
-            let handled = Handled {
-                client,
-                transport: Transport::Udp,
-                message,
-                reply: &reply,
-                took,
-            };
-            handler.observe(stripe, &handled, Some(&query), deferred.responder);
-            if !socket.send(reply, path).await {
-                stripe.dropped(Dropped::NotSent, 1);
-            }
+        let answerer = deferred.answerer();
+        let waiting = Box::new(DeferredDatagram {
+            deferred,
+            received,
+            client: datagram.client,
+            path: datagram.return_path(),
+            socket: self.socket.clone(),
+            handler: self.handler.clone(),
+            runtime: self.runtime.clone(),
+            _place: place,
         });
+        match answerer {
+            Some(answerer) => answerer.begin(waiting),
+            None => waiting.wait(None),
+        }
+    }
+}
+
+/// A query that waits for its reply.
+struct DeferredDatagram {
+    deferred: Deferred,
+    received: Instant,
+    client: SocketAddr,
+    path: ReturnPath,
+    socket: Arc<WorkerSocket>,
+    handler: Arc<QueryHandler>,
+    /// Runs tasks.
+    runtime: Handle,
+    /// Held until the reply is sent, so that shutdown waits for it.
+    _place: WaitingPlace,
+}
+
+impl WaitingQuery for DeferredDatagram {
+    fn query(&self) -> Query<'_> {
+        self.deferred.query.as_query()
+    }
+
+    fn time_limit(&self) -> Duration {
+        let limit = self.handler.options.request_timeout;
+        limit.saturating_sub(self.received.elapsed())
+    }
+
+    fn reply(mut self: Box<Self>, reply: &mut Vec<u8>) {
+        self.handler.complete(&self.deferred, reply);
+        self.observe(reply);
+        match self.socket.try_send(reply, &mut self.path) {
+            Ok(()) => {}
+            // The send buffer is full.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let reply = mem::take(reply);
+                let runtime = self.runtime.clone();
+                runtime.spawn(self.send(reply));
+            }
+            Err(_) => self.handler.metrics.tasks().dropped(Dropped::NotSent, 1),
+        }
+    }
+
+    fn wait(mut self: Box<Self>, begun: Option<BoxFuture<'static, Vec<u8>>>) {
+        if let Some(answer) = begun {
+            self.deferred.wait_for(answer);
+        }
+        let runtime = self.runtime.clone();
+        poll_then_spawn(&runtime, async move {
+            let limit = self.time_limit();
+            let reply = self
+                .handler
+                .answer_deferred(&mut self.deferred, limit)
+                .await;
+            self.observe(&reply);
+            self.send(reply).await;
+        });
+    }
+}
+
+impl DeferredDatagram {
+    fn observe(&self, reply: &[u8]) {
+        let query = self.query();
+        let handled = Handled {
+            client: self.client,
+            transport: Transport::Udp,
+            message: query.message,
+            reply,
+            took: self.received.elapsed(),
+        };
+        let stripe = self.handler.metrics.tasks();
+        let responder = self.deferred.responder;
+        self.handler
+            .observe(stripe, &handled, Some(&query), responder);
+    }
+
+    async fn send(self: Box<Self>, reply: Vec<u8>) {
+        if !self.socket.send(reply, self.path.clone()).await {
+            self.handler.metrics.tasks().dropped(Dropped::NotSent, 1);
+        }
     }
 }
 

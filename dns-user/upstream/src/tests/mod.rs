@@ -4,13 +4,16 @@ mod cache;
 mod forward;
 mod http;
 mod lies;
+mod misses;
 mod scripted;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use super::{
     forward::Forwarder,
+    host_names::HostNames,
     message::{self, Form},
+    own::OwnAddresses,
     recursor::RecursorOptions,
     udp::Matching,
 };
@@ -62,7 +65,7 @@ fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
         options(retries, compat),
         RecursorSelection::Serial,
         compat,
-        &Arc::default(),
+        &HostNames::new(&[], OwnAddresses::default()),
     )
 }
 

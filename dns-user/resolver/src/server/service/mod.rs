@@ -16,12 +16,13 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use hickory_proto::op::ResponseCode;
 
 use self::identity::{Identity, chaos_reply};
 use super::{
     Options, ServerMetrics,
-    metrics::{Observed, Responder, Stripe},
+    metrics::{Counted, Observed, Responder, Stripe},
 };
 use crate::{
     ops::tap::Tap,
@@ -68,6 +69,7 @@ pub(in crate::server) struct QueryHandler {
 pub(in crate::server) struct WaitingPlace {
     _permit: Permit,
     _waiting: Arc<()>,
+    _counted: Counted,
 }
 
 /// The result of answering without waiting.
@@ -97,6 +99,23 @@ enum Awaited {
     /// First checks of the instances of this local name in this state.
     FirstChecks(Arc<AnswerState>, Name),
     Other(Arc<dyn Answer>),
+    /// The answer has begun to be made.
+    Begun(BoxFuture<'static, Vec<u8>>),
+}
+
+impl Deferred {
+    /// Returns the answerer, unless a task must wait for something else.
+    pub(in crate::server) fn answerer(&self) -> Option<Arc<dyn Answer>> {
+        match &self.source {
+            Awaited::Other(answer) => Some(Arc::clone(answer)),
+            Awaited::FirstChecks(..) | Awaited::Begun(_) => None,
+        }
+    }
+
+    /// Makes a task wait for this answer.
+    pub(in crate::server) fn wait_for(&mut self, answer: BoxFuture<'static, Vec<u8>>) {
+        self.source = Awaited::Begun(answer);
+    }
 }
 
 impl QueryHandler {
@@ -292,6 +311,7 @@ impl QueryHandler {
         Some(WaitingPlace {
             _permit: permit,
             _waiting: Arc::clone(&self.waiting),
+            _counted: self.metrics.in_flight(),
         })
     }
 
@@ -303,18 +323,21 @@ impl QueryHandler {
 
     /// Waits for the reply and truncates it to the client's limit; returns SERVFAIL after the time
     /// limit.
-    pub(in crate::server) async fn answer_deferred(&self, deferred: &Deferred) -> Vec<u8> {
-        let query = &deferred.query.as_query();
+    pub(in crate::server) async fn answer_deferred(
+        &self,
+        deferred: &mut Deferred,
+        limit: Duration,
+    ) -> Vec<u8> {
+        let Deferred {
+            query,
+            source,
+            responder,
+        } = deferred;
+        let query = &query.as_query();
         let answer = async {
-            match &deferred.source {
-                Awaited::Other(answer) => {
-                    let mut reply = truncate_to_client(query, answer.answer(query).await);
-                    if is_denial(&reply) {
-                        let name = query.question.name();
-                        admit_existence(&self.server_state.state(), query, &name, &mut reply);
-                    }
-                    reply
-                }
+            match source {
+                Awaited::Other(answer) => self.fit(query, answer.answer(query).await),
+                Awaited::Begun(answer) => self.fit(query, answer.await),
                 Awaited::FirstChecks(state, name) => {
                     // Boxed, because forwarded queries would have room for it.
                     let checked = self.server_state.look_up_checked(state, name, query.client);
@@ -330,13 +353,29 @@ impl QueryHandler {
                 }
             }
         };
-        let _waiting = self.metrics.in_flight();
-        let mut reply = match tokio::time::timeout(self.options.request_timeout, answer).await {
+        let mut reply = match tokio::time::timeout(limit, answer).await {
             Ok(reply) => reply,
             Err(_) => failure(query, &TOO_SLOW),
         };
-        self.add_options(query, deferred.responder, &mut reply);
+        self.add_options(query, *responder, &mut reply);
         reply
+    }
+
+    /// Fits an answerer's reply to the client and to the names of this server.
+    fn fit(&self, query: &Query<'_>, reply: Vec<u8>) -> Vec<u8> {
+        let mut reply = truncate_to_client(query, reply);
+        if is_denial(&reply) {
+            let name = query.question.name();
+            admit_existence(&self.server_state.state(), query, &name, &mut reply);
+        }
+        reply
+    }
+
+    /// Completes the reply of an answerer, as [`Self::answer_deferred`] does.
+    pub(in crate::server) fn complete(&self, deferred: &Deferred, reply: &mut Vec<u8>) {
+        let query = &deferred.query.as_query();
+        *reply = self.fit(query, std::mem::take(reply));
+        self.add_options(query, deferred.responder, reply);
     }
 
     /// Returns the reply to a query when too many are waiting.

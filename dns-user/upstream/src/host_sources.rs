@@ -1,0 +1,196 @@
+//! Where the host names of recursors and HTTP servers are looked up: /etc/hosts, recursors configured by
+//! address, the nameservers of /etc/resolv.conf, and this server itself, which knows the fleet's names, in
+//! this order. If a configured recursor is encrypted, the nameservers of /etc/resolv.conf, which are not, only
+//! get the host names of recursors, and only while no recursor is configured by address. Nothing runs on the
+//! runtime's pool of blocking threads, as getaddrinfo(3) would.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+
+use crate::{
+    endpoint::{Endpoint, socket_address},
+    forward::Forwarder,
+    host_names::{HostLookup, HostNames, MAX_LOOK_UP_INTERVAL, MIN_LOOK_UP_INTERVAL},
+    message::{Form, MessageIndex},
+    own::OwnAddresses,
+    recursor::RecursorOptions,
+    resolv_conf::nameservers,
+    udp::Matching,
+};
+use dns_core::{
+    config::{Compat, RecursorSelection},
+    name::Name,
+    wire::{FLAG_RD, Parsed, TYPE_A, TYPE_AAAA, parse, query_message},
+};
+
+/// Host names assigned by the administrator.
+const HOSTS: &str = "/etc/hosts";
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Sources for host names.
+#[derive(Debug)]
+struct HostSources {
+    /// Recursors configured by address, `address:port` or `tls://address:port#name`.
+    recursors: Vec<String>,
+    /// Whether the nameservers of /etc/resolv.conf may see the names.
+    with_nameservers: bool,
+    /// Addresses of this server.
+    own: OwnAddresses,
+}
+
+impl HostNames {
+    /// Creates a resolver of the host names of handlers and other servers, from the configured recursors and the
+    /// server at `own`.
+    pub fn new(recursors: &[String], own: OwnAddresses) -> Arc<Self> {
+        HostSources::new(recursors, own).into_names()
+    }
+
+    /// Creates a resolver of the host names of the recursors themselves.
+    pub(crate) fn of_recursors(recursors: &[String], own: OwnAddresses) -> Arc<Self> {
+        let mut sources = HostSources::new(recursors, own);
+        // Somebody must know the address of the first encrypted recursor.
+        sources.with_nameservers |= sources.recursors.is_empty();
+        sources.into_names()
+    }
+}
+
+impl HostSources {
+    fn new(recursors: &[String], own: OwnAddresses) -> Self {
+        let is_encrypted = |name: &String| Endpoint::of(name).tls.is_some();
+        Self {
+            recursors: by_address(recursors),
+            with_nameservers: !recursors.iter().any(is_encrypted),
+            own,
+        }
+    }
+
+    fn into_names(self) -> Arc<HostNames> {
+        let own = self.own.clone();
+        Arc::new(HostNames::from_source(Box::new(self), own))
+    }
+
+    /// Resolves a host name to its addresses and their TTL; `None` if no recursor knows it.
+    async fn look_up(&self, host: &str) -> Option<(Vec<IpAddr>, Duration)> {
+        let listed = of_hosts(&fs::read_to_string(HOSTS).unwrap_or_default(), host);
+        if !listed.is_empty() {
+            return Some((listed, MIN_LOOK_UP_INTERVAL));
+        }
+        let name = Name::from_text(host).ok()?;
+        if host.eq_ignore_ascii_case("localhost") {
+            // RFC 6761, section 6.3.
+            return Some((
+                vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+                MAX_LOOK_UP_INTERVAL,
+            ));
+        }
+        let own = self.own.current();
+        let mut servers = self.recursors.clone();
+        if self.with_nameservers {
+            servers.extend(nameservers(&own));
+        }
+        servers.extend(own.listen.iter().map(ToString::to_string));
+        let options = RecursorOptions {
+            timeout: TIMEOUT,
+            max_retries: 0,
+            form: Form::default(),
+            matching: Matching::Strict,
+            randomise_case: false,
+        };
+        let nobody = Arc::new(HostNames::default());
+        let forwarder = Forwarder::new(
+            &servers,
+            options,
+            RecursorSelection::Serial,
+            Compat::default(),
+            &nobody,
+        );
+        for qtype in [TYPE_A, TYPE_AAAA] {
+            let (addresses, ttl) = ask(&forwarder, &name, qtype).await;
+            if !addresses.is_empty() {
+                let ttl = Duration::from_secs(ttl.into());
+                return Some((
+                    addresses,
+                    ttl.clamp(MIN_LOOK_UP_INTERVAL, MAX_LOOK_UP_INTERVAL),
+                ));
+            }
+        }
+        None
+    }
+}
+
+impl HostLookup for HostSources {
+    fn look_up<'a>(&'a self, host: &'a str) -> BoxFuture<'a, Option<(Vec<IpAddr>, Duration)>> {
+        Box::pin(self.look_up(host))
+    }
+}
+
+/// Returns the recursors that are configured by address.
+fn by_address(recursors: &[String]) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in recursors {
+        if socket_address(Endpoint::of(name).address).is_some() {
+            found.push(name.clone());
+        }
+    }
+    found
+}
+
+/// Queries the addresses of a host; returns them with their smallest TTL.
+async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u32) {
+    let message = query_message(0, FLAG_RD, name.as_wire(), qtype);
+    // `message` was built above and always parses.
+    let Parsed::Query(query) = parse(&message) else {
+        return (Vec::new(), 0);
+    };
+    let reply = forwarder.forward(&query).await.reply;
+    let index = MessageIndex::of(&reply).unwrap_or_default();
+    let mut smallest = u32::MAX;
+    let answers = index
+        .walk(&reply)
+        .filter(|(section, record)| *section == 0 && record.rtype == qtype);
+    let addresses = answers.filter_map(|(_, record)| {
+        smallest = smallest.min(record.ttl);
+        let data = reply.get(record.data)?;
+        let v4 = <[u8; 4]>::try_from(data).map(IpAddr::from);
+        v4.or_else(|_| <[u8; 16]>::try_from(data).map(IpAddr::from))
+            .ok()
+    });
+    (addresses.collect(), smallest)
+}
+
+/// Finds the addresses of a host in the text of /etc/hosts (hosts(5)).
+fn of_hosts(text: &str, host: &str) -> Vec<IpAddr> {
+    let lines = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or_default());
+    let matching = lines.filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let address = words.next()?.parse().ok()?;
+        words
+            .any(|word| word.eq_ignore_ascii_case(host))
+            .then_some(address)
+    });
+    matching.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_read() {
+        let text = "127.0.0.1 localhost\n# 10.0.0.1 ns\n10.0.0.2\tns.Example ns # x\nfd00::2 ns\nns 10.0.0.3\n";
+        let addresses: Vec<String> = of_hosts(text, "NS")
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(addresses, ["10.0.0.2", "fd00::2"]);
+        assert!(of_hosts(text, "x").is_empty());
+    }
+}

@@ -1,0 +1,150 @@
+//! Threads that read the sockets to recursors, and end the queries whose time is up.
+//!
+//! Each thread waits for all of its sockets together. What a reply takes to reach its client is done by the
+//! thread that reads it, so a query needs neither a task nor a timer.
+
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::RawFd,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use mio::{Events, Interest, Poll, Registry, Token, Waker, unix::SourceFd};
+use parking_lot::Mutex;
+
+use dns_kit::threads::{self, OnPanic};
+
+/// Maximum number of threads: each handles more than 100,000 replies per second.
+const MAX_READERS: usize = 4;
+/// Maximum number of events per system call.
+const MAX_EVENTS: usize = 64;
+/// Maximum pause between calls of [`ReadSocket::expire`].
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Announces new sockets. No descriptor has this number.
+const NEW: Token = Token(usize::MAX);
+
+/// A socket without blocking.
+pub(crate) trait ReadSocket: Send + Sync {
+    /// Returns the descriptor, which stays open and the same.
+    fn descriptor(&self) -> RawFd;
+
+    /// Reads until there is no more. `has_error`: the kernel reports an error of the socket.
+    fn read(&self, has_error: bool);
+
+    /// Ends what has waited for too long; returns when to call this again, or `None` to read no more.
+    /// What begins to wait later must not end before.
+    fn expire(&self, now: Instant) -> Option<Instant>;
+}
+
+/// Reads a socket from now on.
+pub(crate) fn read(socket: Arc<dyn ReadSocket>) -> io::Result<()> {
+    static READERS: Mutex<Vec<Reader>> = Mutex::new(Vec::new());
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+    let count = thread::available_parallelism().map_or(1, |count| count.get().min(MAX_READERS));
+    let mut readers = READERS.lock();
+    // All at once, so that the number of descriptors says what sockets are open.
+    while readers.len() < count {
+        let reader = Reader::start(readers.len())?;
+        readers.push(reader);
+    }
+    let next = NEXT.fetch_add(1, Ordering::Relaxed) % readers.len();
+    readers[next].add(socket)
+}
+
+/// Sockets that a thread does not know yet.
+type NewSockets = Arc<Mutex<Vec<Arc<dyn ReadSocket>>>>;
+
+/// What others know of a thread.
+struct Reader {
+    new: NewSockets,
+    waker: Waker,
+}
+
+impl Reader {
+    fn start(number: usize) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), NEW)?;
+        let new = NewSockets::default();
+        let thread = ReaderThread {
+            new: Arc::clone(&new),
+            known: HashMap::default(),
+        };
+        let name = format!("recursors-{number}");
+        threads::spawn(name, OnPanic::EndProcess, move || {
+            thread.read_forever(poll);
+        })?;
+        Ok(Self { new, waker })
+    }
+
+    fn add(&self, socket: Arc<dyn ReadSocket>) -> io::Result<()> {
+        self.new.lock().push(socket);
+        self.waker.wake()
+    }
+}
+
+/// A thread with its sockets.
+struct ReaderThread {
+    new: NewSockets,
+    known: HashMap<Token, Arc<dyn ReadSocket>, foldhash::fast::RandomState>,
+}
+
+impl ReaderThread {
+    fn read_forever(mut self, mut poll: Poll) {
+        let mut events = Events::with_capacity(MAX_EVENTS);
+        let mut now = Instant::now();
+        let mut due = now;
+        loop {
+            let pause = due.saturating_duration_since(now);
+            if let Err(error) = poll.poll(&mut events, Some(pause))
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "cannot wait for replies of recursors; trying again");
+                thread::sleep(Duration::from_millis(10));
+            }
+            for event in &events {
+                if event.token() == NEW {
+                    self.adopt(poll.registry());
+                    due = now;
+                } else if let Some(socket) = self.known.get(&event.token()) {
+                    socket.read(event.is_error());
+                }
+            }
+            now = Instant::now();
+            if due <= now {
+                due = self.expire(now);
+            }
+        }
+    }
+
+    fn adopt(&mut self, registry: &Registry) {
+        for socket in self.new.lock().drain(..) {
+            let descriptor = socket.descriptor();
+            // Never negative.
+            let token = Token(descriptor.unsigned_abs() as usize);
+            let source = &mut SourceFd(&descriptor);
+            // A socket that has received something already is reported at once.
+            if let Err(error) = registry.register(source, token, Interest::READABLE) {
+                tracing::error!(%error, "cannot wait for replies by a socket: its queries fail");
+            }
+            self.known.insert(token, socket);
+        }
+    }
+
+    /// Ends what has waited for too long on any socket; returns when to call this again.
+    fn expire(&mut self, now: Instant) -> Instant {
+        let mut due = now + MAX_PAUSE;
+        self.known.retain(|_, socket| {
+            let next = socket.expire(now);
+            due = due.min(next.unwrap_or(due));
+            next.is_some()
+        });
+        due
+    }
+}
