@@ -10,7 +10,7 @@ pub mod webhook;
 
 use std::{
     ops::Range,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -26,7 +26,6 @@ use futures_util::future::BoxFuture;
 use http_body_util::Full;
 use hyper::{Request, Response};
 use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
 pub use self::{
     definition::Definition,
@@ -544,28 +543,14 @@ impl TlsFiles {
 
     /// Loads the files. `protocols` are offered by ALPN.
     pub fn config(&self, protocols: &[&[u8]]) -> Result<Arc<ClientConfig>, ProviderError> {
-        let trust = match &self.ca {
-            Some(path) => {
-                let mut roots = RootCertStore::empty();
-                for authority in certificates(path)? {
-                    roots
-                        .add(authority)
-                        .map_err(|error| bad_file(path, error))?;
-                }
-                ServerTrust::Roots(roots)
-            }
-            None => ServerTrust::System,
-        };
-        let identity = match &self.identity {
-            Some((certificate, key)) => {
-                let key =
-                    PrivateKeyDer::from_pem_file(key).map_err(|error| bad_file(key, error))?;
-                ClientIdentity::Pair(certificates(certificate)?, key)
-            }
-            None => ClientIdentity::Anonymous,
-        };
-        let mut config = tls::client_config(trust, identity).map_err(|error| {
-            let remedy = if self.ca.is_none() {
+        let identity = self
+            .identity
+            .as_ref()
+            .map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+        let config = tls::client_config_of_files(self.ca.as_deref(), identity);
+        let mut config = config.map_err(|error| {
+            // Else the error may be one of the client's own files.
+            let remedy = if self.ca.is_none() && self.identity.is_none() {
                 "; set tls-ca if the system has no CAs"
             } else {
                 ""
@@ -575,22 +560,6 @@ impl TlsFiles {
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         Ok(Arc::new(config))
     }
-}
-
-/// Reads the certificates of a file, at least one.
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    match read {
-        Ok(certificates) if certificates.is_empty() => {
-            Err(bad_file(path, "no certificate in PEM format"))
-        }
-        Ok(certificates) => Ok(certificates),
-        Err(error) => Err(bad_file(path, error)),
-    }
-}
-
-fn bad_file(path: &Path, problem: impl std::fmt::Display) -> ProviderError {
-    settings(format!("{}: {problem}", path.display()))
 }
 
 #[cfg(test)]
