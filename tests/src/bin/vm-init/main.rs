@@ -90,8 +90,8 @@ fn try_everything() -> Result<()> {
     fixtures.and(modes).and(netkit).and(dummy).and(set_ups)
 }
 
-/// Runs the packet fixtures, packets on another interface and runs that follow each other, and the verifier's
-/// headroom check. Packets are slow on an emulated machine, so no other tests run.
+/// Runs the packet fixtures, packets on another interface and runs that follow each other, the verifier's
+/// headroom check, and the load generator. Packets are slow on an emulated machine, so no other tests run.
 fn fixtures() -> Result<()> {
     let mut command = Command::new("/bin/packets");
     command.args([
@@ -102,6 +102,7 @@ fn fixtures() -> Result<()> {
         "interfaces::address_lists",
         "preemption::",
         "the_verifier_has_room_left",
+        "generator::",
     ]);
     // Without BPF the tests must fail rather than be skipped.
     let status = command
