@@ -102,9 +102,11 @@ fn debian_clippy(folder: &Path) -> Result<PathBuf> {
 /// Returns whether the paths in the settings still exist (the checkout may have moved, or the
 /// toolchain was removed).
 fn still_valid(settings: &str) -> bool {
-    let rustc = setting(settings, "RUSTC");
-    let linker = setting(settings, "PATH_FIRST");
-    match (rustc, linker, setting(settings, "RUSTUP_TOOLCHAIN")) {
+    match (
+        setting(settings, "RUSTC"),
+        setting(settings, "PATH_FIRST"),
+        setting(settings, "RUSTUP_TOOLCHAIN"),
+    ) {
         (Some(rustc), Some(linker), _) => {
             Path::new(rustc).exists() && Path::new(linker).join("bpf-linker").exists()
         }

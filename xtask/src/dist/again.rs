@@ -67,11 +67,8 @@ fn differences(one: &Path, other: &Path) -> Result<Vec<String>> {
 }
 
 fn file_names(folder: &Path) -> Result<BTreeSet<PathBuf>> {
-    let mut names = BTreeSet::new();
-    for entry in fs::read_dir(folder)? {
-        names.insert(entry?.file_name().into());
-    }
-    Ok(names)
+    let entries = fs::read_dir(folder)?;
+    entries.map(|entry| Ok(entry?.file_name().into())).collect()
 }
 
 #[cfg(test)]
