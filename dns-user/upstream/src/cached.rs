@@ -6,7 +6,7 @@
 
 use std::{
     cell::Cell,
-    collections::{HashMap, VecDeque, hash_map},
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -16,16 +16,16 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
 
 use super::{
     Answer, TryError, WaitingQuery,
     admission::{Admission, AdmissionStatus, Permit},
     cache::{Cache, Entry, Lookup},
     contents::Selection,
+    flights::{FlightKey, FlightResult, Leader, Part, SingleFlight},
     forward::{FirstOutcome, FirstTry, Forwarder, LandedTry},
     http::HttpSource,
-    message::{self, CacheKey, Form, Forwarded, MessageIndex},
+    message::{self, CacheKey, Form, Forwarded},
     recursor::PreparedQuery,
     store::Generation,
     udp::{Landing, SentQuery},
@@ -765,108 +765,6 @@ impl UncachedSource {
                     ..Forwarded::own(reply, false)
                 }
             }
-        }
-    }
-}
-
-//----------- Shared queries -----------------------------------------------------
-
-/// The recursor queries in flight, and the clients that wait for them.
-#[derive(Debug, Default)]
-pub(crate) struct SingleFlight {
-    /// Waiting clients by key.
-    followers: Mutex<HashMap<FlightKey, Vec<Follower>, foldhash::fast::RandomState>>,
-}
-
-/// A client that waits for another client's query.
-pub(crate) type Follower = oneshot::Sender<Arc<FlightResult>>;
-
-/// Everything that distinguishes recursor queries, followed by the transport and the cache's
-/// generation.
-pub(crate) type FlightKey = CacheKey;
-
-/// Result of the leader's query.
-#[derive(Debug)]
-pub(crate) struct FlightResult {
-    pub(crate) reply: Vec<u8>,
-    pub(crate) index: MessageIndex,
-    /// Whether the reply is a failure.
-    pub(crate) failed: bool,
-    /// Extended DNS Errors for clients.
-    pub(crate) errors: Vec<ExtendedError>,
-}
-
-/// Role of a query in a flight.
-pub(crate) enum Part {
-    /// The first query: it queries upstream, then calls [`Leader::end`].
-    Leader(Leader),
-    /// Another query is in flight. The receiver fails if that query's client disconnects first.
-    Follower(oneshot::Receiver<Arc<FlightResult>>),
-}
-
-/// The client query that queries upstream on behalf of all. If it is dropped without a result, the others do
-/// so themselves.
-pub(crate) struct Leader {
-    /// The flights that it belongs to.
-    flights: Arc<SingleFlight>,
-    /// Key of the look-up in flight.
-    key: FlightKey,
-    has_ended: Cell<bool>,
-}
-
-impl SingleFlight {
-    pub(crate) fn join(self: &Arc<Self>, key: &FlightKey) -> Part {
-        // Copied as octets; `clone` copies one at a time.
-        match self.followers.lock().entry(FlightKey::from_slice(key)) {
-            hash_map::Entry::Vacant(place) => {
-                place.insert(Vec::new());
-                Part::Leader(self.leader(key))
-            }
-            hash_map::Entry::Occupied(mut followers) => {
-                let (sender, receiver) = oneshot::channel();
-                followers.get_mut().push(sender);
-                Part::Follower(receiver)
-            }
-        }
-    }
-
-    /// Starts a flight; `None` if there is one.
-    fn lead(self: &Arc<Self>, key: &FlightKey) -> Option<Leader> {
-        match self.followers.lock().entry(FlightKey::from_slice(key)) {
-            hash_map::Entry::Vacant(place) => {
-                place.insert(Vec::new());
-                Some(self.leader(key))
-            }
-            hash_map::Entry::Occupied(_) => None,
-        }
-    }
-
-    fn leader(self: &Arc<Self>, key: &FlightKey) -> Leader {
-        Leader {
-            flights: Arc::clone(self),
-            key: FlightKey::from_slice(key),
-            has_ended: Cell::new(false),
-        }
-    }
-
-    /// Ends a flight; returns the waiting clients.
-    fn end(&self, key: &FlightKey) -> Vec<Follower> {
-        self.followers.lock().remove(key).unwrap_or_default()
-    }
-}
-
-impl Leader {
-    /// Ends the flight; returns the clients that wait for its result.
-    pub(crate) fn end(&self) -> Vec<Follower> {
-        self.has_ended.set(true);
-        self.flights.end(&self.key)
-    }
-}
-
-impl Drop for Leader {
-    fn drop(&mut self) {
-        if !self.has_ended.get() {
-            drop(self.flights.end(&self.key));
         }
     }
 }

@@ -7,8 +7,8 @@
 //!   connections; [`own`]: addresses never asked.
 //! * [`endpoint`]: written addresses; [`host_names`] and [`host_sources`]: addresses of host names;
 //!   [`resolv_conf`]: the recursors of /etc/resolv.conf.
-//! * [`cached`], [`cache`], [`store`]: caching and sharing of look-ups in front of a source, and remembered
-//!   failures; [`admission`]: the limit of waiting queries per client.
+//! * [`cached`], [`flights`], [`cache`], [`store`]: caching and sharing of look-ups in front of a source, and
+//!   remembered failures; [`admission`]: the limit of waiting queries per client.
 //! * [`handlers`], [`http`], [`connector`], [`json_answer`]: domains with dedicated recursors or servers.
 //! * [`reverse`]: names under in-addr.arpa and ip6.arpa; [`special`]: names that no recursor knows.
 //! * [`message`]: builds queries to recursors, and reads replies without changing the bytes of their records;
@@ -23,6 +23,7 @@ mod connector;
 mod contents;
 mod endpoint;
 mod failed_tries;
+mod flights;
 mod forward;
 #[doc(hidden)]
 pub mod fuzzing;
