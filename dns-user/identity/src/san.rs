@@ -488,4 +488,28 @@ variables:
             );
         }
     }
+
+    #[test]
+    fn default_network_names_the_group() {
+        let found = |networks: &str| {
+            let manifest = MANIFEST.replace("[{ name: default }]", networks);
+            let variables = variables(&manifest, "bosh", &no_ids).unwrap();
+            variables[1].names.dns[1].clone()
+        };
+        for (networks, network) in [
+            ("[{ name: a }, { name: b }]", "a"),
+            ("[{ name: a }, { name: b, default: [dns, gateway] }]", "b"),
+            (
+                "[{ name: a, default: [dns] }, { name: b, default: [addressable] }]",
+                "b",
+            ),
+            (
+                "[{ name: a, default: [gateway] }, { name: b, default: [] }]",
+                "a",
+            ),
+        ] {
+            let expected = format!("*.server-ig.{network}.app-service.bosh");
+            assert_eq!(found(networks), expected, "{networks}");
+        }
+    }
 }

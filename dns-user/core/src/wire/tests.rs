@@ -778,3 +778,41 @@ proptest! {
         prop_assert!(read.authorities.len() == reply.authorities.len() || read.additionals.is_empty());
     }
 }
+
+#[test]
+fn data_like_an_opt_is_no_opt() {
+    let opt = opt_record(1232, 0, false);
+    let with_opt = with_records(0, 0, 1, &opt);
+    let mut reply = with_records(1, 0, 0, b"\xc0\x0c\0\x10\0\x01\0\0\0\0\0\x0b");
+    reply[2] |= 0x80;
+    reply.extend_from_slice(&opt);
+    assert_eq!(
+        truncate_to_client(&query(&with_opt), reply.clone()),
+        [&with_counts(&reply, 1), &opt[..]].concat()
+    );
+}
+
+#[test]
+fn nothing_follows_a_cut_section() {
+    let large = |kind: u8| {
+        let head = [0, 0, kind, 0, 1, 0, 0, 0, 0, 2, 0x58];
+        [&head[..], &[1; 600]].concat()
+    };
+    let small = b"\0\0\x01\0\x01\0\0\0\0\0\x04\x0a\0\0\x01";
+    for (answers, records, kept) in [
+        (1, [&large(99), &small[..], small], (0, 0, 0)),
+        (1, [&small[..], &large(99), small], (1, 0, 0)),
+        (1, [&small[..], small, &large(99)], (1, 1, 0)),
+    ] {
+        let mut reply = with_records(answers, 1, 1, &records.concat());
+        reply[2] |= 0x80;
+        let reply = Message::from_vec(&truncate_to_client(&query(PLAIN), reply)).unwrap();
+        let found = (
+            reply.answers.len(),
+            reply.authorities.len(),
+            reply.additionals.len(),
+        );
+        assert!(reply.metadata.truncation);
+        assert_eq!(found, kept);
+    }
+}

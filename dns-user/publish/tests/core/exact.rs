@@ -166,3 +166,35 @@ fn steps_require_then_delete_then_replace_then_create() {
         assert!(ranks.contains(&rank), "{rank}: {:#?}", transaction.steps);
     }
 }
+
+/// A CNAME is created only where nothing else is, and anything else only where no CNAME is.
+#[test]
+fn rivals_must_be_absent() {
+    let apex = Name::parse("example.org").unwrap();
+    let registry = Registry::default();
+    let view = registry.read(&apex, Vec::new());
+    for (record, expected) in [
+        (owned("a.example.org", RecordType::A, &["192.0.2.1"]), 1),
+        (
+            owned("a.example.org", RecordType::CNAME, &["b.example.org"]),
+            8,
+        ),
+    ] {
+        let plan = plan_of(&[], std::slice::from_ref(&record));
+        let transaction = registry.transaction(&view, &plan.changes[0]).unwrap();
+        let rivals: Vec<RecordType> = transaction
+            .steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::RequireAbsent(name, rival) if *name == record.name => Some(*rival),
+                _ => None,
+            })
+            .filter(|rival| *rival != record.record_type)
+            .collect();
+        assert_eq!(rivals.len(), expected, "{rivals:?}");
+        assert_eq!(
+            rivals.contains(&RecordType::CNAME),
+            record.record_type == RecordType::A
+        );
+    }
+}

@@ -571,3 +571,21 @@ impl Unsigned<'_> {
             .map_err(|error| settings(format!("endpoint {endpoint}: {error}")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_are_assumed_for_an_hour() {
+        let whole = "Action=AssumeRole&DurationSeconds=3600&RoleArn=arn%3Aaws%3Aiam%3A%3A1%3Arole%2Fdns&\
+             RoleSessionName=bosh-dns-publish&Version=2011-06-15";
+        let role = "arn:aws:iam::1:role/dns";
+        assert_eq!(role_form("AssumeRole", role, None), whole);
+        let with_token = role_form("AssumeRole", role, Some("a b"));
+        assert!(
+            with_token.contains("WebIdentityToken=a%20b"),
+            "{with_token}"
+        );
+    }
+}
