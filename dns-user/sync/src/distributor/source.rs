@@ -252,14 +252,10 @@ pub(super) fn is_renamed(path: &Path) -> bool {
 
 /// Returns whether the newest file last changed at least `age` ago by the machine's clock.
 pub(super) fn is_old(stamps: &Stamps, age: Duration) -> bool {
-    for (_, stamp) in stamps {
-        let Some(stamp) = stamp else { return false };
-        if stamp.modified.elapsed().is_ok_and(|elapsed| elapsed >= age) {
-            continue;
-        }
-        return false;
-    }
-    true
+    stamps.iter().all(|(_, stamp)| match stamp {
+        Some(stamp) => stamp.modified.elapsed().is_ok_and(|elapsed| elapsed >= age),
+        None => false,
+    })
 }
 
 #[cfg(test)]

@@ -302,30 +302,9 @@ fn token(what: &str, text: &str, place: &str) -> Result<(), InventoryError> {
     Err(InventoryError::new(place, problem))
 }
 
-fn named(what: &str, text: &str, place: &str) -> Result<(), InventoryError> {
-    match canonical(text) {
-        Ok(_) => Ok(()),
-        Err(problem) => {
-            let problem = format!("{what} {text:?}: {problem}");
-            Err(InventoryError::new(place, problem))
-        }
-    }
-}
-
-/// Checks that a value is one of the allowed ones.
-fn one_of(
-    place: &str,
-    what: &str,
-    value: Option<&String>,
-    allowed: &[&str],
-) -> Result<(), InventoryError> {
-    match value {
-        Some(value) if !allowed.contains(&value.as_str()) => {
-            let problem = format!("{what} is {value:?}; expected {}", allowed.join(", "));
-            Err(InventoryError::new(place, problem))
-        }
-        _ => Ok(()),
-    }
+fn named(what: &str, text: &str, place: &str) -> Result<String, InventoryError> {
+    canonical(text)
+        .map_err(|problem| InventoryError::new(place, format!("{what} {text:?}: {problem}")))
 }
 
 /// Checks an alias as a director does.
@@ -338,13 +317,20 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
     } = alias;
     let place = format!("{place}/alias {domain}");
     let filters = ["smart", "healthy", "unhealthy", "all"];
-    one_of(&place, "health_filter", health_filter.as_ref(), &filters)?;
     let checks = ["asynchronous", "synchronous"];
-    let check = initial_health_check.as_ref();
-    one_of(&place, "initial_health_check", check, &checks)?;
     let placeholders = ["uuid", "index", "az", "availability_zone", "network"];
-    let placeholder = placeholder_type.as_ref();
-    one_of(&place, "placeholder_type", placeholder, &placeholders)?;
+    for (what, value, allowed) in [
+        ("health_filter", health_filter, &filters[..]),
+        ("initial_health_check", initial_health_check, &checks),
+        ("placeholder_type", placeholder_type, &placeholders),
+    ] {
+        if let Some(value) = value
+            && !allowed.contains(&value.as_str())
+        {
+            let problem = format!("{what} is {value:?}; expected {}", allowed.join(", "));
+            return Err(InventoryError::new(place, problem));
+        }
+    }
     if dns_core::name::Name::from_text(domain).is_err() || domain.is_empty() {
         return Err(InventoryError::new(
             place,
