@@ -67,6 +67,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     }
     let mut sources = Sources::new(&config)?;
     let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
+    // Before the API answers: who has seen it may end the publisher.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     listen(&config, &api_state).await?;
     let states = Mutex::default();
     let changed = Notify::new();
@@ -78,9 +82,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     });
     let documents = [&config.documents[..], std::slice::from_ref(&config.store)].concat();
     let mut watch = Watch::start(&documents);
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
     let mut workers = Workers::default();
     let mut status = StatusWriter::default();
     let mut is_started = false;
