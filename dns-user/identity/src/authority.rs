@@ -469,3 +469,62 @@ fn read_pem(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
         .map(Zeroizing::new)
         .map_err(|error| CaError::of(path, format!("{error}; choose a readable PEM file")))
 }
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{
+        BasicConstraints as Constraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa,
+        KeyIdMethod, KeyUsagePurpose,
+    };
+
+    use super::*;
+
+    /// Returns the faults of a CA with a change.
+    fn faults(change: fn(&mut CertificateParams)) -> Vec<Fault> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(Constraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        change(&mut params);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        inspect(&parse_chain(pem.as_bytes()).unwrap().1, SystemTime::now())
+    }
+
+    #[test]
+    fn every_fault_of_a_ca_is_found() {
+        assert_eq!(faults(|_| {}), []);
+        let usages = |usages: fn(&mut CertificateParams)| faults(usages);
+        assert_eq!(
+            usages(|ca| ca.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any]),
+            []
+        );
+        assert_eq!(
+            usages(|ca| ca.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth]),
+            [Fault::ExtendedKeyUsage(1)]
+        );
+        assert_eq!(
+            usages(|ca| ca.key_usages = vec![KeyUsagePurpose::CrlSign]),
+            [Fault::NoCertSign(1)]
+        );
+        assert_eq!(
+            faults(|ca| ca.key_identifier_method = KeyIdMethod::PreSpecified(Vec::new())),
+            [Fault::NoKeyIdentifier(1)]
+        );
+        assert_eq!(
+            faults(|ca| ca.is_ca = IsCa::ExplicitNoCa)[0],
+            Fault::NotCa(1)
+        );
+        assert_eq!(
+            faults(|ca| ca.is_ca = IsCa::Ca(Constraints::Constrained(0))),
+            []
+        );
+        assert_eq!(
+            faults(|ca| ca.not_after = rcgen::date_time_ymd(2001, 1, 1)),
+            [Fault::Expired(1, "2001-01-01 00:00:00 UTC".to_owned())]
+        );
+        assert_eq!(
+            faults(|ca| ca.not_before = rcgen::date_time_ymd(2101, 1, 1)),
+            [Fault::NotYetValid(1, "2101-01-01 00:00:00 UTC".to_owned())]
+        );
+    }
+}

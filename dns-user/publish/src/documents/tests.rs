@@ -389,3 +389,23 @@ async fn change_wakes_the_watch() {
             .unwrap();
     }
 }
+
+#[test]
+fn problems_belong_to_the_document_of_their_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let bad = |name: &str| endpoint(name).replace("192.0.2.1", "300.0.0.1");
+    write(
+        folder.path(),
+        "a.yml",
+        &[&endpoint("one"), &bad("two"), "kind: [\n", &bad("four")],
+    );
+    let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+    let (of_documents, of_files) = scan.problems_by_document();
+    let found: Vec<(String, usize)> = of_documents
+        .iter()
+        .map(|(id, problems)| (id.to_string(), problems.len()))
+        .collect();
+    let names = names(&scan);
+    assert_eq!(found, [&names[2], &names[1]].map(|name| (name.clone(), 1)));
+    assert_eq!(of_files.len(), 1, "{of_files:?}");
+}

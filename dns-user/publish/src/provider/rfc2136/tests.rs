@@ -237,3 +237,11 @@ proptest! {
         prop_assert_eq!(decode(&message, &record).unwrap(), target);
     }
 }
+
+#[test]
+fn request_without_a_response_is_unfinished() {
+    let key = key();
+    let mut message = question(9, 0, &apex(), TYPE_AXFR);
+    let verifier = key.sign(&mut message, NOW).unwrap();
+    assert_eq!(verifier.finish(), Err(TsigError::Missing));
+}
