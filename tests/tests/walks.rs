@@ -69,7 +69,10 @@ const VOCABULARY: [(&str, &str); 23] = [
     ("kit/mmsg.rs", "recvmmsg and sendmmsg"),
     ("kit/threads.rs", "catches panics"),
     ("fastpath/map/words.rs", "loads and stores of one word"),
-    ("fastpath/protocol/transport.rs", "writes a line to a socket"),
+    (
+        "fastpath/protocol/transport.rs",
+        "writes a line to a socket",
+    ),
     ("fastpath/publish/events.rs", "a channel"),
     (
         "publish/provider/parameters.rs",

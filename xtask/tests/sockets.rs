@@ -61,7 +61,11 @@ const KEPT: &[(&str, &[Figure])] = &[
             ("128 KiB", "resolver/src/server/tcp_limits.rs", "MAX_HELD"),
             ("1,024", "resolver/src/server/mod.rs", "MAX_TCP_CONNECTIONS"),
             ("64", "resolver/src/server/tcp_limits.rs", "MAX_WAITING"),
-            ("16 MiB", "resolver/src/server/tcp_limits.rs", "MAX_HELD_BY_ALL"),
+            (
+                "16 MiB",
+                "resolver/src/server/tcp_limits.rs",
+                "MAX_HELD_BY_ALL",
+            ),
         ],
     ),
     (

@@ -81,6 +81,17 @@ fn peer_with_most_connections_gives_way() {
     assert_eq!(connections.lock().count, 0);
 }
 
+/// Returns whether the server's end of a connection is open (`/proc/net/tcp`, state 01).
+fn is_established(server: u16, client: u16) -> bool {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    table.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields[1].ends_with(&format!(":{server:04X}"))
+            && fields[2].ends_with(&format!(":{client:04X}"))
+            && fields[3] == "01"
+    })
+}
+
 #[tokio::test]
 async fn unread_reply_closes_connection() {
     const BODY: usize = 64 << 20;
@@ -90,8 +101,10 @@ async fn unread_reply_closes_connection() {
     };
     let address = server(limits, vec![b'x'; BODY]).await;
     let mut client = request(address).await;
-    // Long enough for the server to time out even on a busy machine.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let port = client.local_addr().unwrap().port();
+    while is_established(address.port(), port) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     let mut read = Vec::new();
     // A reset also proves that the connection was closed.
     let _ = client.read_to_end(&mut read).await;
