@@ -92,17 +92,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     let is_partial = reply::is_partial(hook, &frame, &question, name_sum)?;
     let layout = layout.with_partial(is_partial, zero);
     pipeline::make_room(hook, context, &layout, now)?;
-    write(
-        hook,
-        control,
-        &layout,
-        &answer,
-        chosen,
-        body_len,
-        ttl,
-        question.authentic_mask(),
-    )
-    .ok_or(Outcome::NoRoom)?;
+    write(hook, control, &layout, &answer, chosen, body_len, ttl).ok_or(Outcome::NoRoom)?;
     // CPUs read the clock at different times: the later one wins, or they would take turns forever.
     if answer.header().last_used_ns < now {
         // SAFETY: the entry is readable and writable.
@@ -184,7 +174,7 @@ fn key<H: Hook>(hook: &H, frame: &Frame, question: &Question) -> Result<QueryKey
 }
 
 /// Writes the reply into the packet, which already has its length. Fails only at checks that the
-/// verifier requires and that cannot fail. `shown` masks the flags that the client understands.
+/// verifier requires and that cannot fail.
 #[inline(always)]
 fn write<H: Hook>(
     hook: &H,
@@ -194,7 +184,6 @@ fn write<H: Hook>(
     chosen: Chosen,
     body_len: usize,
     ttl: u32,
-    shown: u64,
 ) -> Option<()> {
     let header = answer.header();
     let variant = chosen.of(answer);
@@ -252,7 +241,7 @@ fn write<H: Hook>(
     }
     let id = question.header & 0xffff;
     let [high, low] = variant.flags;
-    let flags = (high as u64) << 16 | (low as u64) << 24 & shown;
+    let flags = (high as u64) << 16 | (low as u64) << 24 & question.authentic_mask();
     let [answers, authority, additional] = variant.counts.map(u16::from_ne_bytes);
     let additional = u16::from_be(additional)
         .wrapping_add(question.opt_count() as u16)
