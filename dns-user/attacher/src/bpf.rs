@@ -57,7 +57,8 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 fn short_name(name: &str) -> [libc::c_char; 16] {
     let mut short = [0; 16];
     for (to, byte) in short[..15].iter_mut().zip(name.bytes()) {
-        *to = byte.cast_signed();
+        // `c_char` has a sign on x86-64 and none on arm64.
+        *to = libc::c_char::from_ne_bytes([byte]);
     }
     short
 }
