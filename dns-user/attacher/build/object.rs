@@ -4,8 +4,9 @@
 //! installed one (`xtask/src/toolchain.rs`).
 
 use std::{
-    fs,
+    env, fs,
     path::{Path, PathBuf},
+    process::ExitCode,
 };
 
 use self::bpf_cargo::bpf_cargo;
@@ -13,13 +14,29 @@ use self::bpf_cargo::bpf_cargo;
 #[path = "bpf_cargo.rs"]
 mod bpf_cargo;
 
-/// Builds the BPF crate in `folder` from a build script; returns the folder of its objects. Cargo
-/// runs the script again when the crate, one of `inputs` (below `root`) or the toolchain changes.
+/// Is the `main` of a build script: builds the BPF crate in `folder` (below the script's crate), and copies its `objects` to
+/// `OUT_DIR` to be embedded. Cargo runs the script again when the BPF crate, one of `inputs` (below the repository) or the
+/// toolchain changes.
 #[allow(
     dead_code,
     reason = "xtask's test of the object calls only `run_cargo`"
 )]
-pub(crate) fn build(root: &Path, folder: &Path, inputs: &[&str]) -> Result<PathBuf, String> {
+pub(crate) fn embed(folder: &str, inputs: &[&str], objects: &[&str]) -> ExitCode {
+    match build(folder, inputs, objects) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            // One clear line: cargo shows a failed build script's stderr.
+            eprintln!("{problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn build(folder: &str, inputs: &[&str], objects: &[&str]) -> Result<(), String> {
+    let crate_dir = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").ok_or("not run by cargo")?);
+    let out_dir = PathBuf::from(env::var_os("OUT_DIR").ok_or("not run by cargo")?);
+    let root = crate_dir.join("../..");
+    let folder = crate_dir.join(folder);
     let toolchain = root.join(".toolchain/env");
     let of_crate = ["src", ".cargo", "Cargo.toml", "Cargo.lock"].map(|input| folder.join(input));
     let others = inputs.iter().map(|input| root.join(input));
@@ -34,7 +51,12 @@ pub(crate) fn build(root: &Path, folder: &Path, inputs: &[&str]) -> Result<PathB
         |_| "the BPF toolchain is not set up yet: run `cargo xtask build` (it installs what is missing)",
     )?;
     // One target folder: the crates share their dependencies.
-    run_cargo(folder, &settings, &root.join("dns-ebpf/target"))
+    let built = run_cargo(&folder, &settings, &root.join("dns-ebpf/target"))?;
+    for object in objects {
+        fs::copy(built.join(object), out_dir.join(object))
+            .map_err(|error| format!("cannot copy {object}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// Runs cargo in `folder` with the toolchain's settings and the target folder `target`; returns the
