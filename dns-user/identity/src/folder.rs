@@ -544,4 +544,19 @@ mod tests {
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
         folder.destroy().unwrap();
     }
+
+    #[test]
+    fn keys_are_named_before_certificates() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = IdentityFolder::new(place.path().join("i"));
+        // What is in the way of the certificate's name stops the change there.
+        make_folders(&folder.path.join("x.crt").join("full")).unwrap();
+        let [certificate, key] = ["x.crt", "x.key"].map(|name| Entry {
+            name,
+            contents: b"new",
+            secret: false,
+        });
+        folder.replace(&[certificate, key], None).unwrap_err();
+        assert_eq!(fs::read(folder.path.join("x.key")).unwrap(), b"new");
+    }
 }

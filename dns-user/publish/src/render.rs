@@ -302,6 +302,19 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
     }
 
     #[test]
+    fn targets_of_texts_have_no_quotes() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "recordType: TXT, targets: ['\"a b\"']";
+        let documents = DOCUMENTS.replace("recordType: A, targets: [1.2.3.4, 5.6.7.8]", text);
+        fs::write(folder.path().join("a.yml"), documents).unwrap();
+        let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+        let files = manifests(&publish(&scan, &|_| Ok(Vec::new())), "image:1").unwrap();
+        let endpoints = &files["shop-corp-bind-endpoints.yaml"];
+        let read: Value = serde_saphyr::from_str(endpoints).unwrap();
+        assert_eq!(read["spec"]["endpoints"][0]["targets"], json!(["a b"]));
+    }
+
+    #[test]
     fn ambiguous_text_is_quoted() {
         for text in ["true", "No", "12", "a: b", "", "#x", "-x", "1.2.3.4", "*"] {
             let read: Value =

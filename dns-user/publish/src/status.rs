@@ -774,4 +774,39 @@ mod tests {
         metrics.forget("p");
         assert!(!metrics.text().contains("provider=\"p\""));
     }
+
+    #[test]
+    fn remarks_concern_names_that_no_document_wants() {
+        let folder = tempfile::tempdir().unwrap();
+        let documents = "
+apiVersion: bosh-dns-publish/v1
+kind: DNSUpdateRecord
+metadata: {name: bind, namespace: shop}
+spec: {provider: rfc2136}
+---
+apiVersion: externaldns.k8s.io/v1alpha1
+kind: DNSEndpoint
+metadata: {name: one, namespace: shop, labels: {dnsprovider: bind}}
+spec: {endpoints: [{dnsName: wanted.example.org, targets: [192.0.2.1]}]}
+";
+        std::fs::write(folder.path().join("a.yml"), documents).unwrap();
+        let scan = crate::documents::Folder::new(vec![folder.path().to_owned()]).scan();
+        let publication = crate::publication::publish(&scan, &|_| Ok(Vec::new()));
+        let target = &publication.targets["shop/bind"];
+        let named = |name: &str| (Name::parse(name).unwrap(), format!("about {name}"));
+        let mut state = ProviderState {
+            general: vec!["of a zone".to_owned()],
+            names: vec![named("wanted.example.org"), named("other.example.org")],
+            ..ProviderState::default()
+        };
+        assert_eq!(
+            state.problems(target),
+            ["of a zone", "about wanted.example.org"]
+        );
+        assert_eq!(state.remarks(target), ["about other.example.org"]);
+        state.names = vec![named("other.example.org"); MAX_PROBLEMS + 3];
+        let remarks = state.remarks(target);
+        assert_eq!(remarks.len(), MAX_PROBLEMS + 1);
+        assert_eq!(remarks[MAX_PROBLEMS], "and 3 more");
+    }
 }

@@ -42,3 +42,14 @@ pub(crate) fn now_ms() -> u64 {
     });
     (*clock + begun.elapsed()).as_millis() as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_begins_in_1970() {
+        let year_2020 = 1_577_836_800_000;
+        assert!(now_ms() > year_2020);
+    }
+}

@@ -151,4 +151,12 @@ mod tests {
         limiter.limit.store(0, Ordering::Relaxed);
         assert_eq!(admitted(9), 0);
     }
+
+    #[test]
+    fn limit_can_be_changed() {
+        assert_eq!(limit(), DEFAULT_LIMIT);
+        set_limit(7);
+        assert_eq!(limit(), 7);
+        set_limit(DEFAULT_LIMIT);
+    }
 }

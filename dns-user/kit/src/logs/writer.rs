@@ -414,8 +414,8 @@ mod tests {
         assert_eq!(writer.dropped(), 0);
     }
 
-    #[test]
-    fn long_texts_are_cut() {
+    /// Returns what is logged meanwhile.
+    fn logged(work: impl FnOnce()) -> String {
         let output = Shared::default();
         let writer = output.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -425,9 +425,29 @@ mod tests {
             })
             .with_writer(move || writer.clone())
             .finish();
+        tracing::subscriber::with_default(subscriber, work);
+        let bytes = output.0.lock().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn lost_lines_are_reported_once() {
+        for (lost, reports) in [(0, 0), (3, 1)] {
+            let (lines, queue) = bounded(2);
+            for _ in 0..2 {
+                assert!(lines.send(Message::Line(Vec::new())).is_ok());
+            }
+            drop(lines);
+            let dropped = AtomicU64::new(lost);
+            let log = logged(|| write_lines(&queue, io::sink(), &dropped));
+            assert_eq!(log.matches("log lines lost").count(), reports, "{log}");
+        }
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
         let long = "x".repeat(100_167);
-        tracing::subscriber::with_default(subscriber, || tracing::info!(reason = long, "{long}"));
-        let length = output.0.lock().len();
+        let length = logged(|| tracing::info!(reason = long, "{long}")).len();
         assert!(length > MAX_FIELD && length < 3 * MAX_FIELD, "{length}");
     }
 

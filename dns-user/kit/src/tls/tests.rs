@@ -287,3 +287,21 @@ fn warnings_are_relative_to_validity() {
         );
     }
 }
+
+#[test]
+fn first_warning_about_an_authority_is_known() {
+    let day = Duration::from_secs(24 * 3600);
+    let place = tempfile::tempdir().unwrap();
+    let ca = Authority::new("ca");
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.not_before = rcgen::date_time_ymd(2024, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2090, 1, 31);
+    let other = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+    let bundle = format!("{}{}", ca.pem, other.pem());
+    let files = files(place.path(), &ca.issue("a"), &bundle);
+    let material = TlsMaterial::load("a".into(), &files, 1).unwrap();
+    let ends = SystemTime::from(params.not_after);
+    assert_eq!(material.authorities_not_after(), Some(ends));
+    assert_eq!(material.authorities_warn_from(), Some(ends - 30 * day));
+}

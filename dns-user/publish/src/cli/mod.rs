@@ -304,6 +304,12 @@ mod tests {
     }
 
     #[test]
+    fn failure_is_an_exit_code() {
+        assert_eq!(exit_code(true), ExitCode::FAILURE);
+        assert_eq!(exit_code(false), ExitCode::SUCCESS);
+    }
+
+    #[test]
     fn default_project_is_implied() {
         assert!(is_named("default/bind", "bind") && is_named("shop/bind", "shop/bind"));
         assert!(!is_named("shop/bind", "bind"));

@@ -786,16 +786,7 @@ impl Watch {
         let mut single = documents.to_vec();
         single.retain(|path| !path.is_dir());
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            let is_of_interest = match event {
-                Ok(event) => {
-                    let mut paths = event.paths.iter();
-                    !event.kind.is_access()
-                        && paths.any(|path| is_document_file(path) || single.contains(path))
-                }
-                // Events may have been lost.
-                Err(_) => true,
-            };
-            if is_of_interest {
+            if may_change_documents(&event, &single) {
                 // One pending event is enough.
                 let _ = sender.try_send(());
             }
@@ -818,6 +809,15 @@ impl Watch {
             std::future::pending::<()>().await;
         }
     }
+}
+
+fn may_change_documents(event: &notify::Result<notify::Event>, single: &[PathBuf]) -> bool {
+    let Ok(event) = event else {
+        // Events may have been lost.
+        return true;
+    };
+    let mut paths = event.paths.iter();
+    !event.kind.is_access() && paths.any(|path| is_document_file(path) || single.contains(path))
 }
 
 fn watch_folders(watcher: &mut impl Watcher, documents: &[PathBuf]) -> notify::Result<()> {

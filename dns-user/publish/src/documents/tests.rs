@@ -409,3 +409,25 @@ fn problems_belong_to_the_document_of_their_line() {
     assert_eq!(found, [&names[2], &names[1]].map(|name| (name.clone(), 1)));
     assert_eq!(of_files.len(), 1, "{of_files:?}");
 }
+
+#[test]
+fn reads_and_other_files_wake_nobody() {
+    use notify::{Error, Event, EventKind, event::AccessKind, event::CreateKind};
+
+    let created = EventKind::Create(CreateKind::File);
+    let read = EventKind::Access(AccessKind::Read);
+    let single = [PathBuf::from("/d/single")];
+    for (kind, path, expected) in [
+        (created, "/d/a.yml", true),
+        (created, "/d/single", true),
+        (created, "/d/a.txt", false),
+        (read, "/d/a.yml", false),
+        (read, "/d/single", false),
+    ] {
+        let event = Event::new(kind).add_path(path.into());
+        let found = may_change_documents(&Ok(event), &single);
+        assert_eq!(found, expected, "{kind:?} {path}");
+    }
+    let overflow = Err(Error::generic("overflow"));
+    assert!(may_change_documents(&overflow, &single));
+}

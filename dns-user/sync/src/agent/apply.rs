@@ -453,6 +453,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn blob_of_another_size_is_fetched_once() {
+        let place = tempfile::tempdir().unwrap();
+        let mut agent = applier(place.path()).await;
+        fs::write(place.path().join("blob"), dataset(5)).unwrap();
+        let short = Some(Extra {
+            patch: None,
+            spread_ms: 0,
+            size: 3,
+        });
+        let done = agent.apply(&announcement(5, &dataset(5), short)).await;
+        let error = done.unwrap_err().to_string();
+        assert!(error.starts_with("downloading the blob: "), "{error}");
+    }
+
+    #[tokio::test]
     async fn unfit_patch_falls_back_to_blob() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path();

@@ -693,3 +693,13 @@ impl Tasks {
         }));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nonces_differ() {
+        assert_ne!(random(), random());
+    }
+}

@@ -410,3 +410,33 @@ impl GroupSender for Etcd {
         }]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Returns a transaction with numbers of comparisons and of operations.
+    fn txn((comparisons, operations): (usize, usize)) -> Txn {
+        Txn {
+            compare: vec![Value::Null; comparisons],
+            operations: vec![Value::Null; operations],
+        }
+    }
+
+    #[test]
+    fn transactions_are_joined_up_to_etcds_limit() {
+        let settings = CoreDnsSettings::from_parameters(&Parameters::default()).unwrap();
+        let etcd = Etcd::new(&settings).unwrap();
+        for (sizes, expected) in [
+            ([(64, 1), (64, 1), (1, 1)], 2),
+            ([(1, 64), (1, 64), (1, 1)], 2),
+            ([(64, 1), (65, 1), (1, 1)], 1),
+            ([(1, 64), (1, 65), (1, 1)], 1),
+            ([(42, 42), (43, 43), (43, 43)], 3),
+        ] {
+            assert_eq!(etcd.fitting(&sizes.map(txn)), expected, "{sizes:?}");
+        }
+    }
+}
