@@ -204,18 +204,15 @@ impl Cache {
 
     /// Looks up an answer; counts a miss if there is none.
     pub(crate) fn get(&self, key: &CacheKey, query: &Query<'_>) -> Lookup {
-        let entry = self.store.get(&key[..]);
+        let Some(entry) = self.store.get(&key[..]) else {
+            self.count_miss();
+            return Lookup::Miss;
+        };
         let mut reply = Vec::new();
-        if entry
-            .as_ref()
-            .is_some_and(|entry| self.write_if_fresh(entry, query, &mut reply))
-        {
+        if self.write_if_fresh(&entry, query, &mut reply) {
             return Lookup::Fresh(reply);
         }
         self.count_miss();
-        let Some(entry) = entry else {
-            return Lookup::Miss;
-        };
         let age = entry.since.elapsed();
         if age >= entry.lifetime + entry.stale {
             return Lookup::Miss;
@@ -241,7 +238,10 @@ impl Cache {
         let entry = self.store.get(&key[..])?;
         let age = entry.since.elapsed();
         let left = entry.lifetime.checked_sub(age);
-        (left.is_some() || age < entry.lifetime + entry.stale).then_some((entry, left))
+        if age >= entry.lifetime + entry.stale {
+            return None;
+        }
+        Some((entry, left))
     }
 
     /// Writes a fresh answer into `reply`; `false` if there is none. A miss is not counted here,
@@ -252,9 +252,10 @@ impl Cache {
         query: &Query<'_>,
         reply: &mut Vec<u8>,
     ) -> bool {
-        self.store
-            .get(&key[..])
-            .is_some_and(|entry| self.write_if_fresh(&entry, query, reply))
+        let Some(entry) = self.store.get(&key[..]) else {
+            return false;
+        };
+        self.write_if_fresh(&entry, query, reply)
     }
 
     /// Writes an answer into `reply` if it is fresh; returns whether it did.
@@ -363,7 +364,10 @@ impl Cache {
             };
             ttls.push(ttl_at);
             let written_out = reply.get(record.owner..record.owner + name.len());
-            if written_out.is_some_and(|owner| owner.eq_ignore_ascii_case(name)) {
+            // A hit repeats its client's letter case here as well.
+            if let Some(written_out) = written_out
+                && written_out.eq_ignore_ascii_case(name)
+            {
                 owners.push(owner);
             }
         }
@@ -371,6 +375,7 @@ impl Cache {
             let at = usize::from(at);
             reply[at..at + 4].copy_from_slice(&terms.ttl.to_be_bytes());
         }
+        // With AD, for later clients that understand it.
         let entry_message = Box::from(&reply[..]);
         if self.compat.transparent_forwarding {
             message::hide_authentic(reply, query);
@@ -548,10 +553,11 @@ impl Terms {
         let mut minimum = None;
         // An alias whose target has no such records is no data either (RFC 2308, section 2.2).
         let mut has_data = false;
-        for (section, record) in index
-            .walk(reply)
-            .filter(|(_, record)| record.rtype != message::TYPE_OPT)
-        {
+        for (section, record) in index.walk(reply) {
+            // Its TTL field has other contents (RFC 6891, section 6.1.3).
+            if record.rtype == message::TYPE_OPT {
+                continue;
+            }
             // A TTL with the highest bit set counts as 0 (RFC 2181, section 8).
             let ttl = if record.ttl > i32::MAX as u32 {
                 0
@@ -562,11 +568,7 @@ impl Terms {
             has_data |= section == 0 && (record.rtype == qtype || qtype == TYPE_ANY);
             if section == 1 && record.rtype == message::TYPE_SOA {
                 // The last field of the SOA.
-                minimum = record
-                    .data
-                    .end
-                    .checked_sub(4)
-                    .and_then(|at| message::u32_at(reply, at));
+                minimum = message::u32_at(reply, record.data.end - 4);
             }
         }
         // Valid only for the current transaction (RFC 1035, section 3.2.1).
@@ -593,6 +595,7 @@ impl Terms {
                     denial: true,
                 })
             }
+            // The lower of both, for clients too (RFC 2308, sections 2.2 and 5).
             (message::NXDOMAIN, _, Some(minimum)) | (message::NOERROR, 1.., Some(minimum)) => {
                 let ttl = smallest.min(minimum).clamp(MIN_TTL, MAX_DENIAL_TTL);
                 Some(Self {

@@ -156,11 +156,15 @@ impl CachedSource {
             UncachedSource::Http(_) => MAX_WAITING_FOR_HTTP,
             UncachedSource::Dns(_) | UncachedSource::Deny(_) => MAX_WAITING_FOR_DNS,
         };
+        let mut failures = None;
+        if !compat.forget_failures {
+            failures = Some(Failures::default());
+        }
         let common = Common {
             form,
             admission: Admission::new(most),
             flights: Arc::default(),
-            failures: (!compat.forget_failures).then(Failures::default),
+            failures,
         };
         Self {
             shared: Arc::new(Shared {
@@ -241,22 +245,19 @@ impl CachedSource {
         if let Some(failures) = &self.shared.common.failures {
             failures.flush();
         }
-        self.cache()
-            .map(|cache| cache.flush(|fields| selection.admits(fields)))
+        let cache = self.cache()?;
+        Some(cache.flush(|fields| selection.admits(fields)))
     }
 
     async fn reply(&self, query: &Query<'_>) -> Vec<u8> {
         let shared = &self.shared;
-        let cached = shared
-            .cache
-            .as_ref()
-            .and_then(|cache| Some((cache, cache.key(query)?)));
-        let Some((cache, key)) = cached else {
+        let Some((cache, key)) = shared.cache_and_key(query) else {
             let Some(_permit) = shared.admit(query) else {
                 return Fetched::refused(query).reply;
             };
             return shared.fetch_for_all(None, query, true).await.reply;
         };
+        // Before the look-up: an answer that a flush has just removed would be stored again.
         let generation = cache.generation();
         let stale = match cache.get(&key, query) {
             Lookup::Fresh(reply) => return reply,
@@ -268,6 +269,7 @@ impl CachedSource {
             (None, None) => Fetched::refused(query).reply,
             (Some(permit), Some(entry)) => {
                 let place = Place::new(cache, &key, generation);
+                // Boxed, because it is rare, and every query's future would have room for it.
                 Box::pin(self.renew(permit, place, query, &entry)).await
             }
             (Some(_permit), None) => {
@@ -338,31 +340,24 @@ impl Answer for CachedSource {
             BLOCKED.push(query, out);
             return true;
         }
-        if let Some(cache) = cache
-            && cache
-                .key(query)
-                .is_some_and(|key| cache.write_fresh(&key, query, out))
-        {
-            return true;
+        let mut generation = Generation::default();
+        if let Some(cache) = cache {
+            if let Some(key) = cache.key(query)
+                && cache.write_fresh(&key, query, out)
+            {
+                return true;
+            }
+            if cache.stale.is_some() || query.dnssec_ok() {
+                // The cache may contain an answer that is better than a failure.
+                return false;
+            }
+            generation = cache.generation();
         }
-        if cache
-            .as_ref()
-            .is_some_and(|cache| cache.stale.is_some() || query.dnssec_ok())
+        if let Some(failures) = &common.failures
+            // Mostly empty, and then needs no key.
+            && !failures.is_empty()
+            && let Some(result) = failures.get(&common.flight(query, generation, None))
         {
-            // The cache may contain an answer that is better than a failure.
-            return false;
-        }
-        let failures = common
-            .failures
-            .as_ref()
-            .filter(|failures| !failures.is_empty());
-        let generation = cache
-            .as_ref()
-            .map(|cache| cache.generation())
-            .unwrap_or_default();
-        let failed =
-            failures.and_then(|failures| failures.get(&common.flight(query, generation, None)));
-        if let Some(result) = failed {
             *out = Fetched::of_cached_failure(&result, query, common.form).reply;
             return true;
         }
@@ -390,11 +385,7 @@ impl Answer for CachedSource {
     fn refresh<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             let shared = &self.shared;
-            let Some((cache, key)) = shared
-                .cache
-                .as_ref()
-                .and_then(|cache| Some((cache, cache.key(query)?)))
-            else {
+            let Some((cache, key)) = shared.cache_and_key(query) else {
                 return;
             };
             let Some(_permit) = shared.admit(query) else {
@@ -414,7 +405,7 @@ impl Answer for CachedSource {
     reason = "it is taken apart at once, and a box would be an allocation per query"
 )]
 enum Beginning {
-    /// A recursor is to be queried, and answers without a task.
+    /// A recursor must be queried, and answers without a task.
     InFlight(Miss, PreparedQuery),
     /// The reply is known.
     Reply(Vec<u8>),
@@ -470,8 +461,7 @@ impl CachedSource {
             return Beginning::Task;
         }
         let place = cache.map(|cache| Place::new(cache, cache_key(&key), generation));
-        let failures = common.failures.as_ref();
-        if let Some(result) = failures.and_then(|failures| failures.get(&key)) {
+        if let Some(result) = common.failed(&key) {
             let fetched = Fetched::of_cached_failure(&result, query, common.form);
             return Beginning::Reply(fetched.or_without_dnssec(place, query));
         }
@@ -551,7 +541,7 @@ impl Landing for WaitingMiss {
 
     fn not_sent(self: Box<Self>) {
         let Self { miss, waiting } = *self;
-        // The task leads a flight of its own.
+        // The task leads another flight.
         drop(miss);
         waiting.wait(None);
     }
@@ -566,6 +556,10 @@ fn cache_key(flight: &FlightKey) -> &[u8] {
 }
 
 impl Common {
+    /// Returns the reply to a query that has just failed.
+    fn failed(&self, key: &FlightKey) -> Option<Arc<FlightResult>> {
+        self.failures.as_ref()?.get(key)
+    }
     /// Returns the key of a query's flight. A query after a flush does not join a flight that
     /// started before.
     fn flight(
@@ -585,6 +579,12 @@ impl Common {
 }
 
 impl Shared {
+    /// Returns the cache and the key of a query; `None` if its answer is not cached.
+    fn cache_and_key(&self, query: &Query<'_>) -> Option<(&Cache, CacheKey)> {
+        let cache = self.cache.as_deref()?;
+        Some((cache, cache.key(query)?))
+    }
+
     /// Returns a slot for a query; `None` if its client holds too many.
     fn admit(&self, query: &Query<'_>) -> Option<Permit> {
         self.common.admission.admit(query.client)
@@ -601,12 +601,7 @@ impl Shared {
         let generation = place.map(|place| place.generation).unwrap_or_default();
         let key = self.common.flight(query, generation, place);
         loop {
-            if let Some(result) = self
-                .common
-                .failures
-                .as_ref()
-                .and_then(|failures| failures.get(&key))
-            {
+            if let Some(result) = self.common.failed(&key) {
                 return Fetched::of_cached_failure(&result, query, self.common.form);
             }
             match self.common.flights.join(&key) {
@@ -654,30 +649,22 @@ impl Shared {
             cache.update_interfaces(key, query, mirrored);
         }
         let has_opt = index.opt.is_some();
-        let share = || {
-            let reply = reply.clone();
-            let index = index.clone();
-            let errors = errors.clone();
-            Arc::new(FlightResult {
-                reply,
-                index,
-                failed,
-                errors,
-            })
-        };
-        let failures = self.common.failures.as_ref().filter(|_| failed && !busy);
-        let mut shared = failures.map(|failures| {
-            let result = share();
-            failures.insert(FlightKey::from_slice(&leader.key), Arc::clone(&result));
-            result
-        });
+        // An overload of this server says nothing about the name.
+        if failed
+            && !busy
+            && let Some(failures) = &self.common.failures
+        {
+            // Before the flight ends: a query in between would lead another one.
+            let result = FlightResult::copy_of(&reply, &index, failed, &errors);
+            failures.insert(FlightKey::from_slice(&leader.key), result);
+        }
         let followers = leader.end();
         if !followers.is_empty() {
-            let shared = shared.get_or_insert_with(share);
+            let shared = FlightResult::copy_of(&reply, &index, failed, &errors);
             resume_woken(|| {
                 for follower in followers {
                     // The client may be gone.
-                    let _ = follower.send(Arc::clone(shared));
+                    let _ = follower.send(Arc::clone(&shared));
                 }
             });
         }
@@ -687,9 +674,9 @@ impl Shared {
         if !has_opt {
             append_opt(query, &mut reply);
         }
-        errors
-            .iter()
-            .for_each(|error| error.push(query, &mut reply));
+        for error in &errors {
+            error.push(query, &mut reply);
+        }
         Fetched { reply, failed }
     }
 }
@@ -697,10 +684,13 @@ impl Shared {
 impl Fetched {
     /// Returns the reply, or in place of a failure a cached answer without DNSSEC.
     fn or_without_dnssec(self, place: Option<Place<'_>>, query: &Query<'_>) -> Vec<u8> {
-        let plain = place
-            .filter(|_| self.failed)
-            .and_then(|place| place.cache.without_dnssec(query));
-        plain.unwrap_or(self.reply)
+        if self.failed
+            && let Some(place) = place
+            && let Some(plain) = place.cache.without_dnssec(query)
+        {
+            return plain;
+        }
+        self.reply
     }
 
     /// Returns the reply for a client that joined another client's query: with its own id, flags,
@@ -722,9 +712,9 @@ impl Fetched {
             message::set_own_flags(&mut reply, query);
         }
         append_opt(query, &mut reply);
-        errors
-            .iter()
-            .for_each(|error| error.push(query, &mut reply));
+        for error in errors {
+            error.push(query, &mut reply);
+        }
         Self {
             reply,
             failed: *failed,
@@ -808,10 +798,11 @@ impl Failures {
         }
         let remembered = self.remembered.lock();
         let (since, result) = remembered.by_key.get(key)?;
-        (since.elapsed() < FAILURE_LIFETIME).then(|| {
-            self.hits.fetch_add(1, Ordering::Relaxed);
-            Arc::clone(result)
-        })
+        if since.elapsed() >= FAILURE_LIFETIME {
+            return None;
+        }
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(Arc::clone(result))
     }
 
     pub(crate) fn insert(&self, key: FlightKey, result: Arc<FlightResult>) {
@@ -844,10 +835,9 @@ impl Remembered {
         let Some((since, key)) = self.order.pop_front() else {
             return;
         };
-        if self
-            .by_key
-            .get(&key)
-            .is_some_and(|(latest, _)| *latest == since)
+        // The name may have failed again, which `order` lists as well.
+        if let Some((latest, _)) = self.by_key.get(&key)
+            && *latest == since
         {
             self.by_key.remove(&key);
         }

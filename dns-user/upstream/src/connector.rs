@@ -180,9 +180,11 @@ impl Service<dns::Name> for Hosts {
     fn call(&mut self, name: dns::Name) -> Self::Future {
         let host = self.follow(name.as_str());
         Box::pin(async move {
-            let unknown = || io::Error::other("the host name is not known");
-            let host = host.ok_or_else(unknown)?;
-            let address = host.address(LOOK_UP_TIMEOUT).await.ok_or_else(unknown)?;
+            let address = match host {
+                Some(host) => host.address(LOOK_UP_TIMEOUT).await,
+                None => None,
+            };
+            let address = address.ok_or_else(|| io::Error::other("the host name is not known"))?;
             // The client takes the port from the URL.
             Ok(std::iter::once(SocketAddr::new(address, 0)))
         })

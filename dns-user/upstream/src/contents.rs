@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use hickory_proto::{
-    op::Message,
-    rr::{DNSClass, Record},
-};
+use hickory_proto::{op::Message, rr::DNSClass};
 
 use serde::{Deserialize, Serialize};
 
@@ -82,13 +79,20 @@ impl Selection {
             zone,
             query_type,
         } = self;
-        query_type.is_none_or(|wanted| wanted == fields.qtype)
-            && name
-                .as_ref()
-                .is_none_or(|name| name.as_wire() == fields.name)
-            && zone.as_ref().is_none_or(|zone| {
-                Name::from_wire(fields.name).is_ok_and(|(name, _)| name.is_within(zone))
-            })
+        if let Some(wanted) = *query_type
+            && wanted != fields.qtype
+        {
+            return false;
+        }
+        if let Some(wanted) = name
+            && wanted.as_wire() != fields.name
+        {
+            return false;
+        }
+        match zone {
+            Some(zone) => Name::from_wire(fields.name).is_ok_and(|(name, _)| name.is_within(zone)),
+            None => true,
+        }
     }
 }
 
@@ -107,17 +111,19 @@ impl Listing {
                     && let Some(mut answer) = CachedAnswer::of(handler, &name, fields, entry, age)
                 {
                     answer.on_interface = cache.question_on_interface(*fields).is_some();
-                    answer.records = selection
-                        .name
-                        .as_ref()
-                        .map(|_| records(&entry.message, answer.ttl));
+                    if selection.name.is_some() {
+                        answer.records = Some(records(&entry.message, answer.ttl));
+                    }
                     found.push((name, answer));
                 }
             });
         }
         // Names are compared from the root, so that each zone is contiguous.
         found.sort_by_cached_key(|(name, answer)| {
-            let mut labels: Vec<Vec<u8>> = name.labels().map(<[u8]>::to_vec).collect();
+            let mut labels = Vec::new();
+            for label in name.labels() {
+                labels.push(label.to_vec());
+            }
             labels.reverse();
             (
                 labels,
@@ -127,14 +133,12 @@ impl Listing {
             )
         });
         let omitted = found.len().saturating_sub(limit);
-        Self {
-            entries: found
-                .into_iter()
-                .take(limit)
-                .map(|(_, answer)| answer)
-                .collect(),
-            omitted,
+        found.truncate(limit);
+        let mut entries = Vec::with_capacity(found.len());
+        for (_, answer) in found {
+            entries.push(answer);
         }
+        Self { entries, omitted }
     }
 }
 
@@ -181,13 +185,10 @@ fn records(message: &[u8], ttl: u32) -> Vec<String> {
     let Ok(message) = Message::from_vec(message) else {
         return Vec::new();
     };
-    message
-        .answers
-        .iter()
-        .map(|record: &Record| {
-            let mut record = record.clone();
-            record.ttl = ttl;
-            record.to_string()
-        })
-        .collect()
+    let mut records = Vec::new();
+    for mut record in message.answers {
+        record.ttl = ttl;
+        records.push(record.to_string());
+    }
+    records
 }

@@ -34,10 +34,10 @@ impl<'a> Endpoint<'a> {
     /// Returns whether two recursors are the same server: with the same host, and the same port or the default port of
     /// their transport, which may not have been written. The name in a certificate does not matter.
     pub(crate) fn is_same_server(self, other: Endpoint<'_>) -> bool {
-        let (Some((one, one_port)), Some((another, other_port))) = (
-            self.address.rsplit_once(':'),
-            other.address.rsplit_once(':'),
-        ) else {
+        let Some((one, one_port)) = self.address.rsplit_once(':') else {
+            return self == other;
+        };
+        let Some((another, other_port)) = other.address.rsplit_once(':') else {
             return self == other;
         };
         let has_default_ports =

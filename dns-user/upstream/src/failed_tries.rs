@@ -177,6 +177,7 @@ impl FailedTries {
             }
             // Not sent.
             Reason::GivenUp => {}
+            // Wrong as it is, a reply shows that the recursor is there.
             Reason::WrongReply
             | Reason::Malformed
             | Reason::Servfail
@@ -257,27 +258,26 @@ struct Summary {
 impl Summary {
     /// Returns the failures between two states; `None` if there were none.
     fn between(before: &CounterValues, now: &CounterValues) -> Option<Self> {
-        let counts = now
-            .failures
-            .iter()
-            .zip(&before.failures)
-            .map(|(now, before)| now - before);
-        let mut counts: Vec<(&str, u64)> = Reason::ALL
-            .iter()
-            .map(|reason| reason.label())
-            .zip(counts)
-            .filter(|(_, count)| *count > 0)
-            .collect();
-        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        let failed = counts.iter().map(|(_, count)| count).sum();
-        let reasons: Vec<String> = counts
-            .iter()
-            .map(|(reason, count)| format!("{reason} {count}"))
-            .collect();
-        // A query sent before the interval may have failed within it.
-        let tries = (now.tries - before.tries).max(failed);
-        (failed > 0).then(|| Self {
-            tries,
+        let mut counts = Vec::new();
+        let mut failed = 0;
+        for (index, reason) in Reason::ALL.iter().enumerate() {
+            let count = now.failures[index] - before.failures[index];
+            if count > 0 {
+                counts.push((count, reason.label()));
+            }
+            failed += count;
+        }
+        if failed == 0 {
+            return None;
+        }
+        counts.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+        let mut reasons = Vec::new();
+        for (count, reason) in counts {
+            reasons.push(format!("{reason} {count}"));
+        }
+        Some(Self {
+            // A query sent before the interval may have failed within it.
+            tries: (now.tries - before.tries).max(failed),
             failed,
             reasons: reasons.join(", "),
         })

@@ -38,6 +38,23 @@ pub(crate) struct FlightResult {
     pub(crate) errors: Vec<ExtendedError>,
 }
 
+impl FlightResult {
+    /// Returns a copy of a reply for the clients that share it.
+    pub(crate) fn copy_of(
+        reply: &[u8],
+        index: &MessageIndex,
+        failed: bool,
+        errors: &[ExtendedError],
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            reply: reply.to_vec(),
+            index: index.clone(),
+            failed,
+            errors: errors.to_vec(),
+        })
+    }
+}
+
 /// Role of a query in a flight.
 pub(crate) enum Part {
     /// The first query: it queries upstream, then calls [`Leader::end`].

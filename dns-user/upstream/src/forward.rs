@@ -75,7 +75,7 @@ impl FirstTry {
     }
 }
 
-/// What a first try leads to.
+/// The consequence of a first try.
 pub(crate) enum FirstOutcome {
     /// The client gets this.
     Answer(Forwarded),
@@ -158,6 +158,7 @@ impl Forwarder {
         outcome: Result<Vec<u8>, TryError>,
     ) -> FirstOutcome {
         let form = self.options.form;
+        // As it was on the wire, for dnstap.
         let mut message = form.message(query);
         message::set_id(&mut message, sent.id);
         message[query.question_range()].copy_from_slice(sent.question);
@@ -167,6 +168,7 @@ impl Forwarder {
             took: first.start.elapsed(),
         };
         let is_final = landed.outcome.as_ref().is_ok_and(|validated| {
+            // Otherwise the rest is fetched over TCP; with transparent forwarding, the client does that itself.
             let is_whole = form.transparent || !validated.is_truncated();
             validated.rcode() == message::NOERROR && is_whole
         });
@@ -232,6 +234,7 @@ impl Forwarder {
                 continue;
             }
             let mut outcome = recursor.ask(query, &mut message, first).await;
+            // A client that has an answer already need not wait for one more time limit.
             if matches!(outcome, Err(TryError::TimedOut))
                 && best.is_none()
                 && let Some(reply) = Box::pin(recursor.ask_without_edns(query, &message)).await
@@ -262,6 +265,7 @@ impl Forwarder {
             }
         }
         if self.compat.nxdomain_for_failures {
+            // bosh-dns gives this answer whatever the cause (observed).
             let failed = best.is_none_or(|best| best.rank() == 0);
             return Forwarded {
                 failed,
@@ -346,6 +350,7 @@ impl RecursorSet {
             );
         }
         if selection == RecursorSelection::Smart {
+            // As bosh-dns does: the machines of a fleet prefer different recursors.
             fastrand::shuffle(&mut recursors);
         }
         let order = RecursorOrder::new(selection, recursors.len());
@@ -366,16 +371,13 @@ impl Failure {
     /// NXDOMAIN is the most informative, especially with the SOA that limits its lifetime.
     fn rank(&self) -> u8 {
         let ValidatedReply { reply, index } = &self.validated;
-        let with_soa = || {
-            index
-                .walk(reply)
-                .any(|(section, record)| section == 1 && record.rtype == message::TYPE_SOA)
-        };
-        match self.validated.rcode() {
-            message::NXDOMAIN if with_soa() => 2,
-            message::NXDOMAIN => 1,
-            _ => 0,
+        if self.validated.rcode() != message::NXDOMAIN {
+            return 0;
         }
+        let has_soa = index
+            .walk(reply)
+            .any(|(section, record)| section == 1 && record.rtype == message::TYPE_SOA);
+        if has_soa { 2 } else { 1 }
     }
 
     /// Returns the reply for the client: unchanged, or a new one if it does not repeat the question
@@ -387,6 +389,7 @@ impl Failure {
             recursor,
         } = self;
         let recursor = Some(recursor);
+        // An extended RCODE without the recursor's OPT would be read as another one, mostly NOERROR (BADVERS, 16).
         if validated.index.questions == 1 && !validated.has_extended_rcode() {
             return Forwarded {
                 failed,
@@ -436,20 +439,22 @@ struct History {
 impl History {
     fn record(&self, failed: bool) -> u32 {
         let Self { turn, all } = self;
-        let add = |history: &AtomicU32| {
-            let before = history.load(Ordering::Relaxed);
-            if before == 0 && !failed {
-                // The common case: nothing to write.
-                return 0;
-            }
-            // Two tries that end at the same time may count as one, which is harmless.
-            let after = (before << 1 | u32::from(failed)) & ((1 << HISTORY) - 1);
-            history.store(after, Ordering::Relaxed);
-            after.count_ones()
-        };
-        add(all);
-        add(turn)
+        add(all, failed);
+        add(turn, failed)
     }
+}
+
+/// Adds a try to a history; returns the number of failures in it.
+fn add(history: &AtomicU32, failed: bool) -> u32 {
+    let before = history.load(Ordering::Relaxed);
+    if before == 0 && !failed {
+        // The common case: nothing to write.
+        return 0;
+    }
+    // Two tries that end at the same time may count as one, which is harmless.
+    let after = (before << 1 | u32::from(failed)) & ((1 << HISTORY) - 1);
+    history.store(after, Ordering::Relaxed);
+    after.count_ones()
 }
 
 impl RecursorOrder {
@@ -479,9 +484,10 @@ impl RecursorOrder {
     }
 
     pub(crate) fn recent_failures(&self, index: usize) -> u32 {
-        self.histories.get(index).map_or(0, |history| {
-            history.all.load(Ordering::Relaxed).count_ones()
-        })
+        let Some(history) = self.histories.get(index) else {
+            return 0;
+        };
+        history.all.load(Ordering::Relaxed).count_ones()
     }
 
     /// Records the result of a try.
@@ -492,6 +498,7 @@ impl RecursorOrder {
         let failures = history.record(failed);
         if self.mode == RecursorSelection::Smart && failures >= MAX_FAILURES && failed {
             let next = (index + 1) % self.histories.len();
+            // Tries that fail at the same time move the preference once.
             let moved = self
                 .preferred
                 .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed)

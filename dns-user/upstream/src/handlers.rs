@@ -7,20 +7,18 @@ use url::Url;
 
 use super::{
     InterfaceAnswers,
-    cache::Cache,
     cached::{CachedSource, Denial, UncachedSource},
-    form,
-    forward::Forwarder,
+    forwarder,
     host_names::HostNames,
     http::{HttpClients, HttpServer, HttpSource},
-    options,
+    source,
     tcp::Trust,
 };
 use dns_core::{
     config::{
         Config, ConfigError, ParsedFiles,
         reader::{Json, ObjectReader},
-        values::{NoRecursor, with_port},
+        values::with_port,
     },
     name::Name,
 };
@@ -72,6 +70,7 @@ impl Handlers {
             match parse_file(file, bytes) {
                 Ok(handlers) => {
                     for handler in handlers {
+                        // As bosh-dns does (observed).
                         valid.retain(|earlier| earlier.domain != handler.domain);
                         valid.push(handler);
                     }
@@ -92,21 +91,16 @@ impl Handlers {
         interfaces: &Arc<dyn InterfaceAnswers>,
     ) -> Self {
         let mut http_clients = HttpClients::default();
-        let by_domain = handlers.into_iter().map(|handler| {
+        let mut by_domain = HashMap::new();
+        for handler in handlers {
             let domain = handler.domain.clone();
-            let known = previous
-                .by_domain
-                .get(&domain)
-                .filter(|known| known.config == handler);
-            let handler = match known {
-                Some(known) => known.clone(),
-                None => Handler::new(handler, config, hosts, interfaces, &mut http_clients),
+            let handler = match previous.by_domain.get(&domain) {
+                Some(known) if known.config == handler => known.clone(),
+                _ => Handler::new(handler, config, hosts, interfaces, &mut http_clients),
             };
-            (domain, handler)
-        });
-        Self {
-            by_domain: by_domain.collect(),
+            by_domain.insert(domain, handler);
         }
+        Self { by_domain }
     }
 
     /// Returns the handlers as they were configured.
@@ -133,14 +127,8 @@ impl Handler {
         interfaces: &Arc<dyn InterfaceAnswers>,
         http_clients: &mut HttpClients,
     ) -> Self {
-        let source = match &handler.source {
-            HandlerSource::Dns(recursors) => UncachedSource::Dns(Arc::new(Forwarder::new(
-                recursors,
-                options(config),
-                config.recursion.selection,
-                config.compat,
-                hosts,
-            ))),
+        let uncached = match &handler.source {
+            HandlerSource::Dns(recursors) => forwarder(recursors, config, hosts),
             HandlerSource::Http(server) => UncachedSource::Http(Arc::new(HttpSource::new(
                 server,
                 http_clients,
@@ -149,29 +137,27 @@ impl Handler {
             ))),
             HandlerSource::Deny(denial) => UncachedSource::Deny(*denial),
         };
-        let worth_keeping = !matches!(source, UncachedSource::Deny(_));
-        let form = form(config);
-        let compat = config.compat;
-        let cache = (handler.cache && worth_keeping)
-            .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
+        // A denial needs no look-up.
+        let has_cache = handler.cache && !matches!(uncached, UncachedSource::Deny(_));
         Self {
             config: handler,
-            source: CachedSource::new(source, cache, form, compat),
+            source: source(uncached, has_cache, config, interfaces),
         }
     }
 }
 
 /// Parses one file: a list of handlers. Returns every error, not just the first.
 fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, Vec<ConfigError>> {
-    let error = |problem: String| vec![ConfigError::of_file(file, problem)];
-    let json = Json::parse(bytes).map_err(|reason| error(format!("no JSON: {reason}")))?;
-    let list = match json {
-        Json::List(_) | Json::Null => json,
-        other => {
-            return Err(error(format!(
-                "is {}, not a list of handlers",
-                other.kind()
-            )));
+    let list = match Json::parse(bytes) {
+        // Go reads null as an empty list.
+        Ok(list @ (Json::List(_) | Json::Null)) => list,
+        Ok(other) => {
+            let problem = format!("is {}, not a list of handlers", other.kind());
+            return Err(vec![ConfigError::of_file(file, problem)]);
+        }
+        Err(reason) => {
+            let problem = format!("no JSON: {reason}");
+            return Err(vec![ConfigError::of_file(file, problem)]);
         }
     };
     // Read through the parent, so that errors name `handlers[3].source.type`.
@@ -257,11 +243,14 @@ fn parse_recursors(source: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError
             "is empty; a handler of type \"dns\" needs at least one",
         ));
     }
-    let recursors = texts
-        .into_iter()
-        .map(with_port)
-        .collect::<Result<_, NoRecursor>>();
-    recursors.map_err(|problem| source.error("recursors", &problem.to_string()))
+    let mut recursors = Vec::new();
+    for text in texts {
+        match with_port(text) {
+            Ok(recursor) => recursors.push(recursor),
+            Err(problem) => return Err(source.error("recursors", &problem.to_string())),
+        }
+    }
+    Ok(recursors)
 }
 
 fn parse_url(source: &ObjectReader<'_>) -> Result<Url, ConfigError> {

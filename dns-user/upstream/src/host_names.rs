@@ -1,7 +1,7 @@
 //! Keeps the addresses of host names of recursors and HTTP servers, which are looked up in the background.
 //!
 //! A query never triggers a look-up; it uses the known address. Each name has a task that resolves
-//! it again when its TTL expires or its address fails, and ends once nobody uses the name.
+//! it again when its TTL expires or its address fails, and ends once the name is unused.
 
 use std::{
     fmt,

@@ -54,7 +54,7 @@ impl HostNames {
     /// Creates a resolver of the host names of the recursors themselves.
     pub(crate) fn of_recursors(recursors: &[String], own: OwnAddresses) -> Arc<Self> {
         let mut sources = HostSources::new(recursors, own);
-        // Somebody must know the address of the first encrypted recursor.
+        // Otherwise no source could know the address of the first encrypted recursor.
         sources.with_nameservers |= sources.recursors.is_empty();
         sources.into_names()
     }
@@ -62,10 +62,12 @@ impl HostNames {
 
 impl HostSources {
     fn new(recursors: &[String], own: OwnAddresses) -> Self {
-        let is_encrypted = |name: &String| Endpoint::of(name).tls.is_some();
+        let has_encrypted = recursors
+            .iter()
+            .any(|name| Endpoint::of(name).tls.is_some());
         Self {
             recursors: by_address(recursors),
-            with_nameservers: !recursors.iter().any(is_encrypted),
+            with_nameservers: !has_encrypted,
             own,
         }
     }
@@ -150,33 +152,40 @@ async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u3
     };
     let reply = forwarder.forward(&query).await.reply;
     let index = MessageIndex::of(&reply).unwrap_or_default();
+    let mut addresses = Vec::new();
     let mut smallest = u32::MAX;
-    let answers = index
-        .walk(&reply)
-        .filter(|(section, record)| *section == 0 && record.rtype == qtype);
-    let addresses = answers.filter_map(|(_, record)| {
+    for (section, record) in index.walk(&reply) {
+        if section != 0 || record.rtype != qtype {
+            continue;
+        }
         smallest = smallest.min(record.ttl);
-        let data = reply.get(record.data)?;
-        let v4 = <[u8; 4]>::try_from(data).map(IpAddr::from);
-        v4.or_else(|_| <[u8; 16]>::try_from(data).map(IpAddr::from))
-            .ok()
-    });
-    (addresses.collect(), smallest)
+        let data = &reply[record.data];
+        if let Ok(v4) = <[u8; 4]>::try_from(data) {
+            addresses.push(v4.into());
+        } else if let Ok(v6) = <[u8; 16]>::try_from(data) {
+            addresses.push(v6.into());
+        }
+    }
+    (addresses, smallest)
 }
 
 /// Finds the addresses of a host in the text of /etc/hosts (hosts(5)).
 fn of_hosts(text: &str, host: &str) -> Vec<IpAddr> {
-    let lines = text
-        .lines()
-        .map(|line| line.split('#').next().unwrap_or_default());
-    let matching = lines.filter_map(|line| {
-        let mut words = line.split_whitespace();
-        let address = words.next()?.parse().ok()?;
-        words
-            .any(|word| word.eq_ignore_ascii_case(host))
-            .then_some(address)
-    });
-    matching.collect()
+    let mut addresses = Vec::new();
+    for line in text.lines() {
+        let mut words = line
+            .split('#')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace();
+        if let Some(address) = words.next()
+            && let Ok(address) = address.parse()
+            && words.any(|word| word.eq_ignore_ascii_case(host))
+        {
+            addresses.push(address);
+        }
+    }
+    addresses
 }
 
 #[cfg(test)]

@@ -167,7 +167,10 @@ impl HttpSource {
 
     /// Returns the error of the latest request if several in a row failed.
     pub(crate) fn outage(&self) -> Option<String> {
-        (self.failed.load(Ordering::Relaxed) >= MIN_FAILED).then(|| self.error.lock().clone())
+        if self.failed.load(Ordering::Relaxed) < MIN_FAILED {
+            return None;
+        }
+        Some(self.error.lock().clone())
     }
 
     pub(crate) fn url(&self) -> &Url {
@@ -257,19 +260,19 @@ fn redirect_target<B>(url: &Url, response: &Response<B>) -> Result<Option<Url>, 
     let Some(location) = response.headers().get(header::LOCATION) else {
         return Ok(None);
     };
-    let target = location
-        .to_str()
-        .ok()
-        .and_then(|location| url.join(location).ok());
-    match target.filter(|target| matches!(target.scheme(), "http" | "https")) {
-        Some(target) => Ok(Some(target)),
-        None => Err(HttpError::Location),
+    if let Ok(location) = location.to_str()
+        && let Ok(target) = url.join(location)
+        && matches!(target.scheme(), "http" | "https")
+    {
+        return Ok(Some(target));
     }
+    Err(HttpError::Location)
 }
 
 /// Decompresses a document of at most [`MAX_DOCUMENT`] bytes.
 fn decompress(document: &[u8]) -> Result<Vec<u8>, HttpError> {
     let mut text = Vec::new();
+    // A few kilobytes can decompress to gigabytes.
     let mut decoder = MultiGzDecoder::new(document).take(MAX_DOCUMENT as u64 + 1);
     decoder
         .read_to_end(&mut text)

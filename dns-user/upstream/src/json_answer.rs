@@ -40,10 +40,10 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
         Some(Json::List(items)) => items,
         Some(_) => return Err(JsonAnswerError::Kind("Answer")),
     };
-    let answers: Vec<JsonRecord<'_>> = items
-        .iter()
-        .map(JsonRecord::parse)
-        .collect::<Result<_, _>>()?;
+    let mut answers = Vec::new();
+    for item in items {
+        answers.push(JsonRecord::parse(item)?);
+    }
 
     let mut reply = begin_reply(query, rcode, ReplyFlags::LOCAL);
     let mut numbers = message::question_numbers(&reply);
@@ -122,13 +122,13 @@ fn members(json: &Json) -> Option<&[(String, Json)]> {
 
 /// Finds the last member of this name that is not null.
 fn find<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
-    let named = members
-        .iter()
-        .rev()
-        .filter(|(member, _)| member.eq_ignore_ascii_case(name));
-    named
-        .map(|(_, value)| value)
-        .find(|value| **value != Json::Null)
+    // As Go decodes: the last one counts, and null changes nothing.
+    for (member, value) in members.iter().rev() {
+        if member.eq_ignore_ascii_case(name) && *value != Json::Null {
+            return Some(value);
+        }
+    }
+    None
 }
 
 /// Parses an integer from 0 to `max`.
@@ -183,20 +183,19 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
             data.push(words.next()?.parse().ok()?);
             let tag = words.next()?;
             push_string(&mut data, tag.as_bytes())?;
-            let value = text.split_once(tag)?.1.trim();
-            let value = value
-                .strip_prefix('"')
-                .and_then(|value| value.strip_suffix('"'))
-                .unwrap_or(value);
+            let mut value = text.split_once(tag)?.1.trim();
+            if let Some(rest) = value.strip_prefix('"')
+                && let Some(quoted) = rest.strip_suffix('"')
+            {
+                value = quoted;
+            }
             data.extend_from_slice(value.as_bytes());
             return Some(data);
         }
         _ => return None,
     }
-    words
-        .next()
-        .is_none_or(|_| matches!(rtype, 1 | 28))
-        .then_some(data)
+    let has_more = words.next().is_some() && !matches!(rtype, 1 | 28);
+    if has_more { None } else { Some(data) }
 }
 
 /// Appends a domain name in its letter case, uncompressed.
@@ -224,9 +223,9 @@ fn strings(text: &str) -> Option<Vec<u8>> {
         if text.is_empty() {
             data.push(0);
         }
-        text.as_bytes()
-            .chunks(255)
-            .try_for_each(|chunk| push_string(&mut data, chunk))?;
+        for chunk in text.as_bytes().chunks(255) {
+            push_string(&mut data, chunk)?;
+        }
         return Some(data);
     }
     while !rest.is_empty() {
@@ -245,9 +244,9 @@ fn strings(text: &str) -> Option<Vec<u8>> {
                 (_, other) => string.push(other),
             }
         };
-        string
-            .chunks(255)
-            .try_for_each(|chunk| push_string(&mut data, chunk))?;
+        for chunk in string.chunks(255) {
+            push_string(&mut data, chunk)?;
+        }
         if string.is_empty() {
             data.push(0);
         }
@@ -261,11 +260,16 @@ fn generic_data(text: &str) -> Option<Vec<u8>> {
     let mut words = text.split_ascii_whitespace();
     let length: usize = words.next()?.parse().ok()?;
     let digits: String = words.collect();
-    let nibble = |at: usize| char::from(*digits.as_bytes().get(at)?).to_digit(16);
-    let data =
-        (0..digits.len() / 2).map(|at| Some((nibble(2 * at)? << 4 | nibble(2 * at + 1)?) as u8));
-    let data: Vec<u8> = data.collect::<Option<_>>()?;
-    (digits.len() == 2 * length).then_some(data)
+    if digits.len() != 2 * length {
+        return None;
+    }
+    let mut data = Vec::with_capacity(length);
+    for pair in digits.as_bytes().chunks_exact(2) {
+        let high = char::from(pair[0]).to_digit(16)?;
+        let low = char::from(pair[1]).to_digit(16)?;
+        data.push((high << 4 | low) as u8);
+    }
+    Some(data)
 }
 
 #[cfg(test)]

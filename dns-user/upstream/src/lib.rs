@@ -112,33 +112,16 @@ impl Upstream {
                 handler_hosts,
             };
         }
-        let new = |names: &[String]| {
-            Arc::new(Forwarder::new(
-                names,
-                options(config),
-                recursion.selection,
-                config.compat,
-                &hosts,
-            ))
-        };
-        let nameservers = recursion
-            .recursors
-            .is_empty()
-            .then(|| Nameservers::new(own.clone(), recursion.excluded.clone()));
-        let forwarder = match &nameservers {
-            Some(nameservers) => new(nameservers.names()),
-            None => new(&without_excluded(
-                recursion.recursors.clone(),
-                &recursion.excluded,
-            )),
-        };
-        let form = form(config);
-        let compat = config.compat;
-        let cache = config
-            .cache
-            .enabled
-            .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
-        let recursors = CachedSource::new(UncachedSource::Dns(forwarder), cache, form, compat);
+        let mut names = without_excluded(recursion.recursors.clone(), &recursion.excluded);
+        let mut nameservers = None;
+        // Nameservers of the system do not replace recursors that are all excluded.
+        if recursion.recursors.is_empty() {
+            let system = Nameservers::new(own.clone(), recursion.excluded.clone());
+            names = system.names().to_vec();
+            nameservers = Some(system);
+        }
+        let forwarder = forwarder(&names, config, &hosts);
+        let recursors = source(forwarder, config.cache.enabled, config, interfaces);
         if let Some(nameservers) = nameservers {
             let source = recursors.downgrade();
             let interfaces = Arc::clone(interfaces);
@@ -175,17 +158,38 @@ impl Upstream {
     }
 }
 
-fn options(config: &Config) -> RecursorOptions {
-    RecursorOptions {
+/// Creates the source that queries these recursors.
+fn forwarder(names: &[String], config: &Config, hosts: &Arc<HostNames>) -> UncachedSource {
+    let options = RecursorOptions {
         timeout: config.recursion.timeout,
         max_retries: config.recursion.max_retries,
         form: form(config),
-        matching: match config.compat.accept_other_questions {
-            false => Matching::Strict,
-            true => Matching::Lenient,
+        matching: if config.compat.accept_other_questions {
+            Matching::Lenient
+        } else {
+            Matching::Strict
         },
         randomise_case: config.recursion.randomise_case,
+    };
+    let selection = config.recursion.selection;
+    let forwarder = Forwarder::new(names, options, selection, config.compat, hosts);
+    UncachedSource::Dns(Arc::new(forwarder))
+}
+
+/// Puts the limits and, if it `has_cache`, the cache in front of a source.
+fn source(
+    source: UncachedSource,
+    has_cache: bool,
+    config: &Config,
+    interfaces: &Arc<dyn InterfaceAnswers>,
+) -> CachedSource {
+    let form = form(config);
+    let mut cache = None;
+    if has_cache {
+        let empty = Cache::new(&config.cache, form, config.compat);
+        cache = Some(Arc::new(empty.mirrored_by(interfaces)));
     }
+    CachedSource::new(source, cache, form, config.compat)
 }
 
 /// Returns the parts of a client's query that are forwarded.
@@ -337,26 +341,25 @@ impl CurrentUpstreams {
     /// Returns every source with the domain of its handler: first the configured recursors, with
     /// `None`.
     pub(crate) fn sources(&self) -> Vec<(Option<Name>, CachedSource)> {
-        let recursors = self
-            .upstream
-            .load()
-            .recursors()
-            .map(|source| (None, source));
-        let handlers = self.handlers.load();
-        let handlers = handlers
-            .sources()
-            .map(|(domain, source)| (Some(domain.clone()), source.clone()));
-        recursors.into_iter().chain(handlers).collect()
+        let mut sources = Vec::new();
+        if let Some(recursors) = self.upstream.load().recursors() {
+            sources.push((None, recursors));
+        }
+        for (domain, source) in self.handlers.load().sources() {
+            sources.push((Some(domain.clone()), source.clone()));
+        }
+        sources
     }
 
-    /// Returns the status of every recursor: the configured recursors first, then those of
-    /// handlers.
+    /// Returns the status of every recursor: the configured recursors first, then the handlers'.
     pub fn recursors(&self) -> Vec<RecursorStatus> {
-        self.sources()
-            .iter()
-            .filter_map(|(_, source)| source.forwarder())
-            .flat_map(status::recursor_statuses)
-            .collect()
+        let mut all = Vec::new();
+        for (_, source) in self.sources() {
+            if let Some(forwarder) = source.forwarder() {
+                all.extend(status::recursor_statuses(forwarder));
+            }
+        }
+        all
     }
 
     /// Returns why no recursor of the configuration answers; `None` while one does, or recursion is
@@ -381,22 +384,20 @@ impl CurrentUpstreams {
     /// Returns the waiting queries of each source with the domain of its handler; `None` for the
     /// configured recursors.
     pub fn admissions(&self) -> Vec<(Option<String>, AdmissionStatus)> {
-        let sources = self
-            .sources()
-            .into_iter()
-            .filter(|(_, source)| source.waits());
-        sources
-            .map(|(domain, source)| (domain.map(|domain| domain.to_string()), source.admission()))
-            .collect()
+        let mut all = Vec::new();
+        for (domain, source) in self.sources() {
+            if source.waits() {
+                let domain = domain.map(|domain| domain.to_string());
+                all.push((domain, source.admission()));
+            }
+        }
+        all
     }
 
     /// Returns the status of the recursors' cache; `None` without a cache.
     pub fn cache(&self) -> Option<CacheStatus> {
-        self.upstream
-            .load()
-            .recursors()?
-            .cache()
-            .map(CacheStatus::of)
+        let recursors = self.upstream.load().recursors()?;
+        Some(CacheStatus::of(recursors.cache()?))
     }
 
     /// Explains how a name is forwarded: by the handler of a domain, or by the configured
@@ -421,9 +422,12 @@ impl CurrentUpstreams {
     /// Removes the selected answers from all caches. An answer requested before is not stored
     /// afterwards. Returns the number of removed answers; `None` without any cache.
     pub fn flush(&self, selection: &Selection) -> Option<u64> {
-        self.sources()
-            .iter()
-            .filter_map(|(_, source)| source.flush(selection))
-            .reduce(|sum, count| sum + count)
+        let mut removed = None;
+        for (_, source) in self.sources() {
+            if let Some(count) = source.flush(selection) {
+                *removed.get_or_insert(0) += count;
+            }
+        }
+        removed
     }
 }

@@ -124,6 +124,7 @@ impl Form {
 
     /// Returns the key of the recursor query. Recursors cannot distinguish queries with equal keys.
     pub(crate) fn key(self, query: &Query<'_>) -> CacheKey {
+        // Without RD, a recursor answers only from what it has (RFC 1034, section 4.3.1).
         let mut flags = u8::from(query.dnssec_ok())
             | u8::from(query.checking_disabled()) << 1
             | u8::from(query.recursion_desired()) << 2;
@@ -131,11 +132,9 @@ impl Form {
             flags |=
                 u8::from(query.flags & FLAG_AD != 0) << 3 | u8::from(query.edns.is_some()) << 4;
         }
-        let ([t, y], [c, l]) = (
-            query.question.qtype.to_be_bytes(),
-            query.question.qclass.to_be_bytes(),
-        );
-        let fields = [flags, t, y, c, l];
+        let [type_high, type_low] = query.question.qtype.to_be_bytes();
+        let [class_high, class_low] = query.question.qclass.to_be_bytes();
+        let fields = [flags, type_high, type_low, class_high, class_low];
         let mut key = CacheKey::from_slice(&fields);
         key.extend_from_slice(query.question.raw_name);
         key[fields.len()..].make_ascii_lowercase();
@@ -147,7 +146,11 @@ impl Form {
 
     /// Returns the Client Subnet option to forward, if any.
     pub(crate) fn subnet<'a>(self, query: &Query<'a>) -> Option<&'a [u8]> {
-        self.client_subnet.then(|| query.client_subnet()).flatten()
+        if self.client_subnet {
+            query.client_subnet()
+        } else {
+            None
+        }
     }
 
     pub(crate) fn has_opt(self, query: &Query<'_>) -> bool {
@@ -195,9 +198,11 @@ impl ValidatedReply {
 
     /// Returns whether the OPT contains upper bits of the RCODE (RFC 6891, section 6.1.3).
     pub(crate) fn has_extended_rcode(&self) -> bool {
-        let opt = self.index.opt.as_ref();
-        opt.and_then(|opt| self.reply.get(opt.start + 5))
-            .is_some_and(|&bits| bits != 0)
+        let Some(opt) = &self.index.opt else {
+            return false;
+        };
+        // Behind the owner, which is the root, the type and the size.
+        self.reply[opt.start + 5] != 0
     }
 
     pub(crate) fn is_truncated(&self) -> bool {
@@ -210,10 +215,7 @@ impl ValidatedReply {
             return Vec::new();
         };
         // The owner of the OPT is the root.
-        self.reply
-            .get(opt.start + OPT_LEN..opt.end)
-            .map(ExtendedError::read_all)
-            .unwrap_or_default()
+        ExtendedError::read_all(&self.reply[opt.start + OPT_LEN..opt.end])
     }
 
     /// Returns the reply with the client's id and letter case and without the recursor's OPT, which
@@ -314,11 +316,10 @@ pub(crate) struct Flags([u8; 2]);
 
 impl Flags {
     pub(crate) fn of(message: &[u8]) -> Self {
-        Self(
-            message
-                .get(2..4)
-                .map_or([0; 2], |bytes| [bytes[0], bytes[1]]),
-        )
+        match message {
+            [_, _, high, low, ..] => Self([*high, *low]),
+            _ => Self([0; 2]),
+        }
     }
 
     pub(crate) fn is_reply(self) -> bool {
@@ -407,8 +408,10 @@ impl MessageIndex {
                     return None;
                 }
                 if record.rtype == TYPE_OPT {
-                    let in_its_place = section == 2 && opt.is_none() && message[at] == 0;
-                    in_its_place.then_some(())?;
+                    // Clients reject another one (RFC 6891, section 6.1.1), or find none where they look for it.
+                    if section != 2 || opt.is_some() || message[at] != 0 {
+                        return None;
+                    }
                     opt = Some(at..record.data.end);
                 }
                 at = record.data.end;
@@ -467,7 +470,9 @@ impl IndexedRecord {
     fn at(message: &[u8], at: usize, fixed: usize) -> Option<Self> {
         let start = fixed + 10;
         let end = start + usize::from(u16_at(message, fixed + 8)?);
-        (end <= message.len()).then_some(())?;
+        if end > message.len() {
+            return None;
+        }
         Some(Self {
             owner: at,
             rtype: u16_at(message, fixed)?,
@@ -480,7 +485,9 @@ impl IndexedRecord {
 
 /// Returns the question section of a message with one question: name, type, class.
 pub(crate) fn question_range(message: &[u8]) -> Option<Range<usize>> {
-    (u16_at(message, 4)? == 1).then_some(())?;
+    if u16_at(message, 4)? != 1 {
+        return None;
+    }
     let end = name_end(message, HEADER_LEN, &FixedFields::default())? + 4;
     (end <= message.len()).then_some(HEADER_LEN..end)
 }
@@ -488,7 +495,10 @@ pub(crate) fn question_range(message: &[u8]) -> Option<Range<usize>> {
 /// Returns whether two question sections are equal except for letter case. Length bytes are at most
 /// 63 and thus never letters; the last four bytes, type and class, are compared exactly.
 pub(crate) fn same_question(ours: &[u8], theirs: &[u8]) -> bool {
-    let (Some(split), true) = (ours.len().checked_sub(4), ours.len() == theirs.len()) else {
+    if ours.len() != theirs.len() {
+        return false;
+    }
+    let Some(split) = ours.len().checked_sub(4) else {
         return false;
     };
     ours[split..] == theirs[split..] && ours[..split].eq_ignore_ascii_case(&theirs[..split])
@@ -508,10 +518,11 @@ pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
 /// records are optional.
 pub(crate) fn remove_opt(message: &mut Vec<u8>, index: &mut MessageIndex) {
     let Some(opt) = index.opt.take() else { return };
-    let before = index
-        .walk(message)
-        .filter(|(section, record)| *section == 2 && record.owner < opt.start);
-    index.records[2] = u16::try_from(before.count()).unwrap_or(u16::MAX);
+    let mut before = 0;
+    for (section, record) in index.walk(message) {
+        before += u16::from(section == 2 && record.owner < opt.start);
+    }
+    index.records[2] = before;
     message.truncate(opt.start);
     index.end = opt.start;
     message[10..12].copy_from_slice(&index.records[2].to_be_bytes());
@@ -520,10 +531,7 @@ pub(crate) fn remove_opt(message: &mut Vec<u8>, index: &mut MessageIndex) {
 /// Sets the flags that this server determines: the query's RD and CD, RA, and AD only for a client
 /// that understands it (RFC 6840, section 5.8).
 pub(crate) fn set_own_flags(reply: &mut [u8], query: &Query<'_>) {
-    let Some([high, low]) = reply
-        .get_mut(2..4)
-        .and_then(|flags| flags.first_chunk_mut())
-    else {
+    let [_, _, high, low, ..] = reply else {
         return;
     };
     let [asked_high, asked_low] = query.flags.to_be_bytes();
@@ -580,13 +588,15 @@ fn push_record(
     ttl: u32,
     data: &[u8],
 ) -> bool {
-    let Some(count) = u16_at(message, count_at).filter(|&count| count < u16::MAX) else {
+    let Some(count) = u16_at(message, count_at) else {
         return false;
     };
     let Ok(length) = u16::try_from(data.len()) else {
         return false;
     };
-    if message.len() + owner.len() + 10 + data.len() > usize::from(u16::MAX) {
+    // A message over TCP has its length in 16 bits (RFC 1035, section 4.2.2).
+    let is_too_long = message.len() + owner.len() + 10 + data.len() > usize::from(u16::MAX);
+    if count == u16::MAX || is_too_long {
         return false;
     }
     message.extend_from_slice(owner);
@@ -602,20 +612,8 @@ fn push_record(
 /// Returns an empty truncated reply (TC) to `question`, with the flags of a reply that was cut short.
 pub(crate) fn truncated_reply(cut: &[u8], question: &[u8]) -> Vec<u8> {
     let flags = Flags::of(cut).0;
-    let mut reply = vec![
-        0,
-        0,
-        flags[0] | QR | TC,
-        flags[1] & !RCODE,
-        0,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ];
+    let mut reply = vec![0, 0, flags[0] | QR | TC, flags[1] & !RCODE, 0, 1];
+    reply.resize(HEADER_LEN, 0);
     reply.extend_from_slice(question);
     reply
 }
@@ -637,16 +635,16 @@ pub(crate) fn keep_sound_answer(
 ) -> bool {
     let record = name_end(message, start, numbers)
         .and_then(|fixed| IndexedRecord::at(message, start, fixed));
-    let is_sound = record.is_some_and(|record| {
+    let mut is_sound = false;
+    if let Some(record) = record {
         // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
         let is_meta = matches!(record.rtype, 0 | TYPE_OPT | 249..=255);
         numbers.add(record.fixed_fields());
-        let is_sound = !is_meta && is_valid_rdata(message, record.rtype, 1, record.data, numbers);
+        is_sound = !is_meta && is_valid_rdata(message, record.rtype, 1, record.data, numbers);
         if !is_sound {
             numbers.take_back();
         }
-        is_sound
-    });
+    }
     if !is_sound && let Some(count) = u16_at(message, 6) {
         message.truncate(start);
         message[6..8].copy_from_slice(&count.saturating_sub(1).to_be_bytes());

@@ -17,7 +17,7 @@ use super::{
     cache::{Cache, CacheCounters},
     cached, connector,
     forward::Forwarder,
-    recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
+    recursor::{LATENCY_BOUNDS_US, RecursorCounters},
     slots,
     store::Totals,
     tcp, udp,
@@ -49,11 +49,10 @@ impl UpstreamMetrics {
 
     /// The registry merges samples of the same family.
     fn collect(&self) -> Vec<MetricFamily> {
-        let mut limits = LIMITS.to_vec();
-        limits.push(("outgoing_connections", slots::max_of_all()));
-        let limits = limits
-            .into_iter()
-            .map(|(resource, limit)| ([resource], limit as f64));
+        let mut limits = vec![(["outgoing_connections"], slots::max_of_all() as f64)];
+        for (resource, limit) in LIMITS {
+            limits.push(([resource], limit as f64));
+        }
         let mut all = vec![families::LIMIT.of(limits)];
         for (domain, source) in self.in_force.sources() {
             let domain = domain.map(|domain| domain.to_string());
@@ -124,7 +123,8 @@ fn of_source(handler: &str, source: &CachedSource) -> [MetricFamily; 4] {
 fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
     let set = forwarder.set();
     let preferred = set.order.preferred();
-    let of_recursor = |(index, recursor): (usize, &Arc<Recursor>)| {
+    let mut all = Vec::new();
+    for (index, recursor) in set.recursors.iter().enumerate() {
         let RecursorCounters {
             failed,
             mismatched,
@@ -133,22 +133,19 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
             latency_sum_us,
         } = &recursor.counters;
         let labels = [&*recursor.name, handler];
-        let failures = failed
-            .by_reason()
-            .map(|(reason, count)| ([&*recursor.name, handler, reason.label()], count));
-        [
+        let mut failures = Vec::new();
+        for (reason, count) in failed.by_reason() {
+            failures.push(([&*recursor.name, handler, reason.label()], count));
+        }
+        all.extend([
             families::RECURSOR_QUERIES_TOTAL.of([(labels, failed.tries())]),
             families::RECURSOR_FAILURES_TOTAL.of(failures),
             families::RECURSOR_MISMATCHED_TOTAL.of([(labels, mismatched.load(Relaxed))]),
             families::RECURSOR_PREFERRED.of([(labels, f64::from(index == preferred))]),
             families::RECURSOR_DURATION_SECONDS.of([(labels, latency(latencies, latency_sum_us))]),
-        ]
-    };
-    set.recursors
-        .iter()
-        .enumerate()
-        .flat_map(of_recursor)
-        .collect()
+        ]);
+    }
+    all
 }
 
 fn latency(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {

@@ -1,7 +1,7 @@
 //! Threads that read the sockets to recursors, and end the queries whose time is up.
 //!
-//! Each thread waits for all of its sockets together. What a reply takes to reach its client is done by the
-//! thread that reads it, so a query needs neither a task nor a timer.
+//! Each thread waits for all of its sockets together. The thread that reads a reply also passes it to the client,
+//! so a query needs neither a task nor a timer.
 
 use std::{
     collections::HashMap,
@@ -37,8 +37,8 @@ pub(crate) trait ReadSocket: Send + Sync {
     /// Reads until there is no more. `has_error`: the kernel reports an error of the socket.
     fn read(&self, has_error: bool);
 
-    /// Ends what has waited for too long; returns when to call this again, or `None` to read no more.
-    /// What begins to wait later must not end before.
+    /// Ends queries that have waited for too long; returns when to call this again, or `None` to read no more.
+    /// A query that begins later must not end before that time.
     fn expire(&self, now: Instant) -> Option<Instant>;
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn read(socket: Arc<dyn ReadSocket>) -> io::Result<()> {
 /// Sockets that a thread does not know yet.
 type NewSockets = Arc<Mutex<Vec<Arc<dyn ReadSocket>>>>;
 
-/// What others know of a thread.
+/// The part of a thread that others know.
 struct Reader {
     new: NewSockets,
     waker: Waker,

@@ -224,10 +224,13 @@ impl Recursor {
         let endpoint = endpoint.address;
         let sockets = socket_address(endpoint)
             .map(|address| Arc::new(Sockets::new(address, options, &counters, tls.clone())));
-        let host = endpoint
-            .rsplit_once(':')
-            .filter(|_| has_host_name(endpoint))
-            .and_then(|(host, port)| Some((hosts.follow(host), port.parse().ok()?)));
+        let mut host = None;
+        if has_host_name(endpoint)
+            && let Some((name, port)) = endpoint.rsplit_once(':')
+            && let Ok(port) = port.parse()
+        {
+            host = Some((hosts.follow(name), port));
+        }
         Self {
             name: name.into(),
             endpoint: endpoint.into(),
@@ -337,6 +340,7 @@ impl Recursor {
         query: &Query<'_>,
         message: &[u8],
     ) -> Option<ValidatedReply> {
+        // With transparent forwarding, the client decides about EDNS, as behind bosh-dns.
         let may_help = self.transport(query) == Transport::Udp && !self.options.form.transparent;
         if !may_help || self.drops_edns() || !self.silence.try_without_edns() {
             return None;
@@ -569,7 +573,9 @@ impl Recursor {
             latency_sum_us,
         } = &self.counters;
         if outcome.is_ok() {
+            // 0 stands for no reply yet.
             let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+            // Smoothed like TCP's round-trip time (RFC 6298, section 2).
             let before = latency_us.load(Ordering::Relaxed);
             let after = if before == 0 {
                 took
@@ -591,6 +597,7 @@ impl Recursor {
     fn open_sockets(&self) -> Option<Arc<Sockets>> {
         let open = self.sockets.load_full()?;
         match &self.host {
+            // The name has another address now, or several of which this one failed.
             Some((host, _)) if host.known() != Some(open.address.ip()) => None,
             _ => Some(open),
         }
@@ -667,16 +674,12 @@ impl Sockets {
             ..
         } = options;
         let mismatched = Arc::clone(&counters.mismatched);
+        // bosh-dns has a connection for each query; one with TLS, which it lacks, costs a handshake.
+        let is_persistent = !form.transparent || tls.is_some();
         Self {
             address,
             udp: UdpSockets::new(address, timeout, matching, mismatched),
-            tcp: TcpConnections::new(
-                address,
-                timeout,
-                matching,
-                !form.transparent || tls.is_some(),
-                tls,
-            ),
+            tcp: TcpConnections::new(address, timeout, matching, is_persistent, tls),
         }
     }
 }
@@ -695,6 +698,7 @@ fn rejects_edns(message: &[u8], reply: &ValidatedReply) -> bool {
 
 /// Pads a query with EDNS to a multiple of [`PADDING_BLOCK`] bytes.
 fn padded(message: &[u8]) -> Vec<u8> {
+    // The option's code and length take 4 of the bytes.
     let mut padded = message.to_vec();
     let length = (message.len() + 4).next_multiple_of(PADDING_BLOCK);
     let zeros = vec![0; length - message.len() - 4];

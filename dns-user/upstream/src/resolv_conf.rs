@@ -120,9 +120,10 @@ fn parse_resolv_conf(text: &str, own: &Reached, with_loopback: bool) -> Vec<Stri
         }
         let Some(word) = words.next() else { continue };
         // A link-local address may contain its interface: `fe80::1%eth0`.
-        let (address, zone) = word
-            .split_once('%')
-            .map_or((word, None), |(ip, zone)| (ip, Some(zone)));
+        let (address, zone) = match word.split_once('%') {
+            Some((address, zone)) => (address, Some(zone)),
+            None => (word, None),
+        };
         let Ok(address) = address.parse::<IpAddr>() else {
             tracing::warn!(nameserver = word, "nameserver skipped: not an IP address");
             continue;

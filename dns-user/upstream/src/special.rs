@@ -2,7 +2,10 @@
 //! (RFC 7686) and the reverse names of private addresses (RFC 6303, RFC 7793), with the answers of
 //! unbound's default local zones.
 
-use std::sync::Arc;
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 use futures_util::future::BoxFuture;
 
@@ -65,32 +68,32 @@ enum Content {
 impl SpecialNames {
     /// Creates an answerer in front of `next`.
     pub fn new(next: Arc<dyn Answer>) -> Self {
-        let zone = |text: &str, content| Some((Name::from_text(text).ok()?, content));
-        let loopback_v6 = format!("1.{}ip6.arpa", "0.".repeat(31));
-        let unspecified_v6 = format!("0.{}ip6.arpa", "0.".repeat(31));
-        let more = [
-            ("localhost", Content::Loopback),
-            ("1.0.0.127.in-addr.arpa", Content::Reverse),
-            ("127.in-addr.arpa", Content::Empty),
-            (&loopback_v6, Content::Reverse),
-            (&unspecified_v6, Content::Empty),
+        // The first zone that contains a name counts: the loopback address before its network.
+        let mut all = vec![
+            ("localhost".to_owned(), Content::Loopback),
+            ("1.0.0.127.in-addr.arpa".to_owned(), Content::Reverse),
+            ("127.in-addr.arpa".to_owned(), Content::Empty),
+            (format!("1.{}ip6.arpa", "0.".repeat(31)), Content::Reverse),
+            (format!("0.{}ip6.arpa", "0.".repeat(31)), Content::Empty),
         ];
-        // 172.16.0.0/12 (RFC 6303) and 100.64.0.0/10 (RFC 7793).
-        let private = (16..32).map(|second| format!("{second}.172.in-addr.arpa"));
-        let shared = (64..128).map(|second| format!("{second}.100.in-addr.arpa"));
-        let blocks: Vec<String> = private.chain(shared).collect();
-        let empty = EMPTY_ZONES
-            .into_iter()
-            .chain(blocks.iter().map(String::as_str));
-        let zones = more
-            .into_iter()
-            .chain(empty.map(|text| (text, Content::Empty)));
-        Self {
-            next,
-            zones: zones
-                .filter_map(|(text, content)| zone(text, content))
-                .collect(),
+        for zone in EMPTY_ZONES {
+            all.push((zone.to_owned(), Content::Empty));
         }
+        // 172.16.0.0/12 (RFC 6303).
+        for second in 16..32 {
+            all.push((format!("{second}.172.in-addr.arpa"), Content::Empty));
+        }
+        // 100.64.0.0/10 (RFC 7793).
+        for second in 64..128 {
+            all.push((format!("{second}.100.in-addr.arpa"), Content::Empty));
+        }
+        let mut zones = Vec::with_capacity(all.len());
+        for (text, content) in all {
+            if let Ok(name) = Name::from_text(&text) {
+                zones.push((name, content));
+            }
+        }
+        Self { next, zones }
     }
 
     /// Returns the reply to a query for a special-use name; `None` for any other.
@@ -107,21 +110,19 @@ impl SpecialNames {
             message::NXDOMAIN
         };
         let mut reply = begin_reply(query, rcode, ReplyFlags::LOCAL);
-        let qtype = query.question.qtype;
-        let wants = |rtype| qtype == rtype || qtype == TYPE_ANY;
-        let mut answers: Vec<(u16, &[u8])> = Vec::new();
-        match content {
-            Content::Loopback if wants(TYPE_A) || wants(TYPE_AAAA) => {
-                answers.extend(wants(TYPE_A).then_some((TYPE_A, &[127, 0, 0, 1][..])));
-                const V6: [u8; 16] = std::net::Ipv6Addr::LOCALHOST.octets();
-                answers.extend(wants(TYPE_AAAA).then_some((TYPE_AAAA, &V6[..])));
+        const V4: &[u8] = &Ipv4Addr::LOCALHOST.octets();
+        const V6: &[u8] = &Ipv6Addr::LOCALHOST.octets();
+        let records = match content {
+            Content::Loopback => &[(TYPE_A, V4), (TYPE_AAAA, V6)][..],
+            Content::Reverse if exists => &[(TYPE_PTR, LOCALHOST)],
+            Content::Reverse | Content::Empty => &[],
+        };
+        let mut has_data = false;
+        for (rtype, data) in records {
+            if [*rtype, TYPE_ANY].contains(&query.question.qtype) {
+                message::push_answer(&mut reply, &QUESTION_NAME, *rtype, TTL, data);
+                has_data = true;
             }
-            Content::Reverse if exists && wants(TYPE_PTR) => answers.push((TYPE_PTR, LOCALHOST)),
-            _ => {}
-        }
-        let has_data = !answers.is_empty();
-        for (rtype, data) in answers {
-            message::push_answer(&mut reply, &QUESTION_NAME, rtype, TTL, data);
         }
         if !has_data {
             message::push_soa(&mut reply, zone.as_wire(), TTL, SOA);

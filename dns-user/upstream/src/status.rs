@@ -1,13 +1,15 @@
 //! Status of recursors and caches, for operators.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, net::SocketAddr, sync::atomic::Ordering};
+use std::{
+    borrow::Cow, collections::BTreeMap, fmt, net::SocketAddr, sync::atomic::Ordering::Relaxed,
+};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cache::Cache,
+    cache::{Cache, CacheCounters},
     cached::{CachedSource, UncachedSource},
-    forward::{Forwarder, HISTORY},
+    forward::{Forwarder, HISTORY, RecursorSet},
     http::redacted,
     recursor::RecursorCounters,
     store::Totals,
@@ -76,15 +78,19 @@ impl CacheStatus {
             bytes,
             evictions,
         } = cache.swept_totals();
-        let counters = &cache.counters;
-        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let CacheCounters {
+            hits,
+            denial_hits,
+            misses,
+            stale_hits,
+        } = &cache.counters;
         Self {
             entries: entries + denials,
             denials,
             bytes,
-            hits: read(&counters.hits) + read(&counters.denial_hits),
-            misses: read(&counters.misses),
-            served_stale: read(&counters.stale_hits),
+            hits: hits.load(Relaxed) + denial_hits.load(Relaxed),
+            misses: misses.load(Relaxed),
+            served_stale: stale_hits.load(Relaxed),
             evictions,
         }
     }
@@ -93,8 +99,15 @@ impl CacheStatus {
 /// Returns the status of a forwarder's recursors in the order in which they are tried.
 pub(crate) fn recursor_statuses(forwarder: &Forwarder) -> Vec<RecursorStatus> {
     let set = forwarder.set();
-    let preferred = set.order.preferred();
-    let status = |index: usize| {
+    let mut all = Vec::with_capacity(set.recursors.len());
+    for index in set.order.order() {
+        all.push(RecursorStatus::of(&set, index));
+    }
+    all
+}
+
+impl RecursorStatus {
+    fn of(set: &RecursorSet, index: usize) -> Self {
         let recursor = &set.recursors[index];
         let RecursorCounters {
             failed,
@@ -103,17 +116,20 @@ pub(crate) fn recursor_statuses(forwarder: &Forwarder) -> Vec<RecursorStatus> {
             latencies: _,
             latency_sum_us: _,
         } = &recursor.counters;
-        let latency = latency_us.load(Ordering::Relaxed);
-        let failures = failed.by_reason().filter(|(_, count)| *count > 0);
-        RecursorStatus {
+        let mut failures = BTreeMap::new();
+        for (reason, count) in failed.by_reason() {
+            if count > 0 {
+                failures.insert(reason.label().into(), count);
+            }
+        }
+        let latency = latency_us.load(Relaxed);
+        Self {
             address: recursor.name.to_string(),
             resolved: recursor.address(),
-            preferred: index == preferred,
+            preferred: index == set.order.preferred(),
             tries: failed.tries(),
-            failures: failures
-                .map(|(reason, count)| (reason.label().into(), count))
-                .collect(),
-            mismatched: mismatched.load(Ordering::Relaxed),
+            failures,
+            mismatched: mismatched.load(Relaxed),
             recent_failures: set.order.recent_failures(index),
             unanswered_tries: failed.unanswered(),
             error_replies: failed.error_replies(),
@@ -121,8 +137,7 @@ pub(crate) fn recursor_statuses(forwarder: &Forwarder) -> Vec<RecursorStatus> {
             drops_edns: recursor.drops_edns(),
             is_own: recursor.is_own(),
         }
-    };
-    set.order.order().map(status).collect()
+    }
 }
 
 //----------- Outages --------------------------------------------------------
@@ -137,7 +152,7 @@ const MIN_ERROR_REPLIES: u32 = 5;
 /// Why recursors answer no query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecursorOutage {
-    /// There is none.
+    /// No recursor is known.
     Unknown,
     /// None replies; holds their addresses.
     Silent(String),
@@ -159,19 +174,19 @@ impl RecursorOutage {
             return Some(Self::Unknown);
         }
         if recursors.iter().all(|recursor| recursor.is_silent()) {
-            let addresses: Vec<&str> = recursors
-                .iter()
-                .map(|recursor| &*recursor.address)
-                .collect();
+            let mut addresses = Vec::new();
+            for recursor in recursors {
+                addresses.push(&*recursor.address);
+            }
             return Some(Self::Silent(addresses.join(", ")));
         }
-        if !recursors.iter().all(|recursor| recursor.is_out()) {
-            return None;
+        let mut failures = Vec::new();
+        for recursor in recursors {
+            if !recursor.is_out() {
+                return None;
+            }
+            failures.push(recursor.failures_in_words());
         }
-        let failures: Vec<String> = recursors
-            .iter()
-            .map(|recursor| recursor.failures_in_words())
-            .collect();
         Some(Self::Failing(failures.join(", ")))
     }
 }
@@ -193,11 +208,11 @@ impl RecursorStatus {
             reasons.push((reason, *count));
         }
         reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        let reasons: Vec<String> = reasons
-            .into_iter()
-            .map(|(reason, count)| format!("{reason} {count}"))
-            .collect();
-        format!("{}: {}", self.address, reasons.join(" "))
+        let mut text = format!("{}:", self.address);
+        for (reason, count) in reasons {
+            text += &format!(" {reason} {count}");
+        }
+        text
     }
 }
 
@@ -269,30 +284,12 @@ impl CachedSource {
             UncachedSource::Http(http) => (Vec::new(), Some(redacted(http.url()))),
             UncachedSource::Deny(_) => (Vec::new(), None),
         };
-        let cached = self.cache().map(|cache| {
-            let answer = |query_type: &'static str, number: u16| {
-                let message = query_message(0, FLAG_RD, name.as_wire(), number);
-                let found = match parse(&message) {
-                    Parsed::Query(query) => cache.key(&query).and_then(|key| cache.peek(&key)),
-                    _ => None,
-                };
-                let Some((entry, left)) = found else {
-                    return CacheFinding::missing(query_type);
-                };
-                CacheFinding {
-                    query_type,
-                    state: if left.is_some() {
-                        CachedState::Fresh
-                    } else {
-                        CachedState::Stale
-                    },
-                    ttl_seconds: left.unwrap_or_default().as_secs(),
-                    denial: Some(entry.denial),
-                    recursor: entry.recursor.as_deref().map(str::to_owned),
-                }
-            };
-            vec![answer("A", TYPE_A), answer("AAAA", TYPE_AAAA)]
-        });
+        let mut cached = None;
+        if let Some(cache) = self.cache() {
+            let v4 = CacheFinding::of(cache, name, "A", TYPE_A);
+            let v6 = CacheFinding::of(cache, name, "AAAA", TYPE_AAAA);
+            cached = Some(vec![v4, v6]);
+        }
         ForwardingExplanation {
             recursors,
             url,
@@ -302,14 +299,28 @@ impl CachedSource {
 }
 
 impl CacheFinding {
-    fn missing(query_type: &'static str) -> Self {
-        Self {
+    fn of(cache: &Cache, name: &Name, query_type: &'static str, number: u16) -> Self {
+        let mut finding = Self {
             query_type,
             state: CachedState::Missing,
             ttl_seconds: 0,
             denial: None,
             recursor: None,
+        };
+        let message = query_message(0, FLAG_RD, name.as_wire(), number);
+        if let Parsed::Query(query) = parse(&message)
+            && let Some(key) = cache.key(&query)
+            && let Some((entry, left)) = cache.peek(&key)
+        {
+            finding.state = match left {
+                Some(_) => CachedState::Fresh,
+                None => CachedState::Stale,
+            };
+            finding.ttl_seconds = left.unwrap_or_default().as_secs();
+            finding.denial = Some(entry.denial);
+            finding.recursor = entry.recursor.as_deref().map(str::to_owned);
         }
+        finding
     }
 }
 
@@ -326,9 +337,10 @@ impl fmt::Display for ForwardingExplanation {
             } else {
                 "asked next"
             };
-            let latency = recursor
-                .latency_ms
-                .map_or_else(|| "no reply yet".to_owned(), |ms| format!("{ms:.1} ms"));
+            let latency = match recursor.latency_ms {
+                Some(ms) => format!("{ms:.1} ms"),
+                None => "no reply yet".to_owned(),
+            };
             let failed = recursor.recent_failures;
             if recursor.is_own {
                 let address = &recursor.address;
@@ -360,9 +372,10 @@ impl fmt::Display for ForwardingExplanation {
             } else {
                 "answer"
             };
-            let from = recursor
-                .as_ref()
-                .map_or_else(String::new, |recursor| format!(" from {recursor}"));
+            let from = match recursor {
+                Some(recursor) => format!(" from {recursor}"),
+                None => String::new(),
+            };
             match state {
                 CachedState::Missing => writeln!(f, "cache: no {query_type}")?,
                 CachedState::Fresh => {

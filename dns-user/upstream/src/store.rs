@@ -137,15 +137,18 @@ impl<V> Store<V> {
         } else {
             1
         };
-        let shard = || Shard {
-            slots: HashTable::new(),
-            hand: 0,
-            expired_hand: 0,
-            most: most / count as u64,
-            totals: Totals::default(),
-        };
+        let mut shards = Vec::with_capacity(count);
+        for _ in 0..count {
+            shards.push(Mutex::new(Shard {
+                slots: HashTable::new(),
+                hand: 0,
+                expired_hand: 0,
+                most: most / count as u64,
+                totals: Totals::default(),
+            }));
+        }
         Self {
-            shards: (0..count).map(|_| Mutex::new(shard())).collect(),
+            shards: shards.into(),
             hasher: foldhash::fast::RandomState::default(),
             generation: AtomicU64::new(0),
         }
@@ -200,12 +203,12 @@ impl<V> Store<V> {
     /// number.
     pub(crate) fn flush(&self, mut goes: impl FnMut(&[u8], &V) -> bool) -> u64 {
         self.generation.fetch_add(1, Ordering::SeqCst);
-        let flush = |shard: &Mutex<Shard<V>>| {
-            shard
-                .lock()
-                .retain(|slot| !goes(&slot.stored.key, &slot.stored))
-        };
-        self.shards.iter().map(flush).sum()
+        let mut removed = 0;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            removed += shard.retain(|slot| !goes(&slot.stored.key, &slot.stored));
+        }
+        removed
     }
 
     pub(crate) fn sweep(&self, now: BootInstant) {
@@ -217,24 +220,27 @@ impl<V> Store<V> {
     /// Calls `each` for every entry, in no particular order, one shard after the other.
     pub(crate) fn for_each(&self, mut each: impl FnMut(&[u8], &V)) {
         for shard in &self.shards {
-            shard
-                .lock()
-                .slots
-                .iter()
-                .for_each(|slot| each(&slot.stored.key, &slot.stored));
+            for slot in &shard.lock().slots {
+                each(&slot.stored.key, &slot.stored);
+            }
         }
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        self.shards
-            .iter()
-            .map(|shard| shard.lock().totals)
-            .fold(Totals::default(), |sum, one| Totals {
-                entries: sum.entries + one.entries,
-                denials: sum.denials + one.denials,
-                bytes: sum.bytes + one.bytes,
-                evictions: sum.evictions + one.evictions,
-            })
+        let mut sum = Totals::default();
+        for shard in &self.shards {
+            let Totals {
+                entries,
+                denials,
+                bytes,
+                evictions,
+            } = shard.lock().totals;
+            sum.entries += entries;
+            sum.denials += denials;
+            sum.bytes += bytes;
+            sum.evictions += evictions;
+        }
+        sum
     }
 
     /// Returns the hash of a key and its shard. The shard's table uses the lowest and the highest
@@ -281,10 +287,8 @@ impl<V> Shard<V> {
     /// Passes over the next bucket in search of an expired entry, which it removes.
     fn pass_expired(&mut self, now: BootInstant) {
         self.expired_hand = self.after(self.expired_hand);
-        if self
-            .slots
-            .get_bucket(self.expired_hand)
-            .is_some_and(|slot| slot.terms.until <= now)
+        if let Some(slot) = self.slots.get_bucket(self.expired_hand)
+            && slot.terms.until <= now
         {
             let _expired = self.remove(self.expired_hand);
         }

@@ -86,9 +86,8 @@ impl Tls {
     /// Creates the settings for a recursor with this name in its certificate.
     pub(crate) fn new(name: Option<&str>) -> Self {
         // No certificate has the name that stands for an impossible one.
-        let impossible = || ServerName::IpAddress(IpAddr::from(Ipv4Addr::UNSPECIFIED).into());
-        let name =
-            name.map(|name| ServerName::try_from(name.to_owned()).unwrap_or_else(|_| impossible()));
+        let impossible = ServerName::IpAddress(IpAddr::from(Ipv4Addr::UNSPECIFIED).into());
+        let name = name.map(|name| ServerName::try_from(name.to_owned()).unwrap_or(impossible));
         let trust = if name.is_some() {
             Trust::System
         } else {
@@ -113,8 +112,8 @@ struct Pool {
 /// task ends.
 #[derive(Debug)]
 struct Connection {
-    /// Passes framed queries to the task. At most [`MAX_PIPELINED`] wait for replies.
-    frames: mpsc::UnboundedSender<Vec<u8>>,
+    /// Passes framed queries to the task, which may be unable to write; the others wait for room.
+    frames: mpsc::Sender<Vec<u8>>,
     replies: Arc<Replies>,
 }
 
@@ -150,6 +149,22 @@ struct Unanswered {
     /// Whether the connection was closed and also carried other queries: the server may never have
     /// read this one.
     shared: bool,
+}
+
+impl Unanswered {
+    /// A query on a connection that was closed, perhaps before the server read it.
+    const CUT_OFF: Self = Self {
+        error: TryError::Closed,
+        shared: true,
+    };
+
+    /// Returns the failure of a query itself, which would fail on another connection as well.
+    fn alone(error: TryError) -> Self {
+        Self {
+            error,
+            shared: false,
+        }
+    }
 }
 
 impl TcpConnections {
@@ -210,14 +225,15 @@ impl TcpConnections {
             return self.open();
         }
         let mut pool = self.pool.lock();
-        pool.open.retain(|connection| connection.takes_queries());
+        pool.open
+            .retain(|connection| connection.replies.takes_queries());
         let most = match pool.cut_off {
             Some(last) if last.elapsed() < UNSHARED => 1,
             _ => MAX_PIPELINED,
         };
         let mut least: Option<(usize, &Arc<Connection>)> = None;
         for connection in &pool.open {
-            let load = connection.load();
+            let load = connection.replies.load();
             if load < most && least.is_none_or(|(least, _)| load < least) {
                 least = Some((load, connection));
             }
@@ -237,7 +253,7 @@ impl TcpConnections {
     /// Starts a connection; `None` if there are too many.
     fn open(&self) -> Option<Arc<Connection>> {
         let slot = self.limit.try_enter()?;
-        let (frames, queue) = mpsc::unbounded_channel();
+        let (frames, queue) = mpsc::channel(MAX_PIPELINED);
         let replies = Arc::<Replies>::default();
         let task = ConnectionTask {
             address: self.address,
@@ -259,12 +275,9 @@ impl Connection {
         query: &mut [u8],
         question: Range<usize>,
     ) -> Result<Vec<u8>, Unanswered> {
-        let alone = |error: TryError| Unanswered {
-            error,
-            shared: false,
-        };
-        let question = query.get(question).ok_or(alone(TryError::Unreadable))?;
-        let length = u16::try_from(query.len()).map_err(|_| alone(TryError::Unreadable))?;
+        let unreadable = Unanswered::alone(TryError::Unreadable);
+        let question = query.get(question).ok_or(unreadable)?;
+        let length = u16::try_from(query.len()).map_err(|_| unreadable)?;
         let (sender, receiver) = oneshot::channel();
         let id = self.replies.enter(Waiting {
             question: SmallVec::from_slice(question),
@@ -272,21 +285,9 @@ impl Connection {
         })?;
         message::set_id(query, id);
         // If the task has ended, `receiver` fails.
-        let _ = self
-            .frames
-            .send([&length.to_be_bytes()[..], query].concat());
-        receiver.await.unwrap_or(Err(Unanswered {
-            error: TryError::Closed,
-            shared: true,
-        }))
-    }
-
-    fn takes_queries(&self) -> bool {
-        self.replies.takes_queries()
-    }
-
-    fn load(&self) -> usize {
-        self.replies.load()
+        let frame = [&length.to_be_bytes()[..], query].concat();
+        let _ = self.frames.send(frame).await;
+        receiver.await.unwrap_or(Err(Unanswered::CUT_OFF))
     }
 }
 
@@ -303,7 +304,7 @@ struct ConnectionTask {
 impl ConnectionTask {
     /// Serves the connection to its end, then fails the queries that still wait. The slot is free once the
     /// socket is closed.
-    async fn run(self, queue: mpsc::UnboundedReceiver<Vec<u8>>, slot: ConnectionSlot) {
+    async fn run(self, queue: mpsc::Receiver<Vec<u8>>, slot: ConnectionSlot) {
         let ended = self.serve(queue).await;
         drop(slot);
         // The task ends without an error only when idle or unused.
@@ -315,11 +316,12 @@ impl ConnectionTask {
 
     /// Connects, then sends queries and delivers replies until the connection is closed, unused, or has
     /// been idle for too long.
-    async fn serve(&self, queue: mpsc::UnboundedReceiver<Vec<u8>>) -> Result<(), TryError> {
+    async fn serve(&self, queue: mpsc::Receiver<Vec<u8>>) -> Result<(), TryError> {
         // A server that accepts and then says nothing would keep the socket for good.
         let deadline = tokio::time::Instant::now() + self.connect_timeout;
         let connected = tokio::time::timeout_at(deadline, TcpStream::connect(self.address)).await;
         let stream = connected.map_err(|_| TryError::TimedOut)??;
+        // Otherwise a query waits until the server has acknowledged the one before.
         let _ = stream.set_nodelay(true);
         let Some(tls) = &self.tls else {
             let (reader, writer) = stream.into_split();
@@ -356,7 +358,7 @@ impl ConnectionTask {
         reader: impl AsyncRead + Unpin,
         writer: impl AsyncWrite + Unpin,
         max_idle: Duration,
-        queue: mpsc::UnboundedReceiver<Vec<u8>>,
+        queue: mpsc::Receiver<Vec<u8>>,
     ) -> Result<(), TryError> {
         let ended = tokio::select! {
             ended = self.read(reader, max_idle) => ended,
@@ -395,10 +397,7 @@ impl Replies {
     fn enter(&self, waiting: Waiting) -> Result<u16, Unanswered> {
         let mut pending = self.pending.lock();
         if pending.ended {
-            return Err(Unanswered {
-                error: TryError::Closed,
-                shared: true,
-            });
+            return Err(Unanswered::CUT_OFF);
         }
         let id = loop {
             let id = rand::random();
@@ -424,12 +423,11 @@ impl Replies {
 
     /// Returns the number of queries that wait for replies.
     fn load(&self) -> usize {
-        self.pending
-            .lock()
-            .waiting
-            .values()
-            .filter(|waiting| !waiting.sender.is_closed())
-            .count()
+        let mut load = 0;
+        for waiting in self.pending.lock().waiting.values() {
+            load += usize::from(!waiting.sender.is_closed());
+        }
+        load
     }
 
     /// Delivers a reply to its query. Returns an error if there is none, because the server is not
@@ -452,10 +450,7 @@ impl Replies {
             }
         };
         // The client may be gone.
-        let _ = sender.send(outcome.map_err(|error| Unanswered {
-            error,
-            shared: false,
-        }));
+        let _ = sender.send(outcome.map_err(Unanswered::alone));
         Ok(())
     }
 
@@ -489,11 +484,12 @@ impl Replies {
 
 async fn write(
     mut writer: impl AsyncWrite + Unpin,
-    mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
+    mut queue: mpsc::Receiver<Vec<u8>>,
 ) -> io::Result<()> {
-    // Ends when nobody can send any more.
+    // Ends once the pool and all queries have dropped the connection.
     while let Some(frame) = queue.recv().await {
         writer.write_all(&frame).await?;
+        // A TLS stream may keep what was written.
         writer.flush().await?;
     }
     Ok(())

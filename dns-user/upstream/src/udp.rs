@@ -139,7 +139,9 @@ impl UdpSockets {
             // Gone if an error of the socket has ended it meanwhile.
             pending = socket.pending.lock().waiting.remove(&id);
         }
-        if let Some(Recipient::Here(landing)) = pending.map(|pending| pending.recipient) {
+        if let Some(query) = pending
+            && let Recipient::Here(landing) = query.recipient
+        {
             landing.not_sent();
         }
         false
@@ -148,12 +150,16 @@ impl UdpSockets {
     /// Selects a socket on which this question is not in flight, so at most [`SOCKETS`] copies are.
     fn without(&self, question: &[u8]) -> Result<usize, TryError> {
         let first = rand::random_range(0..SOCKETS);
-        let is_in_flight_on = |at: usize| {
-            let socket = self.slots[at].lock().upgrade();
-            socket.is_some_and(|socket| socket.pending.lock().has_question(question))
-        };
-        let mut all = (0..SOCKETS).map(|step| (first + step) % SOCKETS);
-        all.find(|&at| !is_in_flight_on(at)).ok_or(TryError::Busy)
+        for step in 0..SOCKETS {
+            let at = (first + step) % SOCKETS;
+            let Some(socket) = self.slots[at].lock().upgrade() else {
+                return Ok(at);
+            };
+            if !socket.pending.lock().has_question(question) {
+                return Ok(at);
+            }
+        }
+        Err(TryError::Busy)
     }
 
     /// Registers the query with a socket and takes it; leaves it where it is after an error.
@@ -167,6 +173,7 @@ impl UdpSockets {
             SocketChoice::Any => rand::random_range(0..SOCKETS),
             SocketChoice::WithoutQuestion => self.without(question)?,
         };
+        // Locked until the new socket is in its place: all queries that find an old one would open one each.
         let mut slot = self.slots[chosen].lock();
         if let Some(socket) = slot.upgrade()
             && let Some(id) = socket.enter(query, ReuseLimits::Enforced)
@@ -222,7 +229,7 @@ pub(crate) trait Landing: Send {
     fn not_sent(self: Box<Self>);
 }
 
-/// What distinguishes a query on the wire from the client's.
+/// The fields of a query on the wire that differ from the client's.
 pub(crate) struct SentQuery<'a> {
     pub(crate) id: u16,
     /// The question section, with random letter case.
@@ -232,7 +239,7 @@ pub(crate) struct SentQuery<'a> {
 /// Who gets the outcome of a query.
 enum Recipient {
     Task(oneshot::Sender<QueryResult>),
-    /// Whatever remains to be done is done by the thread that reads the reply.
+    /// The thread that reads the reply does the rest.
     Here(Box<dyn Landing>),
 }
 
@@ -346,6 +353,7 @@ impl Socket {
             return None;
         }
         let mut query = query.take()?;
+        // Not counted up: an observer of one query would know the next (RFC 5452, section 4.3).
         let id = loop {
             let id = rand::random();
             if !pending.waiting.contains_key(&id) {
@@ -441,8 +449,10 @@ impl ReadSocket for Socket {
             return None;
         }
         // A query registered later also expires later.
-        let first = pending.order.front();
-        Some(first.map_or(now + self.timeout, |&(deadline, ..)| deadline))
+        match pending.order.front() {
+            Some(&(deadline, ..)) => Some(deadline),
+            None => Some(now + self.timeout),
+        }
     }
 }
 
@@ -488,7 +498,9 @@ impl PendingQueries {
         while let Some(&(deadline, id, _)) = self.order.front()
             && deadline <= now
         {
-            expired.extend(self.waiting.remove(&id).map(|query| (id, query)));
+            if let Some(query) = self.waiting.remove(&id) {
+                expired.push((id, query));
+            }
             self.forget_answered();
         }
         expired
@@ -504,13 +516,12 @@ impl PendingQueries {
     /// Drops answered queries from the front of the order.
     fn forget_answered(&mut self) {
         while let Some(&(_, id, serial)) = self.order.front() {
-            if self
-                .waiting
-                .get(&id)
-                .is_some_and(|waiting| waiting.serial == serial)
+            if let Some(waiting) = self.waiting.get(&id)
+                && waiting.serial == serial
             {
                 return;
             }
+            // Answered; another query may have the id meanwhile.
             self.order.pop_front();
         }
     }
