@@ -81,10 +81,13 @@ impl Validity {
 
     /// Compares the validity with a time: the only definition of "valid" in this crate.
     pub fn standing(&self, now: SystemTime) -> ValidityState {
-        match now {
-            now if now < self.not_before => ValidityState::NotYet,
-            now if now < self.not_after => ValidityState::Valid,
-            _ => ValidityState::Expired,
+        // The period includes both dates (RFC 5280, section 4.1.2.5), and a date is a whole second.
+        if now < self.not_before {
+            ValidityState::NotYet
+        } else if seconds(now) <= seconds(self.not_after) {
+            ValidityState::Valid
+        } else {
+            ValidityState::Expired
         }
     }
 }
@@ -314,6 +317,26 @@ fn extension<T: AssociatedOid + Encode>(critical: bool, value: &T) -> der::Resul
 mod tests {
     use super::*;
     use crate::keys::KeyType;
+
+    #[test]
+    fn both_dates_belong_to_the_validity() {
+        let validity = Validity {
+            not_before: moment(1000),
+            not_after: moment(2000),
+        };
+        for (at, expected) in [
+            (moment(999), ValidityState::NotYet),
+            (moment(1000), ValidityState::Valid),
+            (moment(2000), ValidityState::Valid),
+            (
+                moment(2000) + Duration::from_millis(999),
+                ValidityState::Valid,
+            ),
+            (moment(2001), ValidityState::Expired),
+        ] {
+            assert_eq!(validity.standing(at), expected, "{at:?}");
+        }
+    }
 
     #[test]
     fn forged_requests_are_refused() {

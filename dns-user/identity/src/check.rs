@@ -341,8 +341,7 @@ mod tests {
             (begin, &[], &[]),
             (late, &[], &[]),
             (late + second, &[], &["past its renewal window"]),
-            (valid.not_after - second, &[], &["past its renewal window"]),
-            (valid.not_after, &["expired at"], &[]),
+            (valid.not_after, &[], &["past its renewal window"]),
             (valid.not_after + second, &["expired at"], &[]),
         ] {
             let mut found = Findings::default();

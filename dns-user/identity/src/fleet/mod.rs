@@ -209,7 +209,7 @@ pub type Members = BTreeMap<String, Member>;
 fn count_valid(members: &Members, now: u64) -> usize {
     members
         .values()
-        .filter(|member| member.not_after > now)
+        .filter(|member| member.not_after >= now)
         .count()
 }
 

@@ -141,7 +141,7 @@ impl Trust {
         members.iter().filter_map(move |(id, member)| {
             let taken = member.generation == self.generation
                 && member.issuers.iter().all(|issuer| *issuer == self.issuing);
-            (member.not_after > now && !taken).then_some(id.as_str())
+            (member.not_after >= now && !taken).then_some(id.as_str())
         })
     }
 }
@@ -282,8 +282,10 @@ mod tests {
             ("old-pair".to_owned(), member(3, "old", 200)),
             ("expired".to_owned(), member(1, "old", 100)),
         ]);
+        let in_the_last_second = trust.lagging(&members, 100);
+        assert_eq!(in_the_last_second.count(), 3);
         assert_eq!(
-            trust.lagging(&members, 100).collect::<Vec<_>>(),
+            trust.lagging(&members, 101).collect::<Vec<_>>(),
             ["old-bundle", "old-pair"]
         );
     }
