@@ -139,7 +139,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     } = options;
     let now = SystemTime::now();
     let _lock = lock_folder(&folder)?;
-    // Bound before this program's threads start, because the umask changes meanwhile.
+
     let control = control.as_deref().map(bind_control).transpose()?;
     let pool = KeyPool::start(leaf.key_type, pool).context("key pool")?;
     let settings = RotatorSettings {
@@ -382,8 +382,7 @@ pub enum Reply {
     Error(String),
 }
 
-/// Binds the socket, with access for this user only from its creation. To be called before the process
-/// starts threads, because the umask changes meanwhile.
+/// Binds the socket, with access for this user only from its creation.
 pub fn bind_control(path: &Path) -> anyhow::Result<UnixListener> {
     let place = path.display();
     if UnixStream::connect(path).is_ok() {

@@ -1,21 +1,21 @@
 //! Unix sockets for local clients: created safely in folders that other users may write to, and control
 //! sockets, whose peers the kernel identifies (`SO_PEERCRED`, unix(7)).
 //!
-//! Attributes are never changed by path: the folder is opened once, and the socket is created with
-//! its final mode and group. Clients can connect once ownership is set and the socket listens.
+//! Attributes are never changed by path: the folder and the new socket are opened once, and only the
+//! owner has access until the group is set. Clients can connect once the socket listens.
 
 use std::{
     ffi::{CString, OsStr},
-    fs::{DirBuilder, File},
+    fs::{self, DirBuilder, File, Permissions},
     io,
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::{
-            fs::DirBuilderExt as _,
+            fs::{DirBuilderExt as _, PermissionsExt as _},
             net::{SocketAddr, UnixListener},
         },
     },
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use nix::{
@@ -44,8 +44,6 @@ pub struct Access {
 
 /// Listens at `path`, replacing an existing socket. A missing folder is created, writable only by this
 /// process's user. A folder that users other than root, this one and `trusted` can write to is rejected.
-///
-/// Must be called before the process starts a second thread.
 pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixListener> {
     let Access { user, group } = access;
     let (folder, name) = match (path.parent(), path.file_name()) {
@@ -90,10 +88,7 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
         // bind(2) derives the file's mode from the socket's (undocumented in unix(7); since Linux
         // 2.6).
-        fchmod(
-            &listener,
-            Mode::from_bits_truncate(if group.is_some() { 0o660 } else { 0o600 }),
-        )?;
+        fchmod(&listener, Mode::S_IRUSR | Mode::S_IWUSR)?;
         bind_in(&folder, &part, &listener, group)?;
         let bound = openat(
             &folder,
@@ -109,6 +104,11 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         // changing it afterwards.
         if let Some(group) = group.filter(|group| group.as_raw() != found.st_gid) {
             fchownat(&bound, "", None, Some(group), AtFlags::AT_EMPTY_PATH)?;
+        }
+        if group.is_some() {
+            // bind(2) applies the umask, which threads share: it is not changed for this. Only the new owner
+            // could change the mode later.
+            fs::set_permissions(place(&bound), Permissions::from_mode(0o660))?;
         }
         if let Some(user) = user.filter(|user| user.as_raw() != found.st_uid) {
             fchownat(&bound, "", Some(user), None, AtFlags::AT_EMPTY_PATH)?;
@@ -131,17 +131,19 @@ fn bind_in(
     listener: &OwnedFd,
     group: Option<Gid>,
 ) -> io::Result<()> {
-    let mut path = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string());
-    path.push(name);
+    let path = place(folder).join(name);
     // Also checks the length.
     SocketAddr::from_pathname(&path)?;
     let address = UnixAddr::new(&path)?;
     let before = group.map(setfsgid);
-    let umask = nix::sys::stat::umask(Mode::empty());
     let bound = bind_to(listener.as_raw_fd(), &address);
-    nix::sys::stat::umask(umask);
     before.map(setfsgid);
     Ok(bound?)
+}
+
+/// Returns the path of an open file or folder, whatever its name means now.
+fn place(opened: &OwnedFd) -> PathBuf {
+    Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string())
 }
 
 /// Opens a folder, unless untrusted users can write to it.
@@ -262,12 +264,9 @@ fn supplementary(user: Uid) -> Vec<Gid> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        os::unix::{
-            fs::{MetadataExt as _, PermissionsExt as _, symlink},
-            net::UnixStream,
-        },
+    use std::os::unix::{
+        fs::{MetadataExt as _, symlink},
+        net::UnixStream,
     };
 
     use super::*;
