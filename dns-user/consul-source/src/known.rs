@@ -62,11 +62,15 @@ impl Known {
             let lower = name.to_ascii_lowercase();
             named.insert(lower.clone());
             let before = listed.get(&*lower);
-            if before.is_some_and(|service| service.tags == tags) {
-                continue;
-            }
-            let instances = before.and_then(|service| service.instances.clone());
-            known.unloaded += usize::from(before.is_none());
+            let instances = match before {
+                Some(service) if service.tags == tags => continue,
+                // The previous instances answer until the new ones are loaded.
+                Some(service) => service.instances.clone(),
+                None => {
+                    known.unloaded += 1;
+                    None
+                }
+            };
             listed.insert(
                 lower.as_str().into(),
                 Arc::new(LiveService {
@@ -97,7 +101,10 @@ impl Known {
 
     /// Sets the peers, each with the names of the services that it exports to us.
     pub(crate) fn set_peers(&mut self, peers: BTreeMap<String, Vec<String>>) -> Difference {
-        let named: HashSet<Place> = peers.keys().map(|peer| peer_of(peer)).collect();
+        let mut named = HashSet::new();
+        for peer in peers.keys() {
+            named.insert(peer_of(peer));
+        }
         let mut gone = Vec::new();
         for place in self.live.places.keys() {
             if matches!(place, Place::Peer(_)) && !named.contains(place) {
@@ -112,11 +119,12 @@ impl Known {
         }
         for (peer, services) in peers {
             let place = peer_of(&peer);
-            let services = services
-                .into_iter()
-                .map(|name| (name, Vec::new()))
-                .collect();
-            let Difference { to_fetch, removed } = self.set_services(&place, services);
+            // The list of exported services has no tags.
+            let mut untagged = BTreeMap::new();
+            for name in services {
+                untagged.insert(name, Vec::new());
+            }
+            let Difference { to_fetch, removed } = self.set_services(&place, untagged);
             self.place(&place).nodes.get_or_insert_default();
             all.to_fetch.extend(to_fetch);
             all.removed.extend(removed);
@@ -142,11 +150,10 @@ impl Known {
         match &service.instances {
             Some(before) if **before == loaded => return false,
             Some(before) => {
-                let same: HashMap<(&str, &str), &Arc<Instance>> = before
-                    .instances
-                    .iter()
-                    .map(|one| ((one.node.as_str(), one.id.as_str()), one))
-                    .collect();
+                let mut same: HashMap<(&str, &str), &Arc<Instance>> = HashMap::new();
+                for one in &before.instances {
+                    same.insert((&one.node, &one.id), one);
+                }
                 for instance in &mut loaded.instances {
                     if let Some(before) = same.get(&(instance.node.as_str(), instance.id.as_str()))
                         && ***before == **instance
@@ -183,17 +190,14 @@ impl Known {
 
     /// Sets the prepared queries of a datacenter. Returns whether they changed.
     pub(crate) fn set_queries(&mut self, datacenter: &str, queries: Vec<PreparedQuery>) -> bool {
-        let changed = self
-            .live
-            .queries
-            .get(datacenter)
-            .is_none_or(|before| **before != queries);
-        if changed {
-            self.live
-                .queries
-                .insert(datacenter.to_owned(), Arc::new(queries));
+        if let Some(before) = self.live.queries.get(datacenter)
+            && **before == queries
+        {
+            return false;
         }
-        changed
+        let queries = Arc::new(queries);
+        self.live.queries.insert(datacenter.to_owned(), queries);
+        true
     }
 
     /// Sets the coordinates of the local datacenter's nodes. Returns whether they changed.
@@ -229,9 +233,12 @@ impl Known {
     }
 
     pub(crate) fn has_instances(&self, (place, service): &ServiceKey) -> bool {
-        let known = self.live.places.get(place);
-        let service = known.and_then(|known| known.service(service));
-        service.is_some_and(|service| service.instances.is_some())
+        if let Some(known) = self.live.places.get(place)
+            && let Some(service) = known.service(service)
+        {
+            return service.instances.is_some();
+        }
+        false
     }
 
     pub(crate) fn is_datacenter(&self, name: &str) -> bool {
@@ -272,15 +279,12 @@ impl Known {
 
     pub(crate) fn live(&self) -> Live {
         let own = self.own.as_deref().unwrap_or(DEFAULT_DATACENTER);
-        let datacenters = self
-            .datacenters
-            .iter()
-            .map(|name: &String| {
-                let name = name.to_ascii_lowercase();
-                let reachable = !self.unreachable.contains(&name);
-                Datacenter { name, reachable }
-            })
-            .collect();
+        let mut datacenters = Vec::with_capacity(self.datacenters.len());
+        for name in &self.datacenters {
+            let name = name.to_ascii_lowercase();
+            let reachable = !self.unreachable.contains(&name);
+            datacenters.push(Datacenter { name, reachable });
+        }
         Live {
             own: own.to_owned(),
             datacenters,
@@ -304,14 +308,15 @@ fn peer_of(name: &str) -> Place {
 
 /// Sets the nodes of a place. Returns whether they changed. Unchanged nodes remain the same objects.
 fn set_nodes(place: &mut LivePlace, mut nodes: Vec<Arc<Node>>) -> bool {
-    if place.nodes.as_ref().is_some_and(|before| **before == nodes) {
-        return false;
-    }
     if let Some(before) = &place.nodes {
-        let same: HashMap<&str, &Arc<Node>> = before
-            .iter()
-            .map(|node| (node.name.as_str(), node))
-            .collect();
+        if **before == nodes {
+            return false;
+        }
+        // The catalog finds changed nodes by their identity.
+        let mut same: HashMap<&str, &Arc<Node>> = HashMap::new();
+        for node in before.iter() {
+            same.insert(&node.name, node);
+        }
         for node in &mut nodes {
             if let Some(before) = same.get(node.name.as_str())
                 && ***before == **node

@@ -433,9 +433,12 @@ fn own_name(name: &hickory_proto::rr::Name) -> Option<Name> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::{cell::Cell, net::Ipv4Addr};
+
+    use dns_core::wire::{Parsed, parse_by};
 
     use super::*;
+    use crate::config::Config;
 
     #[test]
     fn few_sizes_are_measured() {
@@ -459,6 +462,69 @@ mod tests {
                     measured.get()
                 );
             }
+        }
+    }
+
+    fn named(name: &str, data: Data) -> Record {
+        Record {
+            owner: Some(Name::from_text(name).unwrap()),
+            ttl: 7,
+            data,
+        }
+    }
+
+    #[test]
+    fn additional_records_are_reached_by_chains() {
+        let alias = |name: &str, to: &str| named(name, Data::Cname(Name::from_text(to).unwrap()));
+        let answers = [alias("q", "a")];
+        // Each step is behind the one that it follows from.
+        let additional = [
+            named("c", Data::Txt("end".as_bytes().into())),
+            alias("b", "c"),
+            alias("a", "b"),
+            named("d", Data::Txt("other".as_bytes().into())),
+        ];
+        let reached = reachable(&answers, &additional);
+        assert_eq!(reached, additional[..3].iter().collect::<Vec<_>>());
+        assert!(reachable(&[], &additional).is_empty());
+    }
+
+    /// Returns the number of answers in a reply to a client with this size, if so many exist.
+    fn answers(count: usize, name: &[u8], transport: Transport, size: Option<u16>) -> u16 {
+        let additional = u8::from(size.is_some());
+        let mut message = [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, additional].to_vec();
+        message.extend([name, &[0, 1, 0, 1]].concat());
+        if let Some(size) = size {
+            let [high, low] = size.to_be_bytes();
+            message.extend([0, 0, 41, high, low, 0, 0, 0, 0, 0, 0]);
+        }
+        let Parsed::Query(query) = parse_by(transport, &message) else {
+            panic!("a query")
+        };
+        let mut pending = PendingAnswer::authoritative(false);
+        pending.answers = Answers::V4(7, vec![Ipv4Addr::LOCALHOST; count]);
+        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#)
+            .whole()
+            .unwrap()
+            .unwrap();
+        let reply = pending.finish(&query, &config.dns, &HashMap::default());
+        u16::from_be_bytes([reply[6], reply[7]])
+    }
+
+    #[test]
+    fn replies_fill_the_room_of_their_transport() {
+        let name = b"\x01a\x06consul\0";
+        // Header, question, OPT and 40 answers are 677 bytes; some of a datagram stay free.
+        let whole = 677;
+        for (size, expected) in [(whole + 7, 40), (whole + 6, 39), (whole + 7 - 16, 39)] {
+            let found = answers(40, name, Transport::Udp, Some(size));
+            assert_eq!(found, expected, "{size}");
+        }
+        // Header, question and 4,093 answers are 65,519 bytes, four fewer than the limit over TCP.
+        let longer = b"\x06abcdef\x06consul\0";
+        for (count, expected) in [(4093, 4093), (4094, 4093)] {
+            let found = answers(count, longer, Transport::Tcp, None);
+            assert_eq!(found, expected, "{count}");
         }
     }
 }

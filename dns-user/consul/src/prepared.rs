@@ -38,19 +38,24 @@ impl Zone {
             Reach::Unknown => return Err(Failure::NoSuchName),
         }
         let query = self.find_query(name, stored)?;
-        let mut places = self.places_of(&query, stored).into_iter();
-        let mut found = places
-            .find_map(|place| Some(self.matching(&query, &place)).filter(|found| !found.is_empty()))
-            .ok_or(Failure::NoSuchName)?;
-        random.shuffle(&mut found);
-        self.sort_by_nearness(&query.near, client, &mut found);
-        let ttl = query
-            .ttl
-            .unwrap_or_else(|| self.config.dns.ttl_of(&query.service));
-        Ok(Executed {
-            instances: found,
-            ttl,
-        })
+        let mut instances = Vec::new();
+        for place in self.places_of(&query, stored) {
+            instances = self.matching(&query, &place);
+            if !instances.is_empty() {
+                break;
+            }
+        }
+        if instances.is_empty() {
+            return Err(Failure::NoSuchName);
+        }
+        // Instances at an equal or unknown distance stay in random order.
+        random.shuffle(&mut instances);
+        self.sort_by_nearness(&query.near, client, &mut instances);
+        let ttl = match query.ttl {
+            Some(ttl) => ttl,
+            None => self.config.dns.ttl_of(&query.service),
+        };
+        Ok(Executed { instances, ttl })
     }
 
     /// Returns the first part of the data that the query needs and no source has loaded yet.
@@ -139,6 +144,7 @@ impl Zone {
                 };
             }
         }
+        // An exact name precedes every template, the one with the longest prefix the others.
         let mut longest: Option<(&PreparedQuery, &Template)> = None;
         for &query in &here {
             let Some(template) = &query.template else {
@@ -147,8 +153,12 @@ impl Zone {
                 }
                 continue;
             };
-            let length = longest.map_or(0, |(longest, _)| longest.name.len());
-            if name.starts_with(&query.name.to_ascii_lowercase()) && query.name.len() >= length {
+            if let Some((longest, _)) = longest
+                && longest.name.len() > query.name.len()
+            {
+                continue;
+            }
+            if name.starts_with(&query.name.to_ascii_lowercase()) {
                 longest = Some((query, template));
             }
         }
@@ -231,12 +241,11 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
     let mut groups: Vec<String> = Vec::new();
     if !template.regexp.is_empty() {
         let expression = Regex::new(&template.regexp).ok()?;
-        for group in expression
-            .captures(name)
-            .iter()
-            .flat_map(|found| found.iter())
-        {
-            groups.push(group.map_or("", |group| group.as_str()).to_owned());
+        if let Some(found) = expression.captures(name) {
+            for group in found.iter() {
+                let text = group.map_or("", |group| group.as_str());
+                groups.push(text.to_owned());
+            }
         }
     }
     let filling = Filling {
@@ -274,7 +283,7 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
     })
 }
 
-/// What stands for the variables of a template.
+/// The values of a template's variables.
 struct Filling<'a> {
     query_name: &'a str,
     name: &'a str,

@@ -1,5 +1,7 @@
 //! Parses the labels of a name into a question, without the catalog.
 
+use std::net::IpAddr;
+
 use dns_core::name::Name;
 
 /// Type SRV (RFC 2782).
@@ -40,7 +42,7 @@ pub(crate) enum Question {
         datacenter: Option<String>,
     },
     /// `<hex>.addr`: an address encoded in the name.
-    Address(std::net::IpAddr),
+    Address(IpAddr),
     /// An empty non-terminal: a domain, a bare keyword, or a domain's `ns`.
     Empty,
     /// Not a valid name in our domains.
@@ -75,6 +77,7 @@ impl Question {
             if KINDS.contains(&label.as_str()) {
                 return Self::of_kind(label, before, after);
             }
+            // The form of RFC 2782, `_service._tag`, may omit `service`.
             if qtype == TYPE_SRV && label.starts_with('_') {
                 return Self::of_kind("service", &labels[..=at], after);
             }
@@ -97,6 +100,7 @@ impl Question {
         };
         let service = last.clone();
         match (kind, before, after) {
+            // Consul ignores the labels to the right, even of unknown datacenters.
             ("addr", [hex], _) => return read_hex(hex).map_or(Self::Invalid, Self::Address),
             ("query", _, [] | [_]) => {
                 return Self::Query {
@@ -105,6 +109,7 @@ impl Question {
                 };
             }
             ("addr" | "query", ..) => return Self::Invalid,
+            // A single label is a peer here, and a datacenter for every other kind.
             ("virtual", _, [peer]) => {
                 return Self::Virtual {
                     service,
@@ -125,6 +130,7 @@ impl Question {
                 name: before.join("."),
                 locality,
             },
+            // Consul ignores labels before the service of these kinds.
             "connect" => Self::Connect { service, locality },
             "ingress" => Self::Ingress { service, locality },
             _ => {
@@ -159,17 +165,22 @@ impl Locality {
             };
             *field = Some(value.clone());
         }
-        (locality.datacenter.is_none() || locality.peer.is_none()).then_some(locality)
+        // An imported service has no datacenter of ours.
+        if locality.datacenter.is_some() && locality.peer.is_some() {
+            return None;
+        }
+        Some(locality)
     }
 }
 
 /// Returns the labels of a name to the left of its domain.
 pub(crate) fn labels_within(name: &Name, domain: &Name) -> Vec<String> {
     let count = name.label_count() - domain.label_count();
-    name.labels()
-        .take(count)
-        .map(|label| String::from_utf8_lossy(label).into_owned())
-        .collect()
+    let mut labels = Vec::with_capacity(count);
+    for label in name.labels().take(count) {
+        labels.push(String::from_utf8_lossy(label).into_owned());
+    }
+    labels
 }
 
 /// Returns service and tag. `_service._tag` contains both, where the tag `tcp` is no filter;
@@ -178,13 +189,16 @@ fn service_and_tag(labels: &[String], last: &str) -> (String, Option<String>) {
     if let [service, tag] = labels
         && let (Some(service), Some(tag)) = (service.strip_prefix('_'), tag.strip_prefix('_'))
     {
-        return (
-            service.to_owned(),
-            Some(tag.to_owned()).filter(|tag| !tag.is_empty() && tag != "tcp"),
-        );
+        let tag = if tag == "tcp" { "" } else { tag };
+        return (service.to_owned(), filter_by(tag.to_owned()));
     }
     let tag = labels[..labels.len() - 1].join(".");
-    (last.to_owned(), Some(tag).filter(|tag| !tag.is_empty()))
+    (last.to_owned(), filter_by(tag))
+}
+
+/// Returns the tag that instances must have; `None` if it is empty.
+fn filter_by(tag: String) -> Option<String> {
+    if tag.is_empty() { None } else { Some(tag) }
 }
 
 /// Returns the name of a prepared query: all labels, or the part between `_` and `._<protocol>`.
@@ -200,17 +214,14 @@ fn query_name(labels: &[String]) -> String {
 }
 
 /// Parses an address of 8 or 32 hexadecimal digits.
-fn read_hex(text: &str) -> Option<std::net::IpAddr> {
+fn read_hex(text: &str) -> Option<IpAddr> {
+    // `from_str_radix` would accept a sign.
     if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
     match text.len() {
-        8 => u32::from_str_radix(text, 16)
-            .ok()
-            .map(|bits| std::net::Ipv4Addr::from(bits).into()),
-        32 => u128::from_str_radix(text, 16)
-            .ok()
-            .map(|bits| std::net::Ipv6Addr::from(bits).into()),
+        8 => Some(IpAddr::V4(u32::from_str_radix(text, 16).ok()?.into())),
+        32 => Some(IpAddr::V6(u128::from_str_radix(text, 16).ok()?.into())),
         _ => None,
     }
 }

@@ -150,30 +150,29 @@ pub fn service_name(service: &str, datacenter: &str, domain: &Name) -> Option<Na
 pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Option<Name> {
     let mut wire = Vec::with_capacity(64);
     for label in labels {
-        let length = u8::try_from(label.len())
-            .ok()
-            .filter(|length| (1..=63).contains(length))?;
-        wire.push(length);
+        if !(1..=63).contains(&label.len()) {
+            return None;
+        }
+        wire.push(label.len() as u8);
         wire.extend_from_slice(label.as_bytes());
     }
     wire.extend_from_slice(domain.as_wire());
-    Name::from_wire(&wire).ok().map(|(name, _)| name)
+    let (name, _) = Name::from_wire(&wire).ok()?;
+    Some(name)
 }
 
 /// Returns a node's metadata as texts of TXT records: `key=value` (RFC 1464), or the value alone if
 /// the key begins with `rfc1035-`.
-pub fn meta_texts(node: &Node) -> impl Iterator<Item = Box<[u8]>> {
-    node.meta.iter().map(|(key, value)| {
-        let bare = key
-            .get(..8)
-            .is_some_and(|start| start.eq_ignore_ascii_case("rfc1035-"));
-        let text = if bare {
-            value.clone()
-        } else {
-            rfc1464(key, value)
+pub fn meta_texts(node: &Node) -> Vec<Box<[u8]>> {
+    let mut texts = Vec::with_capacity(node.meta.len());
+    for (key, value) in &node.meta {
+        let text = match key.get(..8) {
+            Some(start) if start.eq_ignore_ascii_case("rfc1035-") => value.clone(),
+            _ => rfc1464(key, value),
         };
-        text.into_bytes().into()
-    })
+        texts.push(text.into_bytes().into());
+    }
+    texts
 }
 
 /// Encodes an attribute as in RFC 1464, section 2: quotes `` ` ``, `=` in the name, and spaces at
@@ -311,5 +310,33 @@ mod tests {
         assert_eq!(rfc1464("string", "\"Cat\""), "string=\"Cat\"");
         assert_eq!(rfc1464("string2", "`abc`"), "string2=``abc``");
         assert_eq!(rfc1464(" s ", ""), "` s` =");
+    }
+
+    #[test]
+    fn sizes_of_addresses_add_up() {
+        let v4 = IpAddr::from([192, 0, 2, 1]);
+        let v6 = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
+        let mixed = Answers::Mixed(7, vec![v4, v6, v6, v4]);
+        for (count, expected) in [(0, 0), (1, 16), (2, 44), (3, 72), (4, 88)] {
+            assert_eq!(mixed.size_of_addresses(count, 2), Some(expected));
+        }
+        let only_v4 = Answers::V4(7, vec![Ipv4Addr::LOCALHOST; 2]);
+        assert_eq!(only_v4.size_of_addresses(2, 20), Some(68));
+        assert_eq!(Answers::default().size_of_addresses(0, 2), None);
+    }
+
+    #[test]
+    fn time_to_live_is_of_the_first_answer() {
+        let address = IpAddr::from([192, 0, 2, 1]);
+        let records = [5, 9].map(|ttl| Record::address(None, ttl, address));
+        for (answers, ttl) in [
+            (Answers::V4(7, vec![Ipv4Addr::LOCALHOST]), Some(7)),
+            (Answers::Mixed(8, vec![address]), Some(8)),
+            (Answers::Records(records.to_vec()), Some(5)),
+            (Answers::V4(7, Vec::new()), None),
+            (Answers::default(), None),
+        ] {
+            assert_eq!(answers.ttl(), ttl, "{answers:?}");
+        }
     }
 }

@@ -425,11 +425,14 @@ impl Zone {
                 _ => {}
             }
         }
-        let texts = meta_texts(node).map(|text| Record {
-            owner: search.owner.cloned(),
-            ttl,
-            data: Data::Txt(text),
-        });
+        let mut texts = Vec::new();
+        for text in meta_texts(node) {
+            texts.push(Record {
+                owner: search.owner.cloned(),
+                ttl,
+                data: Data::Txt(text),
+            });
+        }
         match search.qtype {
             TYPE_TXT | TYPE_ANY => records.extend(texts),
             _ if self.config.dns.node_meta_txt => additional.extend(texts),

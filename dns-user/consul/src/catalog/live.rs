@@ -96,12 +96,11 @@ impl Coordinate {
         if self.position.len() != other.position.len() {
             return None;
         }
-        let squares = self
-            .position
-            .iter()
-            .zip(&other.position)
-            .map(|(a, b)| (a - b).powi(2));
-        let distance = squares.sum::<f64>().sqrt() + self.height + other.height;
+        let mut squares = 0.0;
+        for (a, b) in self.position.iter().zip(&other.position) {
+            squares += (a - b).powi(2);
+        }
+        let distance = squares.sqrt() + self.height + other.height;
         let adjusted = distance + self.adjustment + other.adjustment;
         Some(if adjusted > 0.0 { adjusted } else { distance })
     }
@@ -123,7 +122,11 @@ impl Coordinates {
             }
         }
         times.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(b.1)));
-        times.into_iter().map(|(_, name)| name).collect()
+        let mut names = Vec::with_capacity(times.len());
+        for (_, name) in times {
+            names.push(name);
+        }
+        names
     }
 }
 
@@ -132,7 +135,11 @@ fn median_round_trip(from: &[Coordinate], to: &[Coordinate]) -> Option<f64> {
     for one in from {
         for other in to {
             // Coordinates that cannot be compared have no time.
-            times.extend(one.round_trip(other).filter(|time| time.is_finite()));
+            if let Some(time) = one.round_trip(other)
+                && time.is_finite()
+            {
+                times.push(time);
+            }
         }
     }
     times.sort_by(f64::total_cmp);
@@ -175,49 +182,53 @@ impl Live {
     /// Returns whether the local datacenter is loaded completely.
     pub fn is_complete(&self) -> bool {
         let own = Place::Datacenter(self.own.as_str().into());
-        self.places
-            .get(&own)
-            .is_some_and(|place| place.is_loaded() && place.unloaded == 0)
+        match self.places.get(&own) {
+            Some(place) => place.is_loaded() && place.unloaded == 0,
+            None => false,
+        }
     }
 
     /// Returns whether a service or, if `None`, the place's list of services has not been loaded yet. The
     /// name is in lower case. Nothing is pending for places that do not exist or are unreachable.
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
-        let loaded = self.places.get(place).filter(|known| known.is_loaded());
-        match (loaded, service) {
-            (Some(known), Some(service)) => known
+        if let Some(known) = self.places.get(place)
+            && known.is_loaded()
+        {
+            // A service that a complete list lacks does not exist.
+            let Some(service) = service else {
+                return false;
+            };
+            return known
                 .service(service)
-                .is_some_and(|service| service.instances.is_none()),
-            (Some(_), None) => false,
-            (None, _) => match place {
-                Place::Datacenter(name) if **name == *self.own => true,
-                Place::Datacenter(name) => self
-                    .datacenters
-                    .iter()
-                    .any(|known| known.name == **name && known.reachable),
-                // Peers are known once their list is loaded.
-                Place::Peer(_) => self.places.contains_key(place),
-            },
+                .is_some_and(|service| service.instances.is_none());
         }
+        match place {
+            Place::Datacenter(name) => self.is_reachable(name),
+            // Peers are known once their list is loaded.
+            Place::Peer(_) => self.places.contains_key(place),
+        }
+    }
+
+    /// Returns whether a datacenter is the local one, or one with an agent that answers.
+    fn is_reachable(&self, datacenter: &str) -> bool {
+        datacenter == self.own
+            || self
+                .datacenters
+                .iter()
+                .any(|known| known.name == datacenter && known.reachable)
     }
 
     /// Returns whether any part of a place has not been loaded yet.
     pub fn is_incomplete(&self, place: &Place) -> bool {
-        self.is_pending(place, None)
-            || self
-                .places
-                .get(place)
-                .is_some_and(|known| known.unloaded > 0)
+        match self.places.get(place) {
+            Some(known) if known.unloaded > 0 => true,
+            _ => self.is_pending(place, None),
+        }
     }
 
     /// Returns whether the prepared queries of a datacenter have not been loaded yet.
     pub fn lacks_queries(&self, datacenter: &str) -> bool {
-        let known = datacenter == self.own
-            || self
-                .datacenters
-                .iter()
-                .any(|known| known.name == datacenter && known.reachable);
-        known && !self.queries.contains_key(datacenter)
+        self.is_reachable(datacenter) && !self.queries.contains_key(datacenter)
     }
 }
 
@@ -336,6 +347,7 @@ impl<K: Eq + Hash, T> Shards<K, Arc<T>> {
         &'a self,
         before: &'a Self,
     ) -> impl Iterator<Item = (&'a K, Option<&'a Arc<T>>)> {
+        // A shard that no change has copied needs no look at its entries.
         let pairs = self
             .shards
             .iter()

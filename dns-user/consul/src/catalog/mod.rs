@@ -11,7 +11,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::config::{Config, Visibility};
 use dns_core::name::Name;
-use live::{Live, LivePlace, Shards};
+use live::{Live, LiveService, Shards};
 use nodes::{Accept, Group, Member, Nodes, Sources, Target};
 use registrations::{
     CheckStatus, Gateway, Instance, Node, PreparedQuery, Registrations, VirtualAddress,
@@ -121,7 +121,7 @@ impl Catalog {
             fixed.distances.insert(lower(&node), nearest);
         }
         let own = Place::Datacenter(config.datacenter.as_str().into());
-        let nodes = Nodes::index(fixed.nodes.iter().cloned(), &visibility, &own);
+        let nodes = Nodes::index(fixed.nodes.clone(), &visibility, &own);
         let mut catalog = Self {
             own,
             config: Arc::new(config.clone()),
@@ -176,27 +176,23 @@ impl Catalog {
         if !Arc::ptr_eq(&now.gateways, &before.gateways) {
             self.index_ingress();
         }
-        let gone = LivePlace::default();
-        let none = Shards::default();
-        for place in now.places.keys().chain(
-            before
-                .places
-                .keys()
-                .filter(|name| !now.places.contains_key(*name)),
-        ) {
-            let services =
-                |live: &'_ Live| live.places.get(place).unwrap_or(&gone).services.clone();
-            let services_now = services(&now);
-            let services_before = services(&before);
-            let services_now = services_now.as_ref().unwrap_or(&none);
-            let services_before = services_before.as_ref().unwrap_or(&none);
-            for (service, loaded) in services_now.changes(services_before) {
+        let mut places: Vec<&Place> = now.places.keys().collect();
+        for place in before.places.keys() {
+            if !now.places.contains_key(place) {
+                places.push(place);
+            }
+        }
+        for place in places {
+            let services_now = services_at(&now, place);
+            let services_before = services_at(&before, place);
+            for (service, loaded) in services_now.changes(&services_before) {
                 let instances = loaded.and_then(|service| service.instances.clone());
                 self.replace((place.clone(), service.clone()), |sources| {
                     sources.live = instances
                 });
             }
         }
+        // The instances are the same, but not the addresses of their nodes.
         for number in self.groups_on(&moved) {
             let key = self.groups[number as usize].key.clone();
             self.replace(key, |_| {});
@@ -216,18 +212,18 @@ impl Catalog {
         let mut moved = HashSet::new();
         let known_now = identities(&lists_now);
         let known_before = identities(&lists_before);
-        for node in lists_now
-            .iter()
-            .chain(&lists_before)
-            .flat_map(|list| list.iter())
-        {
-            let node_id = Arc::as_ptr(node);
-            if known_now.contains(&node_id) != known_before.contains(&node_id) {
-                moved.insert(lower(&node.name));
+        for list in lists_now.iter().chain(&lists_before) {
+            for node in list.iter() {
+                let node_id = Arc::as_ptr(node);
+                if known_now.contains(&node_id) != known_before.contains(&node_id) {
+                    moved.insert(lower(&node.name));
+                }
             }
         }
-        let live = lists_now.iter().flat_map(|list| list.iter().cloned());
-        let all = self.fixed.nodes.iter().cloned().chain(live);
+        let mut all = self.fixed.nodes.clone();
+        for list in &lists_now {
+            all.extend_from_slice(list);
+        }
         self.nodes = Arc::new(Nodes::index(all, &self.visibility, &self.own));
         moved
     }
@@ -349,11 +345,10 @@ impl Catalog {
     }
 
     fn index_ingress(&mut self) {
-        let live = self
-            .live
-            .as_ref()
-            .map(|live| live.gateways.clone())
-            .unwrap_or_default();
+        let live = match &self.live {
+            Some(live) => live.gateways.clone(),
+            None => Arc::default(),
+        };
         let mut ingress: HashMap<Box<str>, Vec<Box<str>>> = HashMap::new();
         for Gateway { gateway, services } in self.fixed.gateways.iter().chain(live.iter()) {
             for service in services {
@@ -455,14 +450,14 @@ impl Catalog {
         if matches!(&self.own, Place::Datacenter(own) if **own == *name) {
             return Reach::Reachable;
         }
-        let live = self
-            .live
-            .as_ref()
-            .and_then(|live| live.datacenters.iter().find(|known| known.name == name));
-        match live
-            .map(|known| known.reachable)
-            .or(self.fixed.datacenters.get(name).copied())
+        let mut reachable = self.fixed.datacenters.get(name);
+        if let Some(live) = &self.live
+            && let Some(known) = live.datacenters.iter().find(|known| known.name == name)
         {
+            // Files state what was true when they were written.
+            reachable = Some(&known.reachable);
+        }
+        match reachable {
             Some(true) => Reach::Reachable,
             Some(false) => Reach::Unreachable,
             None => Reach::Unknown,
@@ -521,13 +516,14 @@ impl Catalog {
         }
         let exists =
             !self.service(place, service).is_empty() || !self.connect(place, service).is_empty();
-        let mut gateways: Vec<&str> = Vec::new();
+        let mut gateways = Vec::new();
         if let Some(bound) = self.ingress.get(service) {
-            gateways.extend(bound.iter().map(|gateway| &**gateway));
+            gateways.extend(bound);
         }
         if exists && let Some(bound) = self.ingress.get("*") {
-            gateways.extend(bound.iter().map(|gateway| &**gateway));
+            gateways.extend(bound);
         }
+        // A gateway bound to both answers once.
         gateways.sort_unstable();
         gateways.dedup();
         let mut found = Vec::new();
@@ -547,14 +543,10 @@ impl Catalog {
             return Err(Unreadable);
         }
         let key = (peer.map(Box::from), Box::from(service));
-        match self
-            .virtual_addresses
-            .get(&key)
-            .and_then(|known| known.last())
-        {
-            Some((_, address)) => Ok(Some(*address)),
-            None => Ok(None),
-        }
+        let Some(known) = self.virtual_addresses.get(&key) else {
+            return Ok(None);
+        };
+        Ok(known.last().map(|(_, address)| *address))
     }
 
     /// Returns the first instance, by node and id, registered with this address in the local datacenter.
@@ -583,10 +575,10 @@ impl Catalog {
 
     /// Returns all other datacenters of a live Consul, nearest first.
     pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
-        self.live
-            .as_ref()
-            .map(|live| live.nearest_datacenters(from))
-            .unwrap_or_default()
+        match &self.live {
+            Some(live) => live.nearest_datacenters(from),
+            None => Vec::new(),
+        }
     }
 
     /// Returns whether the names of the datacenters have not been loaded yet.
@@ -616,6 +608,14 @@ impl Catalog {
     }
 }
 
+/// Returns the services of a place; none before its first reply, or if it does not exist.
+fn services_at(live: &Live, place: &Place) -> Shards<Box<str>, Arc<LiveService>> {
+    match live.places.get(place) {
+        Some(known) => known.services.clone().unwrap_or_default(),
+        None => Shards::default(),
+    }
+}
+
 fn node_lists(live: &Live) -> Vec<Arc<Vec<Arc<Node>>>> {
     let mut lists = Vec::new();
     for place in live.places.values() {
@@ -625,8 +625,13 @@ fn node_lists(live: &Live) -> Vec<Arc<Vec<Arc<Node>>>> {
 }
 
 fn identities(lists: &[Arc<Vec<Arc<Node>>>]) -> HashSet<*const Node> {
-    let nodes = lists.iter().flat_map(|list| list.iter());
-    nodes.map(Arc::as_ptr).collect()
+    let mut identities = HashSet::new();
+    for list in lists {
+        for node in list.iter() {
+            identities.insert(Arc::as_ptr(node));
+        }
+    }
+    identities
 }
 
 /// The token lacks read permission, which the answer must reveal.

@@ -37,12 +37,8 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    pub(super) fn index(
-        nodes: impl Iterator<Item = Arc<Node>>,
-        visibility: &Visibility,
-        own: &Place,
-    ) -> Self {
-        let mut nodes: Vec<Arc<Node>> = nodes.filter(|node| visibility.node(&node.name)).collect();
+    pub(super) fn index(mut nodes: Vec<Arc<Node>>, visibility: &Visibility, own: &Place) -> Self {
+        nodes.retain(|node| visibility.node(&node.name));
         nodes.sort_by_cached_key(|node| (lower(&node.name), node.peer.clone()));
         let mut index = Self::default();
         for (number, node) in nodes.iter().enumerate() {
@@ -119,9 +115,8 @@ impl Nodes {
     }
 
     pub(crate) fn at(&self, address: IpAddr) -> Option<&Node> {
-        self.addresses
-            .get(&address)
-            .map(|&node| &*self.nodes[node as usize])
+        let number = self.addresses.get(&address)?;
+        Some(&self.nodes[*number as usize])
     }
 }
 
@@ -274,9 +269,13 @@ fn choose<'a>(
         v4 = filled(&tag, "wan_ipv4").or(v4);
         v6 = filled(&tag, "wan_ipv6").or(v6);
     }
-    let v6 = v6.filter(|_| accept != Accept::V4);
-    let v4 = v4.filter(|_| accept != Accept::V6);
-    v6.or(v4).unwrap_or(fallback)
+    let tagged = match accept {
+        Accept::V4 => v4,
+        Accept::V6 => v6,
+        // Consul prefers IPv6 where either family serves.
+        Accept::Any => v6.or(v4),
+    };
+    tagged.unwrap_or(fallback)
 }
 
 fn filled<'a>(tag: &impl Fn(&str) -> Option<&'a str>, name: &str) -> Option<&'a str> {
@@ -349,10 +348,12 @@ impl Targets {
 
     /// Returns whether no family's target is a host name.
     fn are_addresses(&self) -> bool {
-        let accepted = [Accept::V4, Accept::V6, Accept::Any].into_iter();
-        !accepted
-            .filter_map(|accept| self.get(accept))
-            .any(|target| matches!(target, Target::Host(_)))
+        for accept in [Accept::V4, Accept::V6, Accept::Any] {
+            if let Some(Target::Host(_)) = self.get(accept) {
+                return false;
+            }
+        }
+        true
     }
 }
 
@@ -426,11 +427,13 @@ impl Group {
 
     /// Returns the services that the group's mesh instances represent, in lower case.
     pub(super) fn destinations(&self) -> BTreeSet<Box<str>> {
-        self.members
-            .iter()
-            .filter_map(|member| member.instance.destination())
-            .map(lower)
-            .collect()
+        let mut destinations = BTreeSet::new();
+        for member in &self.members {
+            if let Some(destination) = member.instance.destination() {
+                destinations.insert(lower(destination));
+            }
+        }
+        destinations
     }
 
     /// Returns the virtual addresses that a live Consul reports with these instances, for the local
@@ -441,22 +444,25 @@ impl Group {
             place if place == own => None,
             Place::Datacenter(_) => return Vec::new(),
         };
-        let addresses = self
-            .sources
-            .live
-            .iter()
-            .flat_map(|live| &live.virtual_addresses);
+        let Some(live) = &self.sources.live else {
+            return Vec::new();
+        };
+        let mut addresses = Vec::new();
+        for (service, address) in &live.virtual_addresses {
+            addresses.push(((peer.clone(), lower(service)), *address));
+        }
         addresses
-            .map(|(service, address)| ((peer.clone(), lower(service)), *address))
-            .collect()
     }
 
     /// Returns the instances' own addresses, each with the instance's index.
     pub(super) fn addresses(&self) -> Vec<(IpAddr, u32)> {
-        let numbered = (0_u32..).zip(&self.members);
-        numbered
-            .filter_map(|(index, member)| Some((member.instance.address.parse().ok()?, index)))
-            .collect()
+        let mut addresses = Vec::new();
+        for (index, member) in (0_u32..).zip(&self.members) {
+            if let Ok(address) = member.instance.address.parse() {
+                addresses.push((address, index));
+            }
+        }
+        addresses
     }
 }
 

@@ -282,3 +282,18 @@ fn change_touches_single_group() {
         ["other"]
     );
 }
+
+#[test]
+fn everything_is_pending_until_it_is_loaded() {
+    let mut catalog = Catalog::build(Registrations::default(), &config(), Visibility::all());
+    // Without a live Consul nothing will come.
+    assert!(!catalog.is_pending(&own(), None));
+    let mut live = Live::unknown("dc1");
+    assert_eq!(live.own, "dc1");
+    catalog.update(Some(live.clone()));
+    assert!(catalog.is_pending(&own(), None) && catalog.is_pending(&own(), Some("web")));
+    set(&mut live, &own(), "web", loaded(Vec::new()));
+    live.places.get_mut(&own()).unwrap().nodes = Some(Default::default());
+    catalog.update(Some(live));
+    assert!(!catalog.is_pending(&own(), None) && !catalog.is_pending(&own(), Some("web")));
+}
