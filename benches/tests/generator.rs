@@ -113,6 +113,7 @@ fn queries_keep_order_and_rate() -> Result<()> {
             Counts {
                 sent: counts.sent,
                 skipped: counts.skipped,
+                stalled: counts.stalled,
                 ..Counts::default()
             }
         );

@@ -26,12 +26,15 @@ enum Command {
     /// Finds the highest rate that a server answers without loss, and says what limits it.
     ///
     /// Tries rates as RFC 2544, section 26.1, does: each for the same time, doubled until one loses more than
-    /// `--max-loss`, then bisected.
+    /// `--max-loss`, then bisected. A rate that fails is tried again, and holds if it does so in two of three trials.
+    /// Losses of pauses, in which the server answers nothing, are reported and count beyond `--max-pauses` only.
     Search(Search),
     /// Compares two servers, which get the same load in short turns.
     ///
-    /// The order within a pair of turns changes from pair to pair, so that what changes on the machines meanwhile
-    /// affects both servers.
+    /// Turns come in blocks, first, second, second, first, and the other way round in the next block, so that what
+    /// changes on the machines meanwhile affects both servers. The result is the median of the blocks' ratios with its
+    /// 95 % interval, looked at after 8 blocks, 16, 32 and so on: the comparison ends when the interval is as narrow as
+    /// `--precision` asks, or after `--turns`.
     Compare(Compare),
     /// Answers every query at an interface with an empty answer: what link and generator can do without a server.
     Respond(Respond),

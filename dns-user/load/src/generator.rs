@@ -24,11 +24,15 @@ use nix::{
     libc::{self, pthread_t},
     sched::{CpuSet, sched_setaffinity},
     sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+    time::{ClockId, clock_gettime},
     unistd::{Pid, gettid},
 };
 use serde_json::Value;
 
-use crate::orders::{BUCKETS, Counts, FRACTION_BITS, Frame, Orders, Replies, sets};
+use crate::{
+    orders::{BUCKETS, Counts, FRACTION_BITS, Frame, MOMENT_BITS, Orders, Replies, sets},
+    pauses::Moment,
+};
 
 /// The programs.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/load"));
@@ -46,6 +50,9 @@ const SMALL_TAILROOM_START_LEN: usize = 3_152;
 /// Runs of the program per system call, each a query or a moment of waiting. The end of the load interrupts the call;
 /// between two calls nothing is sent for some RCU grace periods.
 const RUNS: u32 = u32::MAX;
+
+/// Time of a recorded load for its last replies, and for its end to be noticed.
+const RECORDED_LONGER: Duration = Duration::from_secs(2);
 
 /// Interrupts the system call.
 const WAKE: Signal = Signal::SIGUSR1;
@@ -118,6 +125,8 @@ pub struct Generator {
     orders: Mutex<Array<MapData, OrderWords>>,
     maps: Maps,
     frames: Array<MapData, FrameWords>,
+    /// Queries and replies by moment.
+    moments: Mutex<[Array<MapData, u64>; 2]>,
     replies: Replies,
     addresses: u32,
     interface: u32,
@@ -183,6 +192,17 @@ impl Maps {
 impl Generator {
     /// Loads the programs with these queries, and counts replies at the interface.
     pub fn new(settings: &Settings<'_>) -> Result<Self> {
+        Self::recording(settings, Duration::ZERO)
+    }
+
+    /// Does the same for loads up to this length that are recorded, see [`Self::begin_record`].
+    pub fn recording(settings: &Settings<'_>, length: Duration) -> Result<Self> {
+        let moments = if length.is_zero() {
+            0
+        } else {
+            let moments = (length + RECORDED_LONGER).as_nanos() as u64 >> MOMENT_BITS;
+            moments.next_power_of_two()
+        };
         let cpus = settings.cpus.to_vec();
         let generators = cpus.len() as u64;
         ensure!(generators > 0, "no CPU to generate load");
@@ -196,6 +216,7 @@ impl Generator {
             ports,
             generators,
             set_mask: sets(ports) - 1,
+            moments,
         };
 
         let cpu_count = nr_cpus()
@@ -207,6 +228,8 @@ impl Generator {
             .map_max_entries("SEQUENCE", u32::try_from(settings.sequence.len())?)
             .map_max_entries("ORDERS", u32::try_from(cpu_count)?)
             .map_max_entries("SLOTS", u32::try_from((generators * sets(ports)) << 16)?)
+            .map_max_entries("SENT_AT", u32::try_from(moments.max(1))?)
+            .map_max_entries("RECEIVED_AT", u32::try_from(moments.max(1))?)
             .load(OBJECT)
             .context("cannot load the programs; run as root")?;
         let mut frames: Array<MapData, FrameWords> = map(&mut object, "FRAMES")?.try_into()?;
@@ -221,6 +244,10 @@ impl Generator {
         expect_replies(&mut object, replies)?;
         let orders = map(&mut object, "ORDERS")?.try_into()?;
         let maps = Maps::of(&mut object)?;
+        let moments = [
+            map(&mut object, "SENT_AT")?.try_into()?,
+            map(&mut object, "RECEIVED_AT")?.try_into()?,
+        ];
         program(&mut object, "generate")?.load()?;
         attach(&mut object, "count", settings.interface, false)?;
         Ok(Self {
@@ -228,6 +255,7 @@ impl Generator {
             orders: Mutex::new(orders),
             maps,
             frames,
+            moments: Mutex::new(moments),
             replies,
             addresses: settings.addresses,
             interface: nix::net::if_::if_nametoindex(settings.interface)?,
@@ -315,6 +343,31 @@ impl Generator {
             sum.add(counts);
         }
         Ok(sum)
+    }
+
+    /// Begins the record of the next load; returns its first moment.
+    pub fn begin_record(&self) -> Result<u64> {
+        for counts in lock(&self.moments).iter_mut() {
+            for index in 0..self.replies.moments {
+                counts.set(index as u32, 0, 0)?;
+            }
+        }
+        this_moment()
+    }
+
+    /// Returns the record since its first moment. What is longer than the loads that were announced is cut off.
+    pub fn record_since(&self, first: u64) -> Result<Vec<Moment>> {
+        let [sent_at, received_at] = &*lock(&self.moments);
+        let mut moments = Vec::new();
+        let end = this_moment()? + 1;
+        for moment in first..end.min(first + self.replies.moments) {
+            let index = (moment & (self.replies.moments - 1)) as u32;
+            moments.push(Moment {
+                sent: sent_at.get(&index, 0)?,
+                received: received_at.get(&index, 0)?,
+            });
+        }
+        Ok(moments)
     }
 
     /// Returns the frames with their counters, in the order of [`Settings::frames`].
@@ -433,6 +486,12 @@ fn interrupt_by_signals() -> Result<()> {
     // SAFETY: the handler does nothing.
     unsafe { sigaction(WAKE, &action)? };
     Ok(())
+}
+
+/// Returns the moment of the clock that `bpf_ktime_get_ns` reads.
+fn this_moment() -> Result<u64> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+    Ok(now.as_nanos() as u64 >> MOMENT_BITS)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -6,22 +6,26 @@
 //! * [`consent`]: whether the server may be loaded, and answers as expected
 //! * [`target`]: options of all measurements; from them, a generator that is ready
 //! * [`measure`]: one load, from its start to its last reply, as a [`report`]
-//! * [`run`], [`search`], [`compare`]: the measurements, each a sequence of loads; [`output`] shows them, [`plot`]
-//!   draws them, [`hlog`] writes their latencies
+//! * [`interface`]: losses that the interface counts; [`mod@pauses`]: times in which the server answered nothing
+//! * [`run`], [`search`], [`compare`]: the measurements, each a sequence of loads; [`ratio`] has their statistics,
+//!   [`output`] shows them, [`plot`] draws them, [`hlog`] writes their latencies
 //! * [`respond`]: the other end of a link without a server
 
 pub mod frames;
 pub mod generator;
 pub mod orders;
+pub mod pauses;
 
 mod cli;
 mod compare;
 mod consent;
 mod hlog;
+mod interface;
 mod measure;
 mod output;
 mod plot;
 mod queries;
+mod ratio;
 mod report;
 mod respond;
 mod run;

@@ -15,6 +15,7 @@ use nix::{
 
 use crate::{
     generator::{Generator, Load},
+    interface::Interface,
     orders::Counts,
     report::{Kind, Reading, Report},
 };
@@ -25,8 +26,9 @@ const POLL: Duration = Duration::from_millis(10);
 /// Time that is waited for replies to the last queries.
 const MAX_DRAIN: Duration = Duration::from_secs(1);
 
-/// Time without a reply after which the rest is lost.
+/// Time without a reply after which the rest is lost. Between turns it is short, or most of a comparison would be waiting.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
+const MAX_TURN_PAUSE: Duration = Duration::from_millis(50);
 
 /// Time without a reply after which the load ends: a server that is gone, or that has had enough of us, is left alone.
 const MAX_SILENCE: Duration = Duration::from_secs(2);
@@ -111,7 +113,7 @@ impl Silence {
 /// Measures one load, and calls `tick` with the figures of each interval.
 pub(crate) fn measure(
     generator: &Generator,
-    interface: &str,
+    interface: &Interface,
     plan: &Plan,
     interval: Duration,
     tick: &mut dyn FnMut(&Report) -> Result<()>,
@@ -149,17 +151,22 @@ pub(crate) fn measure(
     };
     generator.pause()?;
     let end = Reading::take(generator, interface)?;
-    drain(generator, before)?;
+    let pause = if plan.kind == Kind::Turn {
+        MAX_TURN_PAUSE
+    } else {
+        MAX_PAUSE
+    };
+    drain(generator, before, pause)?;
     let end = end.with_replies_of(Reading::take(generator, interface)?);
     Ok((end.since(&first, plan.kind, plan.rate)?, ended))
 }
 
-/// Waits for the last replies of the load since `before`.
-fn drain(generator: &Generator, before: Counts) -> Result<()> {
+/// Waits for the last replies of the load since `before`, until none has come for `max_pause`.
+fn drain(generator: &Generator, before: Counts, max_pause: Duration) -> Result<()> {
     let begun = Instant::now();
     let mut last_reply = Instant::now();
     let mut received = 0;
-    while begun.elapsed() < MAX_DRAIN && last_reply.elapsed() < MAX_PAUSE {
+    while begun.elapsed() < MAX_DRAIN && last_reply.elapsed() < max_pause {
         let counts = generator.counts()?.since(&before);
         if counts.received() >= counts.sent {
             break;

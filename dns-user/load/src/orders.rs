@@ -15,6 +15,9 @@ pub const BUCKETS_PER_DOUBLING: u64 = 128;
 /// Buckets of the histogram of latencies in nanoseconds, up to 17 s. The kernel gives a value of a map per CPU at most 32 KiB.
 pub const BUCKETS: usize = 28 * BUCKETS_PER_DOUBLING as usize;
 
+/// Bits of the nanoseconds of a moment, the unit in which a recorded load counts: about a millisecond.
+pub const MOMENT_BITS: u32 = 20;
+
 /// Number of RCODEs in a header.
 pub const RCODES: usize = 16;
 
@@ -86,6 +89,8 @@ pub struct Replies {
     pub generators: u64,
     /// The number of [`sets`] of each, minus one.
     pub set_mask: u64,
+    /// Number of moments that are recorded, a power of two; 0: none.
+    pub moments: u64,
 }
 
 /// Sets of 2^16 queries in flight that a generator can tell apart by id and port: the largest power of two in its
@@ -117,6 +122,8 @@ pub struct Counts {
     pub sent: u64,
     /// Queries never sent, because the generator had no CPU when they were due.
     pub skipped: u64,
+    /// Those of them that were skipped at once, because something had the CPU for a moment or longer.
+    pub stalled: u64,
     /// Replies that nothing awaits: repeated ones, and those of queries whose id has been used again.
     pub late: u64,
     /// Replies with another number of answers than the first one to the same query.
@@ -140,6 +147,7 @@ impl Counts {
     pub fn add(&mut self, other: &Self) {
         self.sent += other.sent;
         self.skipped += other.skipped;
+        self.stalled += other.stalled;
         self.late += other.late;
         self.different += other.different;
         for (sum, more) in self.rcodes.iter_mut().zip(other.rcodes) {
@@ -156,6 +164,7 @@ impl Counts {
         Self {
             sent: self.sent - earlier.sent,
             skipped: self.skipped - earlier.skipped,
+            stalled: self.stalled - earlier.stalled,
             late: self.late - earlier.late,
             different: self.different - earlier.different,
             rcodes,

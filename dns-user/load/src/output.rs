@@ -38,9 +38,7 @@ impl Output {
 
     /// Shows a part of a measurement.
     pub(crate) fn line(&mut self, report: &Report) -> Result<()> {
-        self.bar.inc((report.seconds * 1e3).round() as u64);
-        self.bar
-            .set_message(format!("{:.0}/s answered", report.received_per_second));
+        self.progress(report);
         if self.json {
             return self.json(report);
         }
@@ -51,6 +49,13 @@ impl Output {
                 "seconds    rate/s    sent/s  received/s     lost    p50 µs    p99 µs  RCODEs\n";
         }
         self.print(&(text + &row(report)))
+    }
+
+    /// Shows in the progress bar that a part is done.
+    pub(crate) fn progress(&self, report: &Report) {
+        self.bar.inc((report.seconds * 1e3).round() as u64);
+        self.bar
+            .set_message(format!("{:.0}/s answered", report.received_per_second));
     }
 
     /// Shows an object as a line of JSON.
@@ -101,8 +106,21 @@ fn row(report: &Report) -> String {
         report.sent_per_second,
         report.received_per_second,
         report.loss * 100.0,
-        rcodes(report),
+        rcodes(report) + &pauses(report),
     )
+}
+
+fn pauses(report: &Report) -> String {
+    match report.pauses {
+        Some(pauses) if pauses.count > 0 => format!(
+            "; pauses {}, up to {:.1} ms, {:.1} % of the time, {} lost",
+            pauses.count,
+            pauses.longest,
+            report.paused() * 100.0,
+            pauses.lost
+        ),
+        _ => String::new(),
+    }
 }
 
 fn rcodes(report: &Report) -> String {
@@ -115,7 +133,8 @@ fn rcodes(report: &Report) -> String {
 
 fn table(report: &Report) -> String {
     let mut text = format!(
-        "\nsent      {:>12}  {:>12.0}/s\nreceived  {:>12}  {:>12.0}/s\nlost      {:>12}  {:>12.3}%\nskipped   {:>12}\n\
+        "\nsent      {:>12}  {:>12.0}/s\nreceived  {:>12}  {:>12.0}/s\nlost      {:>12}  {:>12.3}%\n\
+         skipped   {:>12}  {:>12} at once\n\
          late      {:>12}\ndifferent {:>12}\nRCODEs    {}\n",
         report.sent,
         report.sent_per_second,
@@ -124,6 +143,7 @@ fn table(report: &Report) -> String {
         report.lost,
         report.loss * 100.0,
         report.skipped,
+        report.stalled,
         report.late,
         report.different,
         rcodes(report),
@@ -148,6 +168,9 @@ fn table(report: &Report) -> String {
         report.dropped.received,
         report.dropped.sent,
     );
+    for (name, count) in &report.counters {
+        text += &format!("counter {name} {count}\n");
+    }
     if report.received == 0 {
         text += "no reply: does the driver transmit XDP frames, and the other end of a veth pair receive them \
                  (ethtool -K INTERFACE gro on)?\n";
@@ -158,7 +181,10 @@ fn table(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Latency, tests::report};
+    use crate::{
+        pauses::Pauses,
+        report::{Latency, tests::report},
+    };
 
     #[test]
     fn silence_has_its_remedy() {
@@ -194,12 +220,24 @@ mod tests {
             "{line}"
         );
         found.cpu_waited = 0.125;
+        found.counters.insert("rx_queue_0_drops".to_owned(), 7);
+        found.pauses = Some(Pauses {
+            count: 2,
+            seconds: 0.05,
+            longest: 30.0,
+            lost: 9,
+        });
+        let line = row(&found);
+        assert!(
+            line.ends_with("REFUSED 3; pauses 2, up to 30.0 ms, 2.5 % of the time, 9 lost\n"),
+            "{line}"
+        );
         let text = table(&found);
         for part in [
             "mean 1.0 µs, p50 2.0 µs, p90 3.0 µs, p99 4.0 µs, p99.9 5.0 µs, max 6.0 µs",
             "CPU 1     sent 2000, skipped 0, received 1600\n",
             "waited for its CPU 12.5 % of the time",
-            "interface dropped 0 received and 0 sent packets",
+            "interface dropped 0 received and 0 sent packets\ncounter rx_queue_0_drops 7\n",
             "      20.000%\n",
         ] {
             assert!(text.contains(part), "{part}: {text}");

@@ -1,6 +1,6 @@
 //! Figures of a load, between two readings of the counters.
 
-use std::{collections::BTreeMap, fs, time::Instant};
+use std::{collections::BTreeMap, time::Instant};
 
 use anyhow::Result;
 use hdrhistogram::Histogram;
@@ -9,11 +9,10 @@ use serde::Serialize;
 
 use crate::{
     generator::{CpuUse, Generator, Totals},
+    interface::{Drops, Interface, Losses},
     orders::{BUCKETS_PER_DOUBLING, Counts},
+    pauses::Pauses,
 };
-
-/// Counters of the kernel for each interface of the thread's namespace.
-const INTERFACES: &str = "/proc/thread-self/net/dev";
 
 /// Significant digits of the histogram, as many as the kernel's buckets have.
 const DIGITS: u8 = 2;
@@ -43,6 +42,8 @@ pub(crate) struct Report {
     pub(crate) sent: u64,
     /// Queries that were due but not sent, because the generating CPU was busy.
     pub(crate) skipped: u64,
+    /// Those of them that were skipped at once, because something had the CPU for a millisecond or longer.
+    pub(crate) stalled: u64,
     pub(crate) received: u64,
     /// Queries without a reply.
     pub(crate) lost: u64,
@@ -63,6 +64,11 @@ pub(crate) struct Report {
     pub(crate) cpu_waited: f64,
     /// Packets that the interface dropped.
     pub(crate) dropped: Drops,
+    /// Counters of losses of the interface's driver that have changed.
+    pub(crate) counters: BTreeMap<String, u64>,
+    /// Pauses of the server, of a trial.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pauses: Option<Pauses>,
     pub(crate) cpus: Vec<OfCpu>,
     #[serde(skip)]
     pub(crate) histogram: Option<Histogram<u64>>,
@@ -88,50 +94,21 @@ pub(crate) struct OfCpu {
     pub(crate) received: u64,
 }
 
-/// Packets that an interface dropped for want of room.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Drops {
-    pub(crate) received: u64,
-    pub(crate) sent: u64,
-}
-
-impl Drops {
-    /// Returns the drops in the text of [`INTERFACES`].
-    fn of(text: &str, interface: &str) -> Self {
-        for line in text.lines() {
-            let Some((name, fields)) = line.split_once(':') else {
-                continue;
-            };
-            if name.trim() != interface {
-                continue;
-            }
-            // Received: bytes, packets, errs, drop, fifo, frame, compressed, multicast; then the same of sent ones.
-            let fields: Vec<u64> = fields.split_whitespace().flat_map(str::parse).collect();
-            let at = |index: usize| fields.get(index).copied().unwrap_or(0);
-            return Self {
-                received: at(3) + at(4),
-                sent: at(11) + at(12),
-            };
-        }
-        Self::default()
-    }
-}
-
 /// All counters at a moment.
 pub(crate) struct Reading {
     time: Instant,
     totals: Totals,
     cpu: CpuUse,
-    drops: Drops,
+    losses: Losses,
 }
 
 impl Reading {
-    pub(crate) fn take(generator: &Generator, interface: &str) -> Result<Self> {
+    pub(crate) fn take(generator: &Generator, interface: &Interface) -> Result<Self> {
         Ok(Self {
             time: Instant::now(),
             totals: generator.totals()?,
             cpu: generator.cpu_use(),
-            drops: Drops::of(&fs::read_to_string(INTERFACES)?, interface),
+            losses: interface.read()?,
         })
     }
 
@@ -168,12 +145,14 @@ impl Reading {
         let waited = (self.cpu.waited.saturating_sub(earlier.cpu.waited)).as_secs_f64();
         let received = counts.received();
         let lost = counts.sent.saturating_sub(received);
+        let losses = self.losses.since(&earlier.losses);
         Ok(Report {
             kind,
             rate,
             seconds,
             sent: counts.sent,
             skipped: counts.skipped,
+            stalled: counts.stalled,
             received,
             lost,
             loss: share(lost, counts.sent),
@@ -185,13 +164,20 @@ impl Reading {
             latency: Latency::of(&histogram),
             cpu_per_query: used * 1e6 / counts.sent.max(1) as f64,
             cpu_waited: waited / seconds,
-            dropped: Drops {
-                received: self.drops.received - earlier.drops.received,
-                sent: self.drops.sent - earlier.drops.sent,
-            },
+            dropped: losses.drops,
+            counters: losses.of_driver,
+            pauses: None,
             cpus,
             histogram: Some(histogram),
         })
+    }
+}
+
+impl Report {
+    /// Returns the share of the time in pauses.
+    pub(crate) fn paused(&self) -> f64 {
+        self.pauses
+            .map_or(0.0, |pauses| pauses.seconds / self.seconds)
     }
 }
 
@@ -310,13 +296,13 @@ pub(crate) mod tests {
             time: begun,
             totals: reading(0, 0),
             cpu: CpuUse::default(),
-            drops: Drops::default(),
+            losses: Losses::default(),
         };
         let later = Reading {
             time: begun + std::time::Duration::from_secs(2),
             totals: reading(sent, received),
             cpu: CpuUse::default(),
-            drops: Drops::default(),
+            losses: Losses::default(),
         };
         later.since(&earlier, Kind::Total, Some(1000)).unwrap()
     }
@@ -380,24 +366,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn drops_are_those_of_the_interface() {
-        let text = "Inter-| Receive | Transmit\n face |bytes packets\n  lo: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n c0: 1 2 3 40 50 6 7 8 9 10 11 120 130 14 15 16\n";
-        assert_eq!(
-            Drops::of(text, "c0"),
-            Drops {
-                received: 90,
-                sent: 250
-            }
-        );
-        assert_eq!(Drops::of(text, "c1"), Drops::default());
-    }
-
-    #[test]
     fn figures_are_those_since_the_earlier_reading() {
         let counts = |base: u64| {
             let mut counts = Counts {
                 sent: 10 * base,
                 skipped: 3 * base,
+                stalled: base,
                 late: 2 * base,
                 different: base,
                 ..Counts::default()
@@ -421,9 +395,12 @@ pub(crate) mod tests {
                     used: milliseconds(100 * base),
                     waited: milliseconds(40 * base),
                 },
-                drops: Drops {
-                    received: 7 * base,
-                    sent: 8 * base,
+                losses: Losses {
+                    drops: Drops {
+                        received: 7 * base,
+                        sent: 8 * base,
+                    },
+                    of_driver: [("rx_missed".to_owned(), 9 * base)].into(),
                 },
             }
         };
@@ -435,7 +412,7 @@ pub(crate) mod tests {
             (Kind::Interval, None, 4.0)
         );
         // Two of CPU 1, and three of CPU 2, which is new.
-        assert_eq!((found.sent, found.skipped), (50, 15));
+        assert_eq!((found.sent, found.skipped, found.stalled), (50, 15, 5));
         assert_eq!((found.received, found.lost, found.loss), (30, 20, 0.4));
         assert_eq!((found.late, found.different), (10, 5));
         let rcodes = [("NOERROR".to_owned(), 25), ("NXDOMAIN".to_owned(), 5)];
@@ -451,6 +428,7 @@ pub(crate) mod tests {
             sent: 16,
         };
         assert_eq!(found.dropped, dropped);
+        assert_eq!(found.counters, [("rx_missed".to_owned(), 18)].into());
         let cpus: Vec<_> = found
             .cpus
             .iter()
@@ -466,7 +444,7 @@ pub(crate) mod tests {
             (end.time, end.cpu.used.as_millis()),
             (begun + std::time::Duration::from_secs(2), 100)
         );
-        assert_eq!((end.totals.sum().sent, end.drops.sent), (30, 24));
+        assert_eq!((end.totals.sum().sent, end.losses.drops.sent), (30, 24));
     }
 
     #[test]
@@ -524,6 +502,7 @@ pub(crate) mod tests {
         let counts = |base: u64| Counts {
             sent: base,
             skipped: 2 * base,
+            stalled: base,
             late: 3 * base,
             different: 4 * base,
             rcodes: std::array::from_fn(|code| base * code as u64),

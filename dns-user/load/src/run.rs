@@ -52,7 +52,7 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(&self) -> Result<()> {
-        let prepared = self.target.prepare(&[self.server])?;
+        let prepared = self.target.prepare(&[self.server], Duration::ZERO)?;
         measure::end_by_signals()?;
         let plan = Plan {
             kind: Kind::Total,
@@ -77,13 +77,7 @@ impl Run {
                 output.line(report)
             };
             let interval = Duration::from_secs(self.interval);
-            measure(
-                generator,
-                &self.target.interface,
-                &plan,
-                interval,
-                &mut tick,
-            )
+            measure(generator, &prepared.interface, &plan, interval, &mut tick)
         })?;
         output.total(&total)?;
         if let (Some(file), Some(histogram)) = (&self.percentiles, &total.histogram) {

@@ -9,11 +9,15 @@ use serde::Serialize;
 use crate::{
     measure::{self, Ended, Plan, measure},
     output::Output,
+    pauses::Pauses,
     plot,
     report::{Kind, Report},
     run::write,
-    target::{Target, endpoint},
+    target::{Prepared, Target, endpoint},
 };
+
+/// Trials of a rate, most of which have to hold. A rate that holds at once is not tried again.
+const MAX_TRIALS: u32 = 3;
 
 /// Share of the time that generating threads wait for their CPU, above which other work on it limits the rate.
 const MAX_WAITED: f64 = 0.01;
@@ -25,10 +29,14 @@ pub(crate) struct Search {
     server: SocketAddr,
     #[command(flatten)]
     target: Target,
-    /// Highest loss of a rate that counts as answered, in percent.
+    /// Highest loss of a rate that holds, in percent.
     #[arg(long, default_value_t = 0.1, value_parser = percent)]
     max_loss: f64,
-    /// Seconds for which a rate is tried.
+    /// Maximum share of the time, in percent, of pauses whose losses do not count: a pause is a millisecond or longer in
+    /// which the server answers nothing, or the generator has no CPU. With 0 every loss counts, as in RFC 2544.
+    #[arg(long, default_value_t = 10.0, value_parser = percent)]
+    max_pauses: f64,
+    /// Seconds for which a rate is tried. One that fails is tried up to three times, and holds if it does so twice.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// First rate.
@@ -48,7 +56,8 @@ pub(crate) struct Search {
     plot: Option<PathBuf>,
 }
 
-fn percent(text: &str) -> Result<f64> {
+/// Parses a percentage.
+pub(crate) fn percent(text: &str) -> Result<f64> {
     let percent: f64 = text.parse()?;
     if !(0.0..=100.0).contains(&percent) {
         bail!("expected a number from 0 to 100");
@@ -107,27 +116,69 @@ enum Limit {
     OwnCpu,
     /// The interface, which drops packets.
     Interface,
+    /// Times in which nothing was answered.
+    Pauses,
     Server,
 }
 
-impl Limit {
-    /// Returns the reason for the failure of a rate.
-    fn of(failed: Option<&Report>, max_loss: f64) -> Self {
-        let Some(failed) = failed else {
-            return Self::Allowed;
-        };
-        if is_skipped(failed, max_loss) {
+/// What a rate may lose.
+#[derive(Clone, Copy, Debug)]
+struct Tolerance {
+    /// Share of the queries.
+    max_loss: f64,
+    /// Share of the time in pauses, whose losses do not count.
+    max_pauses: f64,
+}
+
+impl Tolerance {
+    /// Returns whether the generator sent the rate.
+    fn is_sent(&self, trial: &Report) -> bool {
+        let due = (trial.sent + trial.skipped) as f64;
+        let mut skipped = trial.skipped;
+        if trial.stalled as f64 <= self.max_pauses * due {
+            skipped -= trial.stalled;
+        }
+        trial.sent > 0 && skipped as f64 <= self.max_loss * due
+    }
+
+    /// Returns whether pauses may be left out of the loss.
+    fn allows_pauses(&self, trial: &Report) -> bool {
+        trial.paused() <= self.max_pauses
+    }
+
+    /// Returns whether so much was answered, beside pauses, as the rate may lose.
+    fn is_answered_beside_pauses(&self, trial: &Report) -> bool {
+        let in_pauses = trial.pauses.map_or(0, |pauses| pauses.lost);
+        let lost = trial.lost.saturating_sub(in_pauses);
+        lost as f64 <= self.max_loss * trial.sent as f64
+    }
+
+    fn holds(&self, trial: &Report) -> bool {
+        let is_answered = trial.loss <= self.max_loss
+            || self.allows_pauses(trial) && self.is_answered_beside_pauses(trial);
+        is_answered && self.is_sent(trial)
+    }
+
+    /// Returns what made a trial fail.
+    fn limit(&self, failed: &Report) -> Limit {
+        if !self.is_sent(failed) {
             return if failed.cpu_waited > MAX_WAITED {
-                Self::OwnCpu
+                Limit::OwnCpu
             } else {
-                Self::Generator
+                Limit::Generator
             };
         }
+        // A server that is silent most of the time is not in a pause.
+        if failed.paused() < 0.5 && self.is_answered_beside_pauses(failed) {
+            return Limit::Pauses;
+        }
         let dropped = failed.dropped.received + failed.dropped.sent;
-        if dropped * 2 >= failed.lost {
-            Self::Interface
+        // Drivers count the same packets by queue and in sum, so their counters are not added up.
+        let of_driver = failed.counters.values().copied().max().unwrap_or(0);
+        if dropped.max(of_driver) * 2 >= failed.lost {
+            Limit::Interface
         } else {
-            Self::Server
+            Limit::Server
         }
     }
 }
@@ -138,32 +189,97 @@ impl fmt::Display for Limit {
             Self::Allowed => "the highest rate that was allowed (--to)",
             Self::Generator => "the generator, which cannot send more: give it more CPUs (--cpu)",
             Self::OwnCpu => "the generator's CPU, which has other work: choose another one (--cpu)",
-            Self::Interface => "the interface, which drops packets: see its rings and queues",
+            Self::Interface => {
+                "the interface, which drops packets: see its rings and queues (of a veth pair: the other end's queue)"
+            }
+            Self::Pauses => {
+                "pauses, in which nothing was answered: other work on the server's CPU, or its own (--max-pauses)"
+            }
             Self::Server => "the server, or the way to it",
         })
     }
 }
 
-/// Returns whether more queries were skipped than may be lost, or none was sent at all.
-fn is_skipped(report: &Report, max_loss: f64) -> bool {
-    report.sent == 0 || report.skipped as f64 > max_loss * (report.sent + report.skipped) as f64
-}
-
 /// The result of a search.
-#[derive(Debug, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 struct Found {
     kind: &'static str,
-    /// Highest rate without loss; 0 if there is none.
+    /// Highest rate that held; 0 if there is none.
     rate: u32,
+    /// Replies per second at this rate.
+    received_per_second: f64,
+    /// Pauses at this rate.
+    pauses: Option<Pauses>,
+    /// Highest rate tried that held although every loss counts.
+    rate_with_pauses: u32,
     limit: Limit,
+}
+
+impl Found {
+    /// Sums up the trials of a search.
+    fn of(progress: &Progress, trials: &[Report], tolerance: Tolerance) -> Self {
+        let strict = Tolerance {
+            max_pauses: 0.0,
+            ..tolerance
+        };
+        let mut found = Self {
+            kind: "found",
+            rate: progress.answered,
+            received_per_second: 0.0,
+            pauses: None,
+            rate_with_pauses: 0,
+            limit: Limit::Allowed,
+        };
+        for trial in trials {
+            let rate = trial.rate.unwrap_or(0);
+            let holds = tolerance.holds(trial);
+            if holds && rate == found.rate {
+                found.received_per_second = trial.received_per_second;
+                found.pauses = trial.pauses;
+            }
+            if !holds && progress.failed == Some(rate) {
+                found.limit = tolerance.limit(trial);
+            }
+            if strict.holds(trial) {
+                found.rate_with_pauses = found.rate_with_pauses.max(rate);
+            }
+        }
+        found
+    }
+}
+
+/// Trials of one rate.
+#[derive(Debug, Default)]
+struct Votes {
+    held: u32,
+    failed: u32,
+}
+
+impl Votes {
+    /// Returns whether the rate holds, once that is decided.
+    fn add(&mut self, holds: bool) -> Option<bool> {
+        if holds {
+            self.held += 1;
+        } else {
+            self.failed += 1;
+        }
+        if self.failed == 0 || self.held > MAX_TRIALS / 2 {
+            return Some(true);
+        }
+        (self.failed > MAX_TRIALS / 2).then_some(false)
+    }
 }
 
 impl Search {
     pub(crate) fn run(&self) -> Result<()> {
-        let prepared = self.target.prepare(&[self.server])?;
+        let length = Duration::from_secs(self.seconds);
+        let prepared = self.target.prepare(&[self.server], length)?;
         measure::end_by_signals()?;
         let mut output = Output::new(self.json, None)?;
-        let max_loss = self.max_loss / 100.0;
+        let tolerance = Tolerance {
+            max_loss: self.max_loss / 100.0,
+            max_pauses: self.max_pauses / 100.0,
+        };
         let mut progress = Progress {
             from: self.from,
             to: self.to,
@@ -172,53 +288,89 @@ impl Search {
             failed: None,
         };
         let mut trials: Vec<Report> = Vec::new();
-        let length = Duration::from_secs(self.seconds);
-        let generator = &prepared.generator;
-        generator.during(&|| Ok(()), || {
+        prepared.generator.during(&|| Ok(()), || {
             while let Some(rate) = progress.next() {
-                let plan = Plan {
-                    kind: Kind::Trial,
-                    rate: Some(rate),
-                    length,
-                    part: generator.whole(),
+                let mut votes = Votes::default();
+                let is_answered = loop {
+                    let Some(trial) = self.trial(&prepared, rate)? else {
+                        return Ok(());
+                    };
+                    output.line(&trial)?;
+                    let decided = votes.add(tolerance.holds(&trial));
+                    trials.push(trial);
+                    if let Some(is_answered) = decided {
+                        break is_answered;
+                    }
                 };
-                let interface = &self.target.interface;
-                let (trial, ended) = measure(generator, interface, &plan, length, &mut |_| Ok(()))?;
-                if ended == Ended::Interrupted {
-                    break;
-                }
-                output.line(&trial)?;
-                let is_answered = trial.loss <= max_loss && !is_skipped(&trial, max_loss);
                 progress.note(rate, is_answered);
-                trials.push(trial);
             }
             Ok(())
         })?;
-        let failed = trials
-            .iter()
-            .find(|trial| trial.rate == progress.failed && progress.failed.is_some());
-        let limit = Limit::of(failed, max_loss);
         if let Some(file) = &self.plot {
             write(file, plot::over_rates(&trials)?)?;
         }
+        let found = Found::of(&progress, &trials, tolerance);
         if output.is_json() {
-            return output.json(&Found {
-                kind: "found",
-                rate: progress.answered,
-                limit,
-            });
+            return output.json(&found);
         }
-        output.print(&format!(
-            "{}/s with at most {} % lost, for {} s; the limit is {limit}\n",
-            progress.answered, self.max_loss, self.seconds
-        ))
+        output.print(&self.summary(&found))
+    }
+
+    /// Tries a rate; `None` if a signal ended it.
+    fn trial(&self, prepared: &Prepared, rate: u32) -> Result<Option<Report>> {
+        let Prepared {
+            generator,
+            interface,
+            ..
+        } = prepared;
+        let length = Duration::from_secs(self.seconds);
+        let plan = Plan {
+            kind: Kind::Trial,
+            rate: Some(rate),
+            length,
+            part: generator.whole(),
+        };
+        let first_moment = generator.begin_record()?;
+        let (trial, ended) = measure(generator, interface, &plan, length, &mut |_| Ok(()))?;
+        let pauses = Pauses::of(&generator.record_since(first_moment)?);
+        let trial = Report {
+            pauses: Some(pauses),
+            // Histograms of all trials would be large.
+            histogram: None,
+            ..trial
+        };
+        Ok((ended != Ended::Interrupted).then_some(trial))
+    }
+
+    fn summary(&self, found: &Found) -> String {
+        let mut text = format!(
+            "{}/s with at most {} % lost, for {} s; the limit is {}\n",
+            found.rate, self.max_loss, self.seconds, found.limit
+        );
+        if let Some(pauses) = found.pauses.filter(|pauses| pauses.count > 0) {
+            text += &format!(
+                "beside {} pauses of up to {:.1} ms, which lost {} queries; {:.0}/s were answered, and the highest rate tried \
+                 at which every loss counts is {}/s\n",
+                pauses.count,
+                pauses.longest,
+                pauses.lost,
+                found.received_per_second,
+                found.rate_with_pauses
+            );
+        }
+        text
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Drops, tests::report};
+    use crate::{interface::Drops, report::tests::report};
+
+    const TOLERANCE: Tolerance = Tolerance {
+        max_loss: 0.001,
+        max_pauses: 0.1,
+    };
 
     /// Searches for a limit; returns what was found and the rates tried.
     fn search(limit: u32, from: u32, to: u32) -> (u32, Vec<u32>) {
@@ -265,9 +417,9 @@ mod tests {
         let limit = |change: fn(&mut Report)| {
             let mut failed = report(1000, 900);
             change(&mut failed);
-            Limit::of(Some(&failed), 0.001)
+            assert!(!TOLERANCE.holds(&failed));
+            TOLERANCE.limit(&failed)
         };
-        assert_eq!(Limit::of(None, 0.001), Limit::Allowed);
         assert_eq!(limit(|_| {}), Limit::Server);
         assert_eq!(limit(|report| report.skipped = 100), Limit::Generator);
         // Nothing is lost where nothing was sent.
@@ -287,6 +439,124 @@ mod tests {
                 };
             }),
             Limit::Interface
+        );
+        assert_eq!(
+            limit(|report: &mut Report| {
+                report.counters.insert("rx_missed_errors".to_owned(), 50);
+            }),
+            Limit::Interface
+        );
+        assert_eq!(
+            limit(|report: &mut Report| report.pauses = Some(pauses(0.201, 100))),
+            Limit::Pauses
+        );
+        // Not a pause: a server that is gone.
+        assert_eq!(
+            limit(|report: &mut Report| report.pauses = Some(pauses(1.0, 100))),
+            Limit::Server
+        );
+    }
+
+    fn pauses(seconds: f64, lost: u64) -> Pauses {
+        Pauses {
+            count: 1,
+            seconds,
+            longest: seconds * 1e3,
+            lost,
+        }
+    }
+
+    /// Loads take two seconds, of which a tenth may be pauses.
+    #[test]
+    fn losses_of_pauses_count_beyond_their_bound() {
+        let holds = |lost: u64, seconds, in_pauses| {
+            let mut trial = report(100_000, 100_000 - lost);
+            trial.pauses = Some(pauses(seconds, in_pauses));
+            TOLERANCE.holds(&trial)
+        };
+        assert!(holds(100, 0.0, 0));
+        assert!(!holds(101, 0.0, 0));
+        assert!(holds(5_100, 0.2, 5_000));
+        assert!(!holds(5_101, 0.2, 5_000));
+        assert!(!holds(5_100, 0.201, 5_000));
+        // So few that it does not matter where.
+        assert!(holds(100, 0.201, 100));
+        let strict = Tolerance {
+            max_pauses: 0.0,
+            ..TOLERANCE
+        };
+        let mut trial = report(100_000, 95_000);
+        trial.pauses = Some(pauses(0.1, 5_000));
+        assert!(TOLERANCE.holds(&trial) && !strict.holds(&trial));
+        // A generator without its CPU is treated alike.
+        let mut trial = report(90_000, 90_000);
+        (trial.skipped, trial.stalled) = (10_000, 10_000);
+        assert!(TOLERANCE.holds(&trial) && !strict.holds(&trial));
+        trial.stalled = 9_000;
+        assert!(!TOLERANCE.holds(&trial));
+        (trial.skipped, trial.stalled) = (11_000, 11_000);
+        assert!(!TOLERANCE.holds(&trial));
+    }
+
+    #[test]
+    fn failed_rates_are_tried_again() {
+        for (trials, holds) in [
+            (vec![true], true),
+            (vec![false, false], false),
+            (vec![false, true, true], true),
+            (vec![false, true, false], false),
+        ] {
+            let mut votes = Votes::default();
+            let mut decided = Vec::new();
+            for &trial in &trials {
+                decided.push(votes.add(trial));
+            }
+            assert_eq!(decided.pop(), Some(Some(holds)), "{trials:?}");
+            assert!(decided.iter().all(Option::is_none), "{trials:?}");
+        }
+    }
+
+    #[test]
+    fn result_is_that_of_the_last_rates() {
+        let trial = |rate, received: u64, in_pauses| {
+            let mut trial = report(100_000, received);
+            trial.rate = Some(rate);
+            trial.pauses = Some(pauses(0.1, in_pauses));
+            trial
+        };
+        let trials = [
+            trial(1000, 100_000, 0),
+            trial(2000, 99_000, 1_000),
+            trial(4000, 50_000, 0),
+            trial(4000, 99_950, 0),
+            trial(4000, 60_000, 0),
+            trial(2040, 98_000, 500),
+        ];
+        let progress = Progress {
+            from: 1000,
+            to: 9000,
+            precision: 0.02,
+            answered: 2000,
+            failed: Some(2040),
+        };
+        let found = Found::of(&progress, &trials, TOLERANCE);
+        let expected = Found {
+            kind: "found",
+            rate: 2000,
+            received_per_second: 49_500.0,
+            pauses: Some(pauses(0.1, 1_000)),
+            // A rate that failed twice, and held once without a pause.
+            rate_with_pauses: 4000,
+            limit: Limit::Server,
+        };
+        assert_eq!(found, expected);
+        let allowed = Progress {
+            failed: None,
+            ..progress
+        };
+        assert_eq!(
+            Found::of(&allowed, &trials, TOLERANCE).limit,
+            Limit::Allowed
         );
     }
 
@@ -320,28 +590,34 @@ mod tests {
     fn limits_begin_behind_their_bounds() {
         let failed = |skipped, waited, dropped: [u64; 2]| {
             let mut failed = report(1000, 900);
+            failed.lost = 600;
             failed.skipped = skipped;
             failed.cpu_waited = waited;
             failed.dropped = Drops {
                 received: dropped[0],
                 sent: dropped[1],
             };
-            Limit::of(Some(&failed), 0.5)
+            let half = Tolerance {
+                max_loss: 0.5,
+                max_pauses: 0.0,
+            };
+            half.limit(&failed)
         };
         // Half of 2,000 queries may be lost.
         assert_eq!(failed(1000, 0.0, [0, 0]), Limit::Server);
         assert_eq!(failed(1001, 0.0, [0, 0]), Limit::Generator);
         assert_eq!(failed(1001, MAX_WAITED, [0, 0]), Limit::Generator);
         assert_eq!(failed(1001, 0.011, [0, 0]), Limit::OwnCpu);
-        // Of 100 lost queries half have to be dropped.
-        assert_eq!(failed(0, 0.5, [24, 25]), Limit::Server);
-        assert_eq!(failed(0, 0.5, [25, 25]), Limit::Interface);
-        assert_eq!(failed(0, 0.5, [50, 0]), Limit::Interface);
+        // Of 600 lost queries half have to be dropped.
+        assert_eq!(failed(0, 0.5, [149, 150]), Limit::Server);
+        assert_eq!(failed(0, 0.5, [150, 150]), Limit::Interface);
+        assert_eq!(failed(0, 0.5, [300, 0]), Limit::Interface);
         let shown = [
             (Limit::Allowed, "--to"),
             (Limit::Generator, "give it more CPUs"),
             (Limit::OwnCpu, "choose another one"),
             (Limit::Interface, "drops packets"),
+            (Limit::Pauses, "--max-pauses"),
             (Limit::Server, "the server"),
         ];
         for (limit, text) in shown {

@@ -6,6 +6,7 @@ use std::{
     path::PathBuf,
     process::Command,
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -17,6 +18,7 @@ use crate::{
     consent::{self, Expected},
     frames::Route,
     generator::{Generator, Settings},
+    interface::Interface,
     orders::MAX_FRAME_LEN,
     queries::{self, Order, Query, Workload},
 };
@@ -38,7 +40,7 @@ pub(crate) struct Target {
     expect: Expected,
     /// Interface that queries leave by.
     #[arg(long)]
-    pub(crate) interface: String,
+    interface: String,
     /// Query file: lines `name type [flags]` as for dnsperf and kxdpgun, or a capture (pcap), of which names, types and
     /// options are used.
     #[arg(long, required_unless_present = "records", conflicts_with = "records")]
@@ -120,6 +122,7 @@ impl std::str::FromStr for Local {
 /// A generator that is ready to load the servers.
 pub(crate) struct Prepared {
     pub(crate) generator: Generator,
+    pub(crate) interface: Interface,
     /// Queries of each server; the frames of the second one follow those of the first.
     pub(crate) queries: Vec<Query>,
     /// Part of the generator's sequence for each server.
@@ -127,8 +130,9 @@ pub(crate) struct Prepared {
 }
 
 impl Target {
-    /// Prepares to load these servers, once they may be loaded and answer as expected.
-    pub(crate) fn prepare(&self, servers: &[SocketAddr]) -> Result<Prepared> {
+    /// Prepares to load these servers, once they may be loaded and answer as expected, and to record loads up to this
+    /// length.
+    pub(crate) fn prepare(&self, servers: &[SocketAddr], recorded: Duration) -> Result<Prepared> {
         let workload = self.workload()?;
         let mut frames = Vec::new();
         let mut sequence = Vec::new();
@@ -153,7 +157,7 @@ impl Target {
             self.cpu.clone()
         };
         let first = servers.first().context("no server")?;
-        let generator = Generator::new(&Settings {
+        let settings = Settings {
             interface: &self.interface,
             cpus: &cpus,
             ports: self.ports.clone(),
@@ -161,9 +165,10 @@ impl Target {
             servers: [first.port(), servers.last().unwrap_or(first).port()],
             frames: &frames,
             sequence: &sequence,
-        })?;
+        };
         Ok(Prepared {
-            generator,
+            generator: Generator::recording(&settings, recorded)?,
+            interface: Interface::open(&self.interface)?,
             queries: workload.queries,
             parts,
         })

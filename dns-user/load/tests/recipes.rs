@@ -11,6 +11,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    ops::Range,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread::JoinHandle,
@@ -358,7 +359,8 @@ fn comparison_alternates() -> Result<()> {
     let turns = lines.iter().filter(|line| line["kind"] == "turn");
     ensure!(turns.count() == 4, "{said}");
     let comparison = lines.last().context("no comparison")?;
-    ensure!(comparison["pairs"] == 2, "{said}");
+    ensure!(comparison["turns"] == 2, "{said}");
+    ensure!(comparison["ended"] == "turns", "{said}");
     ensure!(
         comparison["received"]["median"].as_f64() > Some(0.0),
         "{said}"
@@ -367,6 +369,89 @@ fn comparison_alternates() -> Result<()> {
     let [first, second] = servers;
     ensure!(received_at(&lab, SERVER, first)?.count > 2, "{said}");
     ensure!(received_at(&lab, OTHER, second)?.count > 2, "{said}");
+    Ok(())
+}
+
+/// Neither server is favoured: each is first, second, third and last of a block equally often, follows itself as often as
+/// the other one, and gets what is counted for it.
+#[test]
+fn comparison_is_balanced() -> Result<()> {
+    let Some((lab, _folder)) = Lab::without_server("loadbalance")? else {
+        return Ok(());
+    };
+    let set_up = "ip addr add 10.9.0.3/24 dev s0";
+    shell(&lab.machine, &lab.holder, &lab.place, set_up)?;
+    let servers = [
+        answers(&lab, Answers::of(0))?,
+        answers_at(&lab, OTHER, Answers::of(0))?,
+    ];
+    // Nearly any interval is precise enough, so it ends at one of the first looks.
+    let compare = "ip netns exec client bosh-dns-xdp-load compare 10.9.0.2 10.9.0.3 --interface c0 --queries queries \
+                   --rate 200 --turn 50 --turns 1000 --precision 100 --json";
+    let said = shell(&lab.machine, &lab.holder, &lab.place, compare)?;
+    let lines = objects(&said)?;
+    let mut order = String::new();
+    let mut sent = [0, 0];
+    for turn in lines.iter().filter(|line| line["kind"] == "turn") {
+        let server = usize::from(turn["server"] == OTHER.to_string());
+        order += ["A", "B"][server];
+        sent[server] += turn["sent"].as_u64().with_context(|| said.clone())?;
+    }
+    ensure!(order == "ABBABAAB".repeat(order.len() / 8), "{order}");
+    let comparison = lines.last().context("no comparison")?;
+    ensure!(comparison["ended"] == "precise", "{said}");
+    let turns = comparison["turns"].as_u64().context("turns")?;
+    // After 8 blocks of 4 turns, 16 blocks and so on.
+    ensure!(turns >= 16 && turns.is_power_of_two(), "{said}");
+    ensure!(order.len() as u64 == 2 * turns, "{said}");
+    ensure!(comparison["p50"]["interval"].is_array(), "{said}");
+    let [first, second] = servers;
+    let received = [
+        received_at(&lab, SERVER, first)?.count,
+        received_at(&lab, OTHER, second)?.count,
+    ];
+    // Beside the turns each got the first query and a turn that does not count.
+    ensure!(
+        received[0] > sent[0] && received[1] > sent[1],
+        "{received:?} {said}"
+    );
+    Ok(())
+}
+
+/// A server that answers nothing for a while has a pause, which does not decide unless it is too long.
+#[test]
+fn pauses_are_told_from_loss() -> Result<()> {
+    const SILENT: u64 = 50;
+    let Some((lab, _folder)) = Lab::without_server("loadpauses")? else {
+        return Ok(());
+    };
+    let mut silent = Answers::of(0);
+    silent.silent = 100..100 + SILENT;
+    let server = answers(&lab, silent)?;
+    let search = "ip netns exec client bosh-dns-xdp-load search --server 10.9.0.2 --interface c0 --queries queries \
+                  --seconds 2 --from 200 --to 200 --max-loss 5 --max-pauses 40";
+    let said = shell(
+        &lab.machine,
+        &lab.holder,
+        &lab.place,
+        &format!("{search} --json"),
+    )?;
+    received(&lab, server)?;
+    let lines = objects(&said)?;
+    let trial = lines.first().context("no trial")?;
+    ensure!(trial["pauses"]["count"].as_u64() >= Some(1), "{said}");
+    ensure!(trial["pauses"]["lost"].as_u64() >= Some(SILENT), "{said}");
+    let lost = trial["lost"].as_u64();
+    ensure!(trial["pauses"]["lost"].as_u64() <= lost, "{said}");
+    let found = lines.last().context("no result")?;
+    ensure!(found["rate"] == 200, "{said}");
+    // People read it too.
+    let mut silent = Answers::of(0);
+    silent.silent = 100..100 + SILENT;
+    let server = answers(&lab, silent)?;
+    let said = shell(&lab.machine, &lab.holder, &lab.place, search)?;
+    received(&lab, server)?;
+    ensure!(said.contains("; pauses "), "{said}");
     Ok(())
 }
 
@@ -434,7 +519,7 @@ fn tcp_is_loaded_by_dnsperf() -> Result<()> {
 /// The server is unbound, which ours would forward to.
 #[test]
 fn dot_is_loaded_by_dnsperf() -> Result<()> {
-    if !requirements::program("unbound", "-V") {
+    if !requirements::programs(&["unbound"]) {
         return Ok(());
     }
     let Some((lab, folder)) = Lab::without_server("loaddot")? else {
@@ -470,7 +555,7 @@ fn dot_is_loaded_by_dnsperf() -> Result<()> {
 /// The last block loads a server over the link that was measured.
 #[test]
 fn server_of_two_machines_is_loaded() -> Result<()> {
-    if !requirements::program("kxdpgun", "-V") {
+    if !requirements::programs(&["kxdpgun"]) {
         return Ok(());
     }
     let Some(lab) = Lab::start("loadtwo")? else {
@@ -701,6 +786,24 @@ fn dropping_interface_limits_the_search() -> Result<()> {
     ensure!(first["dropped"]["sent"].as_u64() > Some(0), "{said}");
     let found = lines.last().context("no result")?;
     ensure!(found["limit"] == "interface", "{said}");
+    // The driver counts the same, and only the load sends by XDP.
+    let name = "tx_queue_0_xdp_xmit_errors";
+    let mut counted = 0;
+    for line in &lines {
+        counted += line["counters"][name].as_u64().unwrap_or(0);
+    }
+    let ethtool = "ip netns exec client ethtool -S c0";
+    let of_driver = shell(&lab.machine, &lab.holder, &lab.place, ethtool)?;
+    let mut counters = of_driver
+        .lines()
+        .filter_map(|line| line.trim().split_once(": "));
+    let (_, count) = counters
+        .find(|(found, _)| *found == name)
+        .with_context(|| of_driver.clone())?;
+    ensure!(
+        counted > 0 && counted == count.parse::<u64>()?,
+        "{of_driver}{said}"
+    );
     Ok(())
 }
 
@@ -771,7 +874,7 @@ fn dnsperf_reads_generated_queries() -> Result<()> {
 
 #[test]
 fn kxdpgun_reads_generated_queries() -> Result<()> {
-    if !requirements::program("kxdpgun", "-V") {
+    if !requirements::programs(&["kxdpgun"]) {
         return Ok(());
     }
     let Some(lab) = Lab::start("loadgun")? else {
@@ -788,7 +891,7 @@ fn kxdpgun_reads_generated_queries() -> Result<()> {
 /// kxdpgun leaves its XDP program on the interface: the recipe removes it, so the next recipe can attach its own.
 #[test]
 fn recipes_follow_one_another() -> Result<()> {
-    if !requirements::program("kxdpgun", "-V") {
+    if !requirements::programs(&["kxdpgun"]) {
         return Ok(());
     }
     let Some(lab) = Lab::start("loadnext")? else {
@@ -831,6 +934,8 @@ struct Answers {
     alternates: bool,
     /// Number of answers.
     most: u64,
+    /// Numbers of the queries without one.
+    silent: Range<u64>,
 }
 
 impl Answers {
@@ -839,6 +944,7 @@ impl Answers {
             code,
             alternates: false,
             most: u64::MAX,
+            silent: 0..0,
         }
     }
 
@@ -888,7 +994,7 @@ fn answers_at(lab: &Lab, address: SocketAddr, answers: Answers) -> Result<JoinHa
                 message[3] = 3;
                 message[7] = 1;
             }
-            if seen.count <= answers.most {
+            if seen.count <= answers.most && !answers.silent.contains(&seen.count) {
                 let _sent = socket.send_to(&message[..length], from);
             }
         }

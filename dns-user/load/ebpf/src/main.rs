@@ -22,7 +22,8 @@ use core::arch::asm;
 use crate::{
     bytes::{barrier, barrier_and, load, store},
     orders::{
-        BUCKETS, Counts, FRACTION_BITS, Frame, MAX_FRAME_LEN, Orders, Replies, Slot, bucket_of,
+        BUCKETS, Counts, FRACTION_BITS, Frame, MAX_FRAME_LEN, MOMENT_BITS, Orders, Replies, Slot,
+        bucket_of,
     },
 };
 use aya_ebpf::{
@@ -36,7 +37,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 
-/// The queries. The loader sets the number of elements of this map and the next three.
+/// The queries. The loader sets the number of elements of this map and the next five.
 #[map]
 static FRAMES: Array<Frame> = Array::with_max_entries(1, 0);
 
@@ -51,6 +52,13 @@ static ORDERS: Array<Orders> = Array::with_max_entries(1, 0);
 /// Queries in flight.
 #[map]
 static SLOTS: Array<Slot> = Array::with_max_entries(1, 0);
+
+/// Queries by the moment in which they were due, and replies by that of their query. In two maps, because different CPUs
+/// count in them.
+#[map]
+static SENT_AT: Array<u64> = Array::with_max_entries(1, 0);
+#[map]
+static RECEIVED_AT: Array<u64> = Array::with_max_entries(1, 0);
 
 #[map]
 static REPLIES: Array<Replies> = Array::with_max_entries(1, 0);
@@ -197,6 +205,16 @@ fn query(context: &XdpContext) -> Option<()> {
     memory.number += 1;
     counts.sent += 1;
     increment(&raw const frame.sent);
+    count_at(&SENT_AT, REPLIES.get(0)?, due)
+}
+
+/// Counts a query or a reply in the moment in which the query was due, if the load is recorded.
+#[inline(always)]
+fn count_at(moments: &Array<u64>, replies: &Replies, due: u64) -> Option<()> {
+    if replies.moments != 0 {
+        let moment = (due >> MOMENT_BITS) & (replies.moments - 1);
+        increment(moments.get_ptr(moment as u32)?);
+    }
     Some(())
 }
 
@@ -294,6 +312,9 @@ fn due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> Option<u64>
         if late > backlog {
             let skipped = (late - backlog) / orders.interval;
             counts.skipped += skipped;
+            if skipped * orders.interval >= 1 << (MOMENT_BITS + FRACTION_BITS) {
+                counts.stalled += skipped;
+            }
             memory.due += skipped * orders.interval;
             // Else a stall of the CPU, which may be the server's work on it, would improve the latencies.
             record(late >> FRACTION_BITS, skipped)?;
@@ -387,7 +408,7 @@ fn reply_at<const PROTOCOL: usize, const UDP: usize>(data: usize, end: usize) ->
     }
     // SAFETY: the field of an element.
     increment(unsafe { &raw const (*frame).received });
-    Some(())
+    count_at(&RECEIVED_AT, replies, slot.time)
 }
 
 /// Turns a query around.
