@@ -5,13 +5,13 @@ use std::{fmt::Write, path::Path, sync::Arc, time::Duration};
 
 use anyhow::anyhow;
 use async_nats::{Client, ClientError, ConnectOptions, Event, Server};
-use dns_kit::logs::LineLimit;
+use dns_kit::{backoff, foreign::printable, logs::LineLimit};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
     http::{AcceptedName, RotatingTls, TlsFiles},
-    message::{agent_subject, printable},
+    message::agent_subject,
 };
 
 /// Suffix of the common names of a director's NATS servers.
@@ -20,6 +20,8 @@ const SERVERS_BELOW: &str = "nats.bosh-internal";
 /// Interval of the check for rotated certificates.
 const ROTATION_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Pause before the first attempt to connect again; doubled after each.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause between two attempts to connect.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
@@ -224,8 +226,8 @@ pub fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
 
 /// Returns the pause before an attempt: increasing, and randomised to spread out the fleet.
 fn pause(attempt: usize) -> Duration {
-    let base = Duration::from_millis(100) * 2_u32.pow(attempt.min(6) as u32);
-    base.min(MAX_PAUSE).mul_f64(0.5 + fastrand::f64())
+    let failures = u32::try_from(attempt).unwrap_or(u32::MAX).saturating_add(1);
+    backoff::spread(backoff::pause(FIRST_PAUSE, MAX_PAUSE, failures))
 }
 
 /// Reconnects after a certificate rotation.
@@ -315,6 +317,7 @@ pub fn nats_server_config<'a>(
     }
     user(&mut text, &users_by.user(PUBLISHER), &publish, &subscribe);
     for agent in agents {
+        // The director's permissions: no agent can speak for another.
         let mut publish = vec![format!("director.*.{agent}.*")];
         let mut subscribe = vec![agent_subject(agent)];
         if let Some((_, bucket)) = jetstream {

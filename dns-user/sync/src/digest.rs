@@ -42,6 +42,7 @@ impl MultiDigest {
     pub fn parse(text: &str) -> Result<Self, DigestError> {
         let mut best: Option<(usize, &str)> = None;
         for part in text.split(';') {
+            // As in BOSH, a digest without a name is SHA-1, and of several the strongest known one counts.
             let (name, hex) = part.trim().split_once(':').unwrap_or(("sha1", part.trim()));
             let Some(strength) = KNOWN.iter().position(|(known, _)| *known == name) else {
                 continue;

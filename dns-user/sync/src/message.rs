@@ -1,6 +1,7 @@
 //! Messages on the bus: calls, replies and subjects, byte for byte as a BOSH director and its
 //! agents use them.
 
+use dns_kit::foreign::printable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -18,9 +19,6 @@ pub(crate) const OURS: &str = "bosh-dns-sync-";
 
 /// Method of announcements with a signed link.
 pub(crate) const SIGNED_METHOD: &str = "sync_dns_with_signed_url";
-
-/// Maximum length of a text from another party that is kept, shown or logged, in characters.
-const MAX_TEXT: usize = 300;
 
 pub(crate) fn agent_subject(agent: &str) -> String {
     format!("agent.{agent}")
@@ -46,24 +44,6 @@ pub(crate) fn wants_report(reply_to: &str) -> bool {
     reply_to
         .strip_prefix("director.")
         .is_some_and(|rest| rest.starts_with(OURS))
-}
-
-/// Returns a text from another party in a form safe for logs and terminals: control characters are
-/// escaped and the length is limited.
-pub(crate) fn printable(text: &str) -> String {
-    let mut clean = String::new();
-    for character in text.chars().take(MAX_TEXT) {
-        let reorders = matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}');
-        if character.is_control() || reorders {
-            clean.extend(character.escape_default());
-        } else {
-            clean.push(character);
-        }
-    }
-    if text.chars().nth(MAX_TEXT).is_some() {
-        clean.push('…');
-    }
-    clean
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,6 +188,7 @@ impl Announcement {
                 })],
             ),
         };
+        // BOSH's agents ignore surplus arguments.
         arguments.extend(extra.as_ref().map(Argument::Extra));
         let call = MethodCall {
             protocol: PROTOCOL,
@@ -287,6 +268,7 @@ fn read_sync_dns(arguments: &[Value]) -> Result<Announcement, CallError> {
     else {
         return Err(CallError::SyncDns);
     };
+    // Above it, numbers of JSON are not exact everywhere (RFC 8259, section 6).
     let version = version
         .as_u64()
         .filter(|version| *version <= crate::dataset::LAST_VERSION);
@@ -340,6 +322,7 @@ fn read_extra(rest: &[Value]) -> Option<Extra> {
 }
 
 fn is_plain_name(text: &str) -> bool {
+    // It becomes part of a path, in a folder or a URL.
     (1..=128).contains(&text.len())
         && text
             .bytes()
@@ -402,6 +385,8 @@ impl Reply {
 
 #[cfg(test)]
 mod tests {
+    use dns_kit::foreign::MAX_TEXT;
+
     use super::*;
 
     const REPLY_TO: &str = "director.p.a.r";
@@ -570,7 +555,10 @@ mod tests {
         for (text, expected) in [
             ("a\nb\u{7f}", r"a\nb\u{7f}"),
             ("\u{200d}\u{200e}\u{200f}", "\u{200d}\\u{200e}\\u{200f}"),
-            ("\u{2028}x\u{202e}\u{202f}", "\\u{2028}x\\u{202e}\u{202f}"),
+            (
+                "a\u{2028}x\u{202e}\u{202f}b",
+                "a\\u{2028}x\\u{202e}\u{202f}b",
+            ),
         ] {
             assert_eq!(printable(text), expected);
         }

@@ -10,7 +10,7 @@ mod disk;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use dns_kit::{http_server, logs::LineLimit};
+use dns_kit::{foreign::printable, http_server, logs::LineLimit};
 use futures_util::StreamExt;
 use tokio::sync::{mpsc, watch};
 
@@ -21,7 +21,7 @@ use self::{
 use crate::{
     bus::{Bus, BusOptions},
     file_options::FileOptions,
-    message::{self, ASK, Announcement, Received, Reply, Report, printable},
+    message::{self, ASK, Announcement, Received, Reply, Report},
     store::{Store, StoreOptions},
 };
 

@@ -22,11 +22,13 @@ use crate::{
         state::{Folder, PublisherState},
     },
     http::{TlsFiles, TlsOptions},
-    message::printable,
     now_ms,
 };
 use dns_core::terminal;
-use dns_kit::files::atomic::{self, Attributes};
+use dns_kit::{
+    files::atomic::{self, Attributes},
+    foreign::printable,
+};
 
 /// Distribute records to a fleet by the BOSH director's protocol
 #[derive(Debug, Parser)]
@@ -234,40 +236,6 @@ impl NatsConfig {
     }
 }
 
-#[cfg(test)]
-#[test]
-fn command_reference_is_current() {
-    use test_support::command_page;
-
-    let command = CommandLine::command();
-    command_page::compare("sync-commands.md", &command_page::commands(command));
-}
-
-#[test]
-fn metrics_reference_is_current() {
-    use test_support::command_page;
-
-    let families = [distributor::metric_families(), agent::metric_families()].concat();
-    let rows = families.iter().map(|family| {
-        let labels = family
-            .get_metric()
-            .first()
-            .map(|metric| metric.get_label().iter().map(|label| label.name()));
-        let kind = format!("{:?}", family.get_field_type());
-        (
-            family.name(),
-            kind,
-            labels.into_iter().flatten().collect(),
-            family.help(),
-        )
-    });
-    let introduction = "# Metrics of bosh-dns-sync\n\nFamilies of the publisher and, with `agent` in the name, of the agents.";
-    command_page::compare(
-        "sync-metrics.md",
-        &command_page::metrics(introduction, rows),
-    );
-}
-
 //----------- Status ---------------------------------------------------------
 
 /// `status`. The exit code is 1 unless all agents hold the version.
@@ -429,11 +397,42 @@ fn ago(now: u64, at: Option<u64>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use test_support::command_page;
+
     use super::*;
     use crate::{
         distributor::registry::AgentCall,
         message::{Reply, Report},
     };
+
+    #[test]
+    fn command_reference_is_current() {
+        let command = CommandLine::command();
+        command_page::compare("sync-commands.md", &command_page::commands(command));
+    }
+
+    #[test]
+    fn metrics_reference_is_current() {
+        let families = [distributor::metric_families(), agent::metric_families()].concat();
+        let rows = families.iter().map(|family| {
+            let labels = family
+                .get_metric()
+                .first()
+                .map(|metric| metric.get_label().iter().map(|label| label.name()));
+            let kind = format!("{:?}", family.get_field_type());
+            (
+                family.name(),
+                kind,
+                labels.into_iter().flatten().collect(),
+                family.help(),
+            )
+        });
+        let introduction = "# Metrics of bosh-dns-sync\n\nFamilies of the publisher and, with `agent` in the name, of the agents.";
+        command_page::compare(
+            "sync-metrics.md",
+            &command_page::metrics(introduction, rows),
+        );
+    }
 
     #[test]
     fn command_line_is_consistent() {

@@ -16,7 +16,10 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use dns_kit::http_server::{Client, Listener, Server};
+use dns_kit::{
+    foreign::printable,
+    http_server::{Client, Listener, Server},
+};
 use prometheus::{
     IntCounter, IntGauge, Registry, register_int_counter_with_registry,
     register_int_gauge_with_registry,
@@ -34,7 +37,6 @@ use super::{
 use crate::{
     http::{AcceptedName, TlsFiles},
     inventory::changes::Change,
-    message::printable,
 };
 
 /// State that the handlers share.

@@ -15,7 +15,10 @@ pub(crate) mod state_writer;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        mpsc::{self, TrySendError},
+    },
     time::{Duration, Instant},
 };
 
@@ -27,7 +30,7 @@ use dns_kit::logs::LineLimit;
 use futures_util::{StreamExt, stream::select};
 use parking_lot::Mutex;
 use tokio::{
-    sync::mpsc::UnboundedReceiver,
+    sync::mpsc::Receiver,
     task::{AbortHandle, JoinSet},
 };
 
@@ -50,6 +53,9 @@ use crate::{
 };
 use dns_kit::{files::atomic, http_server};
 
+/// Maximum number of jobs that wait for the writer, and of results that wait for the loop. Only a disk that hangs
+/// lets so many wait: the plan has one commit at a time, and a registry each second.
+const MAX_JOBS: usize = 64;
 /// Maximum wait for the last write of `agents.json` at shutdown.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
@@ -59,8 +65,8 @@ pub(crate) type Shared = Arc<Mutex<AgentRegistry>>;
 struct Distributor {
     options: PublishOptions,
     plan: Plan,
-    jobs: mpsc::Sender<Job>,
-    events: UnboundedReceiver<StateEvent>,
+    jobs: mpsc::SyncSender<Job>,
+    events: Receiver<StateEvent>,
     tasks: Tasks,
     bus: Bus,
     store: Store,
@@ -96,8 +102,8 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         links_good_for: Duration::from_secs(options.links_good_for),
     };
     let plan = Plan::new(settings, registry, writer.newest(), options.above);
-    let (jobs, work) = mpsc::channel();
-    let (said, events) = tokio::sync::mpsc::unbounded_channel();
+    let (jobs, work) = mpsc::sync_channel(MAX_JOBS);
+    let (said, events) = tokio::sync::mpsc::channel(MAX_JOBS);
     std::thread::Builder::new()
         .name("writer".to_owned())
         .spawn(move || writer.run(&work, &said))?;
@@ -271,16 +277,23 @@ impl Distributor {
         };
         for action in self.plan.step(&mut now) {
             match action {
-                Action::Commit { floor } => self.jobs.send(Job::Commit { floor })?,
-                Action::Patch { from, to, bytes } => {
-                    self.jobs.send(Job::Patch { from, to, bytes })?
-                }
-                Action::WriteRegistry(registry) => self.jobs.send(Job::WriteRegistry(registry))?,
+                Action::Write(job) => self.hand_over(job)?,
                 Action::Put(made, bytes) => self.tasks.put(made, bytes),
                 Action::Delete(gone) => self.tasks.delete(gone),
                 Action::Ask(questions) => self.tasks.ask(questions),
                 Action::Send(batch) => self.tasks.send(batch),
             }
+        }
+        Ok(())
+    }
+
+    /// Gives a job to the writer. The loop must not wait for a disk that hangs, so a job that finds the queue full
+    /// counts as failed.
+    fn hand_over(&mut self, job: Job) -> anyhow::Result<()> {
+        match self.jobs.try_send(job) {
+            Ok(()) => {}
+            Err(TrySendError::Full(job)) => self.plan.job_failed(job, now_ms()),
+            Err(TrySendError::Disconnected(_)) => bail!("the thread of the state folder ended"),
         }
         Ok(())
     }
@@ -366,7 +379,8 @@ impl Distributor {
     /// Writes the registry a last time, unless the disk hangs.
     async fn write_last(&mut self) {
         let registry = serde_json::to_vec(&self.plan.registry).unwrap_or_default();
-        if self.jobs.send(Job::WriteRegistry(registry)).is_err() {
+        if self.jobs.try_send(Job::WriteRegistry(registry)).is_err() {
+            tracing::warn!("{NO_LAST_WRITE}");
             return;
         }
         let written = async {
@@ -380,12 +394,13 @@ impl Distributor {
             }
         };
         if tokio::time::timeout(LAST_WRITE, written).await.is_err() {
-            tracing::warn!(
-                "the state folder does not answer; agents are asked again at the next start"
-            );
+            tracing::warn!("{NO_LAST_WRITE}");
         }
     }
 }
+
+const NO_LAST_WRITE: &str =
+    "the state folder does not answer; agents are asked again at the next start";
 
 fn random() -> u64 {
     use ring::rand::{SecureRandom, SystemRandom};
@@ -558,13 +573,12 @@ struct Tasks {
 impl Tasks {
     /// Creates an empty set. `process` is the second token of the reply subjects.
     fn new(client: Client, store: Store, process: String, bandwidth: u64) -> Self {
-        let running = JoinSet::new();
         Self {
             client,
             store,
             process,
             bandwidth: bandwidth.max(1),
-            running,
+            running: JoinSet::new(),
             putting: None,
             sending: None,
         }

@@ -13,7 +13,7 @@ use dns_kit::logs::LineLimit;
 use super::{
     registry::{AgentCall, AgentRegistry, AgentVersion, Verdict},
     state::CommittedVersion,
-    state_writer::Committed,
+    state_writer::{Committed, Job},
 };
 use crate::message::{self, Announcement, BlobLocation, Extra, Patch, Reply, Report};
 
@@ -70,21 +70,13 @@ pub(super) struct StepInput<'a> {
 #[derive(Debug)]
 pub(super) enum Action {
     Ask(Vec<(String, AgentCall)>),
-    /// Commit the inventory above a version.
-    Commit {
-        floor: u64,
-    },
+    /// Give the writer of the state folder a job.
+    Write(Job),
     /// Upload the blob of a version.
     Put(CommittedVersion, Bytes),
     Delete(Vec<CommittedVersion>),
-    Patch {
-        from: u64,
-        to: u64,
-        bytes: Bytes,
-    },
     /// Send announcements at the configured bandwidth. A previous batch is abandoned.
     Send(Vec<Outgoing>),
-    WriteRegistry(Vec<u8>),
 }
 
 /// One announcement to one agent.
@@ -247,16 +239,12 @@ impl Plan {
         if new {
             self.allowance.0 -= 1.0;
         }
-        if self
-            .current
-            .as_ref()
-            .is_none_or(|current| current.made != made)
-        {
-            let blob = Blob::Due(now);
+        let known = self.current.as_ref().map(|current| &current.made);
+        if known != Some(&made) {
             self.current = Some(Current {
                 made,
                 bytes,
-                blob,
+                blob: Blob::Due(now),
                 source: None,
                 patches: HashMap::new(),
             });
@@ -277,13 +265,12 @@ impl Plan {
 
     /// Records the result of a blob upload.
     pub(super) fn put(&mut self, version: u64, stored: bool, now: u64) {
-        let Some(current) = self
-            .current
-            .as_mut()
-            .filter(|current| current.made.version == version)
-        else {
+        let Some(current) = &mut self.current else {
             return;
         };
+        if current.made.version != version {
+            return;
+        }
         current.blob = if stored {
             Blob::Stored
         } else {
@@ -297,14 +284,11 @@ impl Plan {
     }
 
     pub(super) fn patch(&mut self, from: u64, to: u64, patch: Option<Patch>) {
-        if let Some(current) = self
-            .current
-            .as_mut()
-            .filter(|current| current.made.version == to)
+        if let Some(current) = &mut self.current
+            && current.made.version == to
         {
-            current
-                .patches
-                .insert(from, PatchState::Made(patch.map(Arc::new)));
+            let made = PatchState::Made(patch.map(Arc::new));
+            current.patches.insert(from, made);
         }
     }
 
@@ -320,6 +304,16 @@ impl Plan {
     pub(super) fn registry_failed(&mut self, now: u64) {
         self.unwritten = true;
         self.write_at = now + PAUSE_MS;
+    }
+
+    /// Records that the writer did not take a job.
+    pub(super) fn job_failed(&mut self, job: Job, now: u64) {
+        match job {
+            Job::Commit { .. } => self.commit_failed(now),
+            // The agents download the whole blob.
+            Job::Patch { from, to, .. } => self.patch(from, to, None),
+            Job::WriteRegistry(_) => self.registry_failed(now),
+        }
     }
 
     pub(super) fn announced(&self) -> bool {
@@ -425,9 +419,8 @@ impl Plan {
         let names_agents = self.phase != Phase::Starting || !self.registry.agents.is_empty();
         if self.unwritten && names_agents && now.ms >= self.write_at {
             // Strings and numbers always serialise.
-            actions.push(Action::WriteRegistry(
-                serde_json::to_vec(&self.registry).unwrap_or_default(),
-            ));
+            let registry = serde_json::to_vec(&self.registry).unwrap_or_default();
+            actions.push(Action::Write(Job::WriteRegistry(registry)));
             (self.unwritten, self.write_at) = (false, now.ms + REGISTRY_INTERVAL_MS);
         }
         actions
@@ -480,7 +473,8 @@ impl Plan {
         let Commit::Due(at) = self.commit else { return };
         if now.ms >= at && allowed >= 1.0 {
             self.commit = Commit::Running;
-            actions.push(Action::Commit { floor: self.floor });
+            let floor = self.floor;
+            actions.push(Action::Write(Job::Commit { floor }));
         }
     }
 
@@ -501,14 +495,10 @@ impl Plan {
         let Some(max_payload) = now.max_payload else {
             return;
         };
-        let Some(current) = self
-            .current
-            .as_mut()
-            .filter(|current| current.blob == Blob::Stored)
-        else {
+        let Some(current) = &mut self.current else {
             return;
         };
-        if self.sending == Some(current.made.version) {
+        if current.blob != Blob::Stored || self.sending == Some(current.made.version) {
             return;
         }
         let mut ready = Vec::new();
@@ -652,11 +642,11 @@ impl Current {
             Some(PatchState::Requested(_)) => Some(None),
             None => {
                 self.patches.insert(from, PatchState::Requested(now));
-                actions.push(Action::Patch {
+                actions.push(Action::Write(Job::Patch {
                     from,
                     to: self.made.version,
                     bytes: self.bytes.clone(),
-                });
+                }));
                 None
             }
         }

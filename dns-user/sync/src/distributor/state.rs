@@ -268,6 +268,7 @@ impl Folder {
         for made in state.versions.iter().rev() {
             let facts = fs::metadata(self.dataset_path(made.version));
             let length = facts.map_or(0, |facts| facts.len());
+            // As a director: an agent may still be downloading, and a patch needs the version that an agent has.
             let young = kept < KEPT || made.at.saturating_add(KEPT_SECONDS) >= now;
             if kept >= KEPT_AT_LEAST && (length > room || !young) {
                 break;

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
 
 use super::{
     PublishOptions,
@@ -345,7 +345,7 @@ impl StateWriter {
     }
 
     /// Processes jobs and watches the files until the other side is gone.
-    pub(super) fn run(mut self, jobs: &Receiver<Job>, events: &UnboundedSender<StateEvent>) {
+    pub(super) fn run(mut self, jobs: &Receiver<Job>, events: &Sender<StateEvent>) {
         loop {
             let event = match jobs.recv_timeout(TICK) {
                 Ok(Job::Commit { floor }) => match self.commit(floor) {
@@ -375,7 +375,8 @@ impl StateWriter {
                 Err(error) => StateEvent::Failed(error),
             });
             for event in event.into_iter().chain(polled) {
-                if events.send(event).is_err() {
+                // The loop always takes results, so this wait ends.
+                if events.blocking_send(event).is_err() {
                     return;
                 }
             }

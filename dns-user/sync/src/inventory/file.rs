@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{anyhow, bail, ensure};
-use dns_kit::files::bounded;
+use dns_kit::files::{atomic, bounded};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, SeqAccess, Visitor},
@@ -231,23 +231,16 @@ pub(crate) fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     if !fs::metadata(path).map_err(in_file(path))?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let mut found = Vec::new();
-    for entry in fs::read_dir(path).map_err(in_file(path))? {
-        let file = entry.map_err(in_file(path))?.path();
+    let mut found = atomic::read_folder(path).map_err(in_file(path))?;
+    found.retain(|file| {
         let extension = file.extension().and_then(|extension| extension.to_str());
-        let hidden = file
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with('.'));
-        if !hidden && matches!(extension, Some("yml" | "yaml" | "json")) {
-            found.push(file);
-        }
-    }
+        matches!(extension, Some("yml" | "yaml" | "json"))
+    });
     ensure!(
         !found.is_empty(),
         "{}: the folder has no *.yml, *.yaml or *.json",
         path.display()
     );
-    found.sort_unstable();
     Ok(found)
 }
 

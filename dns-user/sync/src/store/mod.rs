@@ -22,7 +22,7 @@ use dns_kit::{
         atomic::{self, Attributes},
         bounded,
     },
-    http_client::{HttpClient, Limits},
+    http_client::{ClientError, HttpClient, Limits},
 };
 use hyper::Method;
 use serde::Deserialize;
@@ -102,6 +102,13 @@ enum Kind {
     None,
     /// A folder shared by all machines.
     Folder(PathBuf),
+    Http(Remote),
+    JetStream(Objects),
+}
+
+/// A store that speaks HTTP.
+#[derive(Clone, Debug)]
+enum Remote {
     Dav {
         /// URL without trailing slash.
         endpoint: String,
@@ -110,7 +117,27 @@ enum Kind {
     },
     /// S3 or a compatible store.
     S3(Box<S3>),
-    JetStream(Objects),
+}
+
+impl Remote {
+    /// Returns the URL for a request about a blob.
+    fn url(&self, method: &Method, id: &str, good_for: Duration) -> String {
+        match self {
+            Self::Dav { endpoint, .. } => format!("{endpoint}/{}", http::blob_path(id)),
+            Self::S3(s3) => s3.url(method, id, SystemTime::now(), good_for).into(),
+        }
+    }
+
+    /// Returns user and password for basic authentication. The URLs of S3 are signed instead.
+    fn basic(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Dav { secrets, .. } => {
+                let password = secrets.password.as_deref().unwrap_or_default();
+                Some((secrets.user.as_deref()?, password))
+            }
+            Self::S3(_) => None,
+        }
+    }
 }
 
 /// A bucket of S3 or of a compatible store.
@@ -203,9 +230,25 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    fn in_file(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::File {
+            path: path.to_owned(),
+            cause,
+        }
+    }
+
     /// Returns whether a retry can succeed.
     pub fn is_worth_retrying(&self) -> bool {
-        !matches!(self, Self::Options(_) | Self::Tls(_) | Self::TooLong { .. })
+        match self {
+            Self::Options(_) | Self::Tls(_) => false,
+            // The content of a blob never changes, so it stays too long.
+            Self::TooLong { .. } => false,
+            Self::File { cause, .. } => cause.kind() != io::ErrorKind::FileTooLarge,
+            Self::Http(HttpError::Exchange { cause, .. }) => {
+                !matches!(cause, ClientError::TooLong(_))
+            }
+            Self::Http(_) | Self::Replace(_) | Self::JetStream(_) | Self::Hangs { .. } => true,
+        }
     }
 }
 
@@ -294,18 +337,10 @@ impl Store {
                 })
                 .await
             }
-            Kind::Dav { endpoint, secrets } => {
-                let url = format!("{endpoint}/{}", http::blob_path(id));
-                self.http(Method::PUT, &url, Some(secrets), bytes.clone(), MAX_ANSWER)
-                    .await
-                    .map(drop)
-            }
-            Kind::S3(s3) => {
-                let url = s3.url(&Method::PUT, id, SystemTime::now(), self.limit);
-                self.http(Method::PUT, url.as_str(), None, bytes.clone(), MAX_ANSWER)
-                    .await
-                    .map(drop)
-            }
+            Kind::Http(remote) => self
+                .http(remote, Method::PUT, id, bytes.clone(), MAX_ANSWER)
+                .await
+                .map(drop),
             Kind::JetStream(objects) => objects.put(id, bytes, self.limit).await,
         }
     }
@@ -316,24 +351,17 @@ impl Store {
         match &self.kind {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
-                self.in_folder(folder.join(id), move |path: &Path| {
-                    Ok(bounded::read_at_most(path, longest as u64)
-                        .map_err(|cause| StoreError::File {
-                            path: path.to_owned(),
-                            cause,
-                        })?
-                        .into())
-                })
+                self.in_folder(
+                    folder.join(id),
+                    move |path: &Path| match bounded::read_at_most(path, longest as u64) {
+                        Ok(bytes) => Ok(bytes.into()),
+                        Err(cause) => Err(StoreError::in_file(path)(cause)),
+                    },
+                )
                 .await
             }
-            Kind::Dav { endpoint, secrets } => {
-                let url = format!("{endpoint}/{}", http::blob_path(id));
-                self.http(Method::GET, &url, Some(secrets), Bytes::new(), longest)
-                    .await
-            }
-            Kind::S3(s3) => {
-                let url = s3.url(&Method::GET, id, SystemTime::now(), self.limit);
-                self.http(Method::GET, url.as_str(), None, Bytes::new(), longest)
+            Kind::Http(remote) => {
+                self.http(remote, Method::GET, id, Bytes::new(), longest)
                     .await
             }
             Kind::JetStream(objects) => objects.get(id, longest, self.limit).await,
@@ -367,31 +395,14 @@ impl Store {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
                 self.in_folder(folder.join(id), |path: &Path| {
-                    fs::remove_file(path).map_err(|cause| StoreError::File {
-                        path: path.to_owned(),
-                        cause,
-                    })
+                    fs::remove_file(path).map_err(StoreError::in_file(path))
                 })
                 .await
             }
-            Kind::Dav { endpoint, secrets } => {
-                let url = format!("{endpoint}/{}", http::blob_path(id));
-                self.http(
-                    Method::DELETE,
-                    &url,
-                    Some(secrets),
-                    Bytes::new(),
-                    MAX_ANSWER,
-                )
+            Kind::Http(remote) => self
+                .http(remote, Method::DELETE, id, Bytes::new(), MAX_ANSWER)
                 .await
-                .map(drop)
-            }
-            Kind::S3(s3) => {
-                let url = s3.url(&Method::DELETE, id, SystemTime::now(), self.limit);
-                self.http(Method::DELETE, url.as_str(), None, Bytes::new(), MAX_ANSWER)
-                    .await
-                    .map(drop)
-            }
+                .map(drop),
             Kind::JetStream(objects) => objects.delete(id, self.limit).await,
         };
         match gone {
@@ -410,50 +421,45 @@ impl Store {
     /// Returns a URL that gives access to a blob for a time, if the store can sign. `now` is the
     /// time since 1970.
     pub fn signed_url(&self, id: &str, now: Duration, good_for: Duration) -> Option<String> {
-        match &self.kind {
-            Kind::Dav { endpoint, secrets } => {
+        let Kind::Http(remote) = &self.kind else {
+            return None;
+        };
+        match remote {
+            Remote::Dav { endpoint, secrets } => {
                 let secret = secrets.signing_secret.as_ref()?;
                 let path = http::signed_blob_path(secret, id, now.as_secs(), good_for.as_secs());
                 Some(format!("{endpoint}/{path}"))
             }
-            Kind::S3(s3) => {
+            Remote::S3(s3) => {
                 s3.credentials.as_ref()?;
                 let now = SystemTime::UNIX_EPOCH + now;
                 Some(s3.url(&Method::GET, id, now, good_for).into())
             }
-            Kind::None | Kind::Folder(_) | Kind::JetStream(_) => None,
         }
     }
 
     /// Sends an HTTP request to the store.
     async fn http(
         &self,
+        remote: &Remote,
         method: Method,
-        url: &str,
-        secrets: Option<&Secrets>,
+        id: &str,
         body: Bytes,
         longest: usize,
     ) -> Result<Bytes, StoreError> {
-        let basic = secrets.and_then(|secrets| {
-            let Secrets { user, password, .. } = secrets;
-            Some((user.as_deref()?, password.as_deref().unwrap_or_default()))
-        });
+        let url = remote.url(&method, id, self.limit);
         let call = HttpCall {
             method,
-            url,
-            basic,
+            url: &url,
+            basic: remote.basic(),
             headers: None,
             body,
         };
-        Ok(http::send(
-            &self.http,
-            call,
-            Limits {
-                time: self.limit,
-                body: longest,
-            },
-        )
-        .await?)
+        let limits = Limits {
+            time: self.limit,
+            body: longest,
+        };
+        Ok(http::send(&self.http, call, limits).await?)
     }
 }
 
@@ -474,7 +480,7 @@ impl Kind {
                 _ => None,
             };
             let s3 = S3::parse(rest, credentials).map_err(|problem| wrong(text, problem))?;
-            return Ok(Self::S3(Box::new(s3)));
+            return Ok(Self::Http(Remote::S3(Box::new(s3))));
         }
         let url = Url::parse(text).map_err(|error| wrong(text, error))?;
         match url.scheme() {
@@ -483,10 +489,10 @@ impl Kind {
                     wrong(text, "a folder needs file:///PATH")
                 })?))
             }
-            "http" | "https" => Ok(Self::Dav {
-                endpoint: text.trim_end_matches('/').to_owned(),
-                secrets,
-            }),
+            "http" | "https" => {
+                let endpoint = text.trim_end_matches('/').to_owned();
+                Ok(Self::Http(Remote::Dav { endpoint, secrets }))
+            }
             _ => Err(wrong(
                 text,
                 "it must begin with file, http, https, s3+https or nats:",
@@ -506,10 +512,7 @@ fn no_store() -> StoreError {
 
 /// Reads the credentials file.
 fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
-    let text = bounded::read_at_most(path, 1 << 20).map_err(|cause| StoreError::File {
-        path: path.to_owned(),
-        cause,
-    })?;
+    let text = bounded::read_at_most(path, 1 << 20).map_err(StoreError::in_file(path))?;
     serde_json::from_slice(&text)
         .map_err(|error| StoreError::Options(format!("{}: {error}", path.display())))
 }
@@ -657,10 +660,12 @@ mod tests {
         for longest in [4, 5, MAX_BLOB] {
             assert_eq!(store.get("a", longest).await.unwrap(), "blob");
         }
-        assert!(store.get("a", 3).await.is_err(), "one byte more");
+        let error = store.get("a", 3).await.unwrap_err();
+        assert!(!error.is_worth_retrying(), "one byte more: {error}");
         store.delete("a").await.unwrap();
         store.delete("a").await.unwrap();
-        assert!(store.get("a", MAX_BLOB).await.is_err());
+        let error = store.get("a", MAX_BLOB).await.unwrap_err();
+        assert!(error.is_worth_retrying(), "it may appear: {error}");
         assert_eq!(
             store.signed_url("a", Duration::ZERO, Duration::from_secs(1)),
             None

@@ -108,7 +108,7 @@ impl World {
             for action in self.step() {
                 match action {
                     Action::Send(batch) => return batch,
-                    Action::Patch { from, to, .. } => self.plan.patch(from, to, None),
+                    Action::Write(Job::Patch { from, to, .. }) => self.plan.patch(from, to, None),
                     other => panic!("{other:?}"),
                 }
             }
@@ -121,7 +121,10 @@ impl World {
 fn first_version_is_above_reports() {
     let mut world = World::new(&["a", "b"], Some(3));
     world.start(&[("a", 57), ("b", 57)]);
-    assert!(matches!(world.step()[..], [Action::Commit { floor: 57 }]));
+    assert!(matches!(
+        world.step()[..],
+        [Action::Write(Job::Commit { floor: 57 })]
+    ));
     let batch = world.publish(58, &Bytes::from_static(b"x"));
     for Outgoing { agent, call, .. } in batch {
         world.reply(&agent, call, Reply::Synced(Some(report(58))));
@@ -135,7 +138,10 @@ fn silent_agents_delay_the_first_version_briefly() {
     world.start(&[("a", 3)]);
     assert!(world.step().is_empty());
     world.now = INQUIRY_MS;
-    assert!(matches!(world.step()[..], [Action::Commit { floor: 0 }]));
+    assert!(matches!(
+        world.step()[..],
+        [Action::Write(Job::Commit { floor: 0 })]
+    ));
 }
 
 #[test]
@@ -149,7 +155,10 @@ fn conflicting_records_raise_the_version() {
         ..report(3)
     };
     world.reply("a", questions[0].1, Reply::Synced(Some(other)));
-    assert!(matches!(world.step()[..], [Action::Commit { floor: 3 }]));
+    assert!(matches!(
+        world.step()[..],
+        [Action::Write(Job::Commit { floor: 3 })]
+    ));
 }
 
 #[test]
@@ -240,7 +249,7 @@ fn only_agents_of_ours_get_patches() {
     for _ in 0..2 {
         for action in world.step() {
             match action {
-                Action::Patch { from, to, .. } => {
+                Action::Write(Job::Patch { from, to, .. }) => {
                     world.plan.patch(
                         from,
                         to,
@@ -286,7 +295,7 @@ fn patches_fit_the_payload() {
     world.plan.put(2, true, 0);
     assert!(matches!(
         world.step()[..],
-        [Action::Patch { from: 1, to: 2, .. }]
+        [Action::Write(Job::Patch { from: 1, to: 2, .. })]
     ));
     world.plan.patch(
         1,
@@ -354,7 +363,7 @@ fn fast_changes_share_versions() {
         world.now = change * 250;
         world.plan.inventory(&["a".to_owned()], world.now);
         for action in world.step() {
-            if let Action::Commit { .. } = action {
+            if let Action::Write(Job::Commit { .. }) = action {
                 version += 1;
                 let committed = Committed {
                     made: made(version),
@@ -402,7 +411,10 @@ fn raised_floor_commits_again() {
     let mut world = World::new(&["a", "b"], None);
     world.start(&[("a", 0)]);
     world.now = INQUIRY_MS;
-    assert!(matches!(world.step()[..], [Action::Commit { floor: 0 }]));
+    assert!(matches!(
+        world.step()[..],
+        [Action::Write(Job::Commit { floor: 0 })]
+    ));
     // The other agent reports while the commit runs.
     world.plan.on_message(
         "director.bosh-dns-sync.b.hello",
@@ -419,7 +431,7 @@ fn raised_floor_commits_again() {
     world.plan.committed(committed, world.now);
     assert!(matches!(
         world.step()[..],
-        [Action::Commit { floor: 9 }, Action::Put(..)]
+        [Action::Write(Job::Commit { floor: 9 }), Action::Put(..)]
     ));
 }
 
@@ -436,7 +448,7 @@ fn book_without_agents_is_not_written() {
     let writes = |actions: Vec<Action>| {
         actions
             .iter()
-            .any(|action| matches!(action, Action::WriteRegistry(_)))
+            .any(|action| matches!(action, Action::Write(Job::WriteRegistry(_))))
     };
     assert!(!writes(world.step()));
     world.plan.inventory(&["a".to_owned()], 0);
@@ -448,7 +460,10 @@ fn stored_version_is_announced() {
     let mut world = World::new(&["a"], Some(3));
     world.start(&[("a", 57)]);
     assert!(!world.plan.announced());
-    assert!(matches!(world.step()[..], [Action::Commit { floor: 57 }]));
+    assert!(matches!(
+        world.step()[..],
+        [Action::Write(Job::Commit { floor: 57 })]
+    ));
     assert!(!world.plan.announced(), "it is being committed");
     let committed = Committed {
         made: made(58),
@@ -465,4 +480,54 @@ fn stored_version_is_announced() {
     world.plan.put(58, true, world.now);
     world.batch();
     assert!(world.plan.announced());
+}
+
+#[test]
+fn refused_jobs_are_repeated() {
+    let mut world = World::new(&["a"], Some(1));
+    world.start(&[("a", 1)]);
+    world.now += 1;
+    let mut jobs = Vec::new();
+    for action in world.step() {
+        if let Action::Write(job) = action {
+            jobs.push(job);
+        }
+    }
+    assert!(!jobs.is_empty());
+    let count = jobs.len();
+    for job in jobs {
+        world.plan.job_failed(job, world.now);
+    }
+    assert!(world.step().is_empty(), "a pause comes first");
+    world.now += PAUSE_MS;
+    let repeated = world.step();
+    assert_eq!(repeated.len(), count, "{repeated:?}");
+}
+
+#[test]
+fn refused_patch_becomes_a_whole_blob() {
+    let mut world = World::new(&["a"], Some(1));
+    world.start(&[("a", 1)]);
+    world.step();
+    world.step();
+    let committed = Committed {
+        made: made(2),
+        bytes: Bytes::from_static(b"x"),
+        new: true,
+        gone: Vec::new(),
+    };
+    world.plan.committed(committed, 0);
+    world.step();
+    world.plan.put(2, true, 0);
+    let Some(Action::Write(patch)) = world.step().pop() else {
+        panic!("no patch");
+    };
+    world.plan.job_failed(patch, 0);
+    let batch = world.batch();
+    assert_eq!(batch.len(), 1);
+    let extra = batch[0].announcement.extra.as_ref();
+    assert!(
+        extra.is_some_and(|extra| extra.patch.is_none()),
+        "{batch:?}"
+    );
 }
