@@ -164,7 +164,9 @@ impl Authority {
             }
         };
         let first = &parsed[0];
-        if key.as_ref().is_some_and(|key| !certifies(first, key)) {
+        if let Some(key) = &key
+            && !certifies(first, key)
+        {
             faults.push(Fault::KeyMismatch(
                 first.tbs_certificate().subject().to_string(),
             ));
@@ -237,10 +239,7 @@ impl Authority {
 
     /// Returns the CA's certificates, PEM.
     pub fn chain_pem(&self) -> String {
-        self.chain
-            .iter()
-            .map(|der| encode("CERTIFICATE", der).to_string())
-            .collect()
+        encode_all(&self.chain)
     }
 
     /// Returns whether the CA can still issue at `now`.
@@ -251,12 +250,13 @@ impl Authority {
     /// Returns a warning about issuing leaves of this length, if there is one.
     pub fn caution(&self, now: SystemTime, length: Duration) -> Option<String> {
         let end = self.validity.not_after;
-        (now + length > end).then(|| {
-            let end = date(end);
-            format!(
-                "the CA expires at {end}, before a new leaf would; leaves expire with the CA: replace it soon"
-            )
-        })
+        if now + length <= end {
+            return None;
+        }
+        let end = date(end);
+        Some(format!(
+            "the CA expires at {end}, before a new leaf would; leaves expire with the CA: replace it soon"
+        ))
     }
 }
 
@@ -286,20 +286,28 @@ fn explain(error: &pem::Error) -> &'static str {
 /// Encodes certificates as PEM, each once.
 pub(crate) fn bundle(ders: impl IntoIterator<Item = CertificateDer<'static>>) -> String {
     let mut held = HashSet::new();
-    let first = ders.into_iter().filter(|der| held.insert(der.clone()));
-    first
-        .map(|der| encode("CERTIFICATE", &der).to_string())
-        .collect()
+    let mut ders: Vec<_> = ders.into_iter().collect();
+    ders.retain(|der| held.insert(der.clone()));
+    encode_all(&ders)
+}
+
+/// Encodes certificates as PEM.
+pub(crate) fn encode_all(ders: &[CertificateDer<'_>]) -> String {
+    let mut text = String::new();
+    for der in ders {
+        text.push_str(&encode("CERTIFICATE", der));
+    }
+    text
 }
 
 /// Parses certificates in DER.
 pub fn parse_all(ders: &[CertificateDer<'static>]) -> Result<Vec<Certificate>, Fault> {
-    let numbered = ders.iter().zip(1..);
-    numbered
-        .map(|(der, number)| {
-            Certificate::from_der(der).map_err(|error| Fault::Damaged(number, error.to_string()))
-        })
-        .collect()
+    let mut parsed = Vec::with_capacity(ders.len());
+    for (der, number) in ders.iter().zip(1..) {
+        let certificate = Certificate::from_der(der);
+        parsed.push(certificate.map_err(|error| Fault::Damaged(number, error.to_string()))?);
+    }
+    Ok(parsed)
 }
 
 /// Parses the certificates of a PEM text, at least one; returns each in DER and parsed.
@@ -350,9 +358,8 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
             }
             ValidityState::Valid => {}
         }
-        if chain
-            .get(number)
-            .is_some_and(|above| above.tbs_certificate().subject() != stated.issuer())
+        if let Some(above) = chain.get(number)
+            && above.tbs_certificate().subject() != stated.issuer()
         {
             faults.push(Fault::Order(number, number + 1));
         }

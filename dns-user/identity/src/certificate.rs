@@ -180,6 +180,7 @@ pub(crate) fn issue(
     public_key_info: &[u8],
     validity: Validity,
 ) -> Result<Vec<u8>, KeyError> {
+    // As in the reference. A counter would have to survive kills and restored backups.
     let serial = random_uuid()?;
     let content = ToBeSigned {
         version: Version::V3,

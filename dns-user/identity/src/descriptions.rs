@@ -38,12 +38,10 @@ pub struct Descriptions {
 impl Descriptions {
     /// Creates a watcher of `folder`, without reading it.
     pub fn new(folder: PathBuf) -> Self {
-        let applied = BTreeMap::new();
-        let problems = BTreeMap::new();
         Self {
             folder,
-            applied,
-            problems,
+            applied: BTreeMap::new(),
+            problems: BTreeMap::new(),
             guard: RemovalGuard::default(),
         }
     }

@@ -181,10 +181,12 @@ impl IdentityFolder {
         }
         sync(generation.path()).map_err(FolderError::at(&self.path))?;
         let name = generation.path().file_name().unwrap_or_default().to_owned();
+        // The reference renames the key and then the certificate: for a moment, or after a failure, they do not match.
         self.point(DATA, Path::new(&name))?;
         // The generation is in use from here on and must not be removed on drop.
         let _ = generation.keep();
         sync(&self.path).map_err(FolderError::at(&self.path))?;
+        // Programs watch these names. As in the reference the key is first, and at its event both are the new ones.
         let mut names: Vec<&str> = entries.iter().map(|entry| entry.name).collect();
         names.sort_by_key(|name| !name.ends_with(".key"));
         for name in names {

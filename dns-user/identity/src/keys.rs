@@ -480,6 +480,8 @@ impl Window {
     fn pause(&mut self) -> Option<Duration> {
         let passed = self.begun.elapsed();
         let used = thread_time().saturating_sub(self.used);
+        // SCHED_IDLE ranks within a scheduling group; between control groups and sessions (autogroup) a core is shared
+        // equally (sched(7)).
         if passed > used + used / 4 {
             return Some((used * PAUSE_FACTOR).min(MAX_PAUSE));
         }

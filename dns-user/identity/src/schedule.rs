@@ -6,7 +6,10 @@ use aws_lc_rs::digest;
 use dns_kit::backoff;
 use serde::{Deserialize, Serialize};
 
-use crate::certificate::{Validity, ValidityState, unix};
+use crate::{
+    authority::date,
+    certificate::{Validity, ValidityState, unix},
+};
 
 /// Tolerated lead of a certificate's start over the local clock, because NTP corrects clocks in small steps.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
@@ -49,17 +52,22 @@ pub struct Failure {
 impl Schedule {
     /// Creates the schedule of a pair with this validity; `None` if there is no pair yet.
     pub fn new(share: Share, validity: Option<Validity>) -> Self {
-        let requested = None;
-        let failure = None;
-        let hold = None;
         Self {
             share,
             validity,
             lead: Duration::ZERO,
-            requested,
-            failure,
+            requested: None,
+            failure: None,
             hasty: 0,
-            hold,
+            hold: None,
+        }
+    }
+
+    /// Formats the end of the pair's validity; `-` without a pair.
+    pub(crate) fn ends(&self) -> String {
+        match self.validity {
+            Some(validity) => date(validity.not_after),
+            None => "-".to_owned(),
         }
     }
 
@@ -105,6 +113,7 @@ impl Schedule {
         if validity.standing(now + self.lead + CLOCK_TOLERANCE) == ValidityState::NotYet {
             return now;
         }
+        // In the reference, containers that were started together renew together: it has no jitter.
         let renewal = validity.not_before + RenewalWindow::of(validity.length()).moment(self.share);
         match self.requested {
             None => renewal,

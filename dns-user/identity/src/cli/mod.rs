@@ -136,10 +136,14 @@ impl Command {
             Self::ConfirmRemovals(confirm) => confirm.run(),
             Self::Agent(options) => block_on(agent::run(*options)),
             Self::RotateCa(options) => block_on(rotate_ca(options)),
-            Self::Man(man) => man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
-            Self::Completions(completions) => completions
-                .run(CommandLine::command())
-                .map(|()| ExitCode::SUCCESS),
+            Self::Man(man) => {
+                man.run(CommandLine::command())?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Self::Completions(completions) => {
+                completions.run(CommandLine::command())?;
+                Ok(ExitCode::SUCCESS)
+            }
         }
     }
 }
@@ -150,7 +154,8 @@ fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.block_on(future).map(|()| ExitCode::SUCCESS)
+    runtime.block_on(future)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Describe {
@@ -183,10 +188,8 @@ impl StatusOptions {
             Reply::Error(problem) => anyhow::bail!(problem),
             Reply::Done => anyhow::bail!("the rotator did not return its status"),
         };
-        let failing = status
-            .identities
-            .iter()
-            .any(|identity| identity.failure.is_some());
+        let mut identities = status.identities.iter();
+        let failing = identities.any(|identity| identity.failure.is_some());
         if json {
             println!("{}", serde_json::to_string_pretty(&status)?);
         } else {
@@ -240,17 +243,29 @@ fn print_status(status: &crate::rotator::RotatorStatus) {
 }
 
 #[cfg(test)]
-#[test]
-fn command_reference_is_current() {
+mod tests {
     use test_support::command_page;
 
-    let command = CommandLine::command();
-    command_page::compare("identity-commands.md", &command_page::commands(command));
-}
-
-#[cfg(test)]
-mod tests {
     use super::*;
+
+    #[test]
+    fn command_reference_is_current() {
+        let command = CommandLine::command();
+        command_page::compare("identity-commands.md", &command_page::commands(command));
+    }
+
+    #[test]
+    fn metrics_reference_is_current() {
+        let families = crate::metrics::DECLARED
+            .iter()
+            .map(|(name, kind, labels, help)| (*name, (*kind).to_owned(), labels.to_vec(), *help));
+        let introduction =
+            "# Metrics of bosh-dns-identity\n\nFamilies of the rotator, the issuer and the agents.";
+        command_page::compare(
+            "identity-metrics.md",
+            &command_page::metrics(introduction, families),
+        );
+    }
 
     #[test]
     fn command_line_is_consistent() {
@@ -297,19 +312,4 @@ mod tests {
             );
         }
     }
-}
-
-#[test]
-fn metrics_reference_is_current() {
-    use test_support::command_page;
-
-    let families = crate::metrics::DECLARED
-        .iter()
-        .map(|(name, kind, labels, help)| (*name, (*kind).to_owned(), labels.to_vec(), *help));
-    let introduction =
-        "# Metrics of bosh-dns-identity\n\nFamilies of the rotator, the issuer and the agents.";
-    command_page::compare(
-        "identity-metrics.md",
-        &command_page::metrics(introduction, families),
-    );
 }

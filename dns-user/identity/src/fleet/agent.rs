@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 
 use super::{Credentials, DesiredTrust, IssuerClient, PairReply, PairRequest, Proof, Report};
 use crate::{
-    authority::{Fingerprint, certificates, date, parse_chain, validity},
+    authority::{Fingerprint, certificates, parse_chain, validity},
     certificate::{Validity, ValidityState, seconds, signing_request},
     folder::{IdentityFolder, Pair, make_folders, read_pair},
     keys::{KeyType, PrivateKey},
@@ -184,6 +184,11 @@ impl ManagedPair {
 
     fn read(&self) -> std::io::Result<Pair> {
         read_pair(&self.folder.path, OWN)
+    }
+
+    /// Writes the same pair with another trust bundle.
+    fn rewrite(&self, bundle: &str, owner: Option<Owner>) -> anyhow::Result<()> {
+        Ok(self.folder.replace_pair(&self.read()?, bundle, owner)?)
     }
 
     /// Records the pair that was just written.
@@ -353,12 +358,9 @@ impl Agent {
     fn with_pair(&self) -> anyhow::Result<Credentials> {
         let own = &self.pairs[&None];
         let bundle = fs::read_to_string(own.folder.path.join("ca.crt"));
-        let roots = match bundle
-            .ok()
-            .filter(|text| certificates(text.as_bytes()).is_ok())
-        {
-            Some(bundle) => bundle,
-            None => self.read_trust()?,
+        let roots = match bundle {
+            Ok(bundle) if certificates(bundle.as_bytes()).is_ok() => bundle,
+            _ => self.read_trust()?,
         };
         Ok(Credentials {
             proof: Proof::Pair(own.read()?),
@@ -414,17 +416,11 @@ impl Agent {
                 continue;
             }
             let held = fs::read_to_string(managed.folder.path.join("ca.crt")).unwrap_or_default();
-            if held != desired.bundle {
-                let written = managed
-                    .read()
-                    .map_err(anyhow::Error::from)
-                    .and_then(|pair| {
-                        Ok(managed.folder.replace_pair(&pair, &desired.bundle, owner)?)
-                    });
-                if let Err(error) = written {
-                    complete = false;
-                    tracing::error!("trust bundle not written; retrying: {error:#}");
-                }
+            if held != desired.bundle
+                && let Err(error) = managed.rewrite(&desired.bundle, owner)
+            {
+                complete = false;
+                tracing::error!("trust bundle not written; retrying: {error:#}");
             }
             if managed.issuer.as_ref() != Some(&desired.issuing) {
                 managed
@@ -449,10 +445,7 @@ impl Agent {
                 let is_first = managed.schedule.validity.is_none();
                 managed.adopt(now);
                 self.status.lock().renewals += 1;
-                let ends = managed
-                    .schedule
-                    .validity
-                    .map_or_else(|| "-".to_owned(), |validity| date(validity.not_after));
+                let ends = managed.schedule.ends();
                 if is_first {
                     tracing::info!(pair = name, ends, "certificate issued");
                 } else {
@@ -463,11 +456,7 @@ impl Agent {
             Err(error) => {
                 if managed.schedule.failed(now, format!("{error:#}")) {
                     *self.status.lock().failures.entry("renewal").or_default() += 1;
-                    let ends = managed
-                        .schedule
-                        .validity
-                        .map(|validity| date(validity.not_after));
-                    let ends = ends.unwrap_or_else(|| "-".to_owned());
+                    let ends = managed.schedule.ends();
                     tracing::error!(
                         pair = name,
                         ends,
@@ -544,8 +533,8 @@ impl Agent {
             "this instance has no valid certificate; create a token at the issuer and pass it with --token",
         )?;
         let token = fs::read_to_string(path)
-            .map(Zeroizing::new)
             .with_context(|| format!("{}: create a token at the issuer", path.display()))?;
+        let token = Zeroizing::new(token);
         anyhow::ensure!(
             !token.trim().is_empty(),
             "{}: empty; create a token at the issuer",

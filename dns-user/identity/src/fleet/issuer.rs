@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use prometheus::proto::MetricFamily;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
+use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::{
@@ -317,14 +318,12 @@ impl IssuerService {
             problem: None,
             save_problem: None,
         };
-        let file = Mutex::new(file);
-        let shared = Mutex::new(shared);
         Ok(Self {
             state,
             _lock: lock,
             options,
-            file,
-            shared,
+            file: Mutex::new(file),
+            shared: Mutex::new(shared),
         })
     }
 
@@ -381,11 +380,8 @@ impl IssuerService {
         // Members whose pairs have expired by this clock stay: it may be wrong for a while. They count no more.
         if let Some(fleet) = shared.pending.take() {
             let known = shared.members.len();
-            let missing = shared
-                .members
-                .keys()
-                .filter(|id| !fleet.ids.contains(*id))
-                .count();
+            let ids = shared.members.keys();
+            let missing = ids.filter(|id| !fleet.ids.contains(*id)).count();
             if let Err(held) = shared.guard.check(known, missing, now) {
                 shared.pending = Some(fleet);
                 anyhow::bail!(
@@ -452,6 +448,8 @@ impl IssuerService {
         let now = seconds(SystemTime::now());
         let lagging = shared.trust.lagging(&shared.members, now).count();
         let are_usable = shared.problem.is_none() && shared.save_problem.is_none();
+        let refused = shared.refused.iter();
+        let refused = refused.map(|(reason, count)| ([*reason], *count));
         vec![
             metrics::MEMBERS.is(super::count_valid(&shared.members, now) as f64),
             metrics::LAGGING.is(lagging as f64),
@@ -459,10 +457,7 @@ impl IssuerService {
             metrics::CA_EXPIRY.is(metrics::timestamp(shared.authority.validity.not_after)),
             metrics::FILES_USABLE.is(f64::from(are_usable)),
             metrics::ISSUED.is(shared.issued),
-            metrics::REFUSED.of(shared
-                .refused
-                .iter()
-                .map(|(reason, count)| ([*reason], *count))),
+            metrics::REFUSED.of(refused),
         ]
     }
 
@@ -565,10 +560,8 @@ impl IssuerService {
             return Err(Refusal::new(StatusCode::BAD_REQUEST, "report", error));
         }
         // No pair ends later than the last one issued; a rotation would wait for it.
-        let issued = shared
-            .members
-            .get(&instance)
-            .map_or(0, |member| member.not_after);
+        let known = shared.members.get(&instance);
+        let issued = known.map_or(0, |member| member.not_after);
         let not_after = not_after.min(issued.max(seconds(now + self.options.validity)));
         shared.set_member(
             instance,
@@ -608,6 +601,8 @@ impl IssuerService {
     }
 }
 
+const NO_PROOF: &str = "present the instance's certificate, or a bootstrap token";
+
 /// Refuses a request without a proof: the instance's certificate, or for its own pair a token, which is
 /// checked when it is used.
 fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Result<(), Refusal> {
@@ -619,10 +614,7 @@ fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Resul
             StatusCode::FORBIDDEN,
             format!("the certificate of {name:?} does not permit requests for {instance:?}"),
         ),
-        (None, None) => (
-            StatusCode::UNAUTHORIZED,
-            "present the instance's certificate, or a bootstrap token".to_owned(),
-        ),
+        (None, None) => (StatusCode::UNAUTHORIZED, NO_PROOF.to_owned()),
         (_, Some(_)) => (
             StatusCode::FORBIDDEN,
             "a bootstrap token permits only the instance's own certificate".to_owned(),
@@ -648,16 +640,10 @@ async fn pair(
     Json(request): Json<PairRequest>,
 ) -> Response {
     let token = bearer_token(&headers).map(str::to_owned);
-    let worker = service.clone();
-    let done = tokio::task::spawn_blocking(move || {
-        worker.pair(&peer, token.as_deref(), &request, SystemTime::now())
+    reply(service, move |service| {
+        service.pair(&peer, token.as_deref(), &request, SystemTime::now())
     })
-    .await;
-    match done {
-        Ok(Ok(reply)) => Json(reply).into_response(),
-        Ok(Err(refusal)) => service.refused(refusal),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    .await
 }
 
 async fn report(
@@ -665,11 +651,20 @@ async fn report(
     Extension(peer): Extension<Peer>,
     Json(report): Json<Report>,
 ) -> Response {
+    reply(service, move |service| {
+        service.report(&peer, report, SystemTime::now())
+    })
+    .await
+}
+
+/// Answers a request on a blocking thread, because the members are saved before the reply.
+async fn reply<T: Serialize + Send + 'static>(
+    service: Arc<IssuerService>,
+    answer: impl FnOnce(&IssuerService) -> Result<T, Refusal> + Send + 'static,
+) -> Response {
     let worker = service.clone();
-    let done =
-        tokio::task::spawn_blocking(move || worker.report(&peer, report, SystemTime::now())).await;
-    match done {
-        Ok(Ok(desired)) => Json(desired).into_response(),
+    match tokio::task::spawn_blocking(move || answer(&worker)).await {
+        Ok(Ok(reply)) => Json(reply).into_response(),
         Ok(Err(refusal)) => service.refused(refusal),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -693,11 +688,7 @@ async fn require_proof(
     let refusal = match bearer_token(request.headers()) {
         Some(token) if service.state.knows_token(token) => return next.run(request).await,
         Some(_) => Refusal::of_token(TokenError::Unknown),
-        None => Refusal::new(
-            StatusCode::UNAUTHORIZED,
-            "identity",
-            "present the instance's certificate, or a bootstrap token",
-        ),
+        None => Refusal::new(StatusCode::UNAUTHORIZED, "identity", NO_PROOF),
     };
     service.refused(refusal)
 }

@@ -241,9 +241,7 @@ impl StateFolder {
     fn read<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Option<T>> {
         let path = self.path.join(name);
         match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text)
-                .map(Some)
-                .map_err(in_json(&path)),
+            Ok(text) => Ok(Some(serde_json::from_slice(&text).map_err(in_json(&path))?)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(in_file(&path)(cause)),
         }
@@ -277,9 +275,9 @@ impl StateFolder {
         lifetime: Duration,
     ) -> anyhow::Result<Zeroizing<String>> {
         let mut bytes = Zeroizing::new([0; 32]);
-        let no_numbers =
-            |_| in_file(&self.path.join("tokens"))(io::Error::other("no random numbers"));
-        SystemRandom::new().fill(&mut *bytes).map_err(no_numbers)?;
+        SystemRandom::new().fill(&mut *bytes).map_err(|_| {
+            in_file(&self.path.join("tokens"))(io::Error::other("no random numbers"))
+        })?;
         let token = Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice()));
         let stored = StoredToken {
             instance: instance.to_owned(),
@@ -342,10 +340,10 @@ impl StateFolder {
             return;
         };
         for path in paths {
-            let stored = fs::read(&path)
-                .ok()
-                .and_then(|text| serde_json::from_slice::<StoredToken>(&text).ok());
-            if stored.is_some_and(|stored| stored.expires + KEEP_TOKENS < seconds(now)) {
+            if let Ok(text) = fs::read(&path)
+                && let Ok(stored) = serde_json::from_slice::<StoredToken>(&text)
+                && stored.expires + KEEP_TOKENS < seconds(now)
+            {
                 // The next token tries again.
                 let _ = fs::remove_file(&path);
             }

@@ -18,10 +18,9 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use crate::{
-    authority::{Fingerprint, parse_chain, validity},
+    authority::{Fingerprint, encode_all, parse_chain, validity},
     certificate::{seconds, unix},
     folder::{Entry, FolderError, IdentityFolder, Pair, read_pair},
-    keys::pem,
     profile::{Container, Guid},
     schedule::{Failure, Schedule, Share},
 };
@@ -52,13 +51,11 @@ pub(super) struct IssuedBy {
 
 impl Identity {
     pub(super) fn new(container: Container, folder: IdentityFolder) -> Self {
-        let schedule = Schedule::new(Share::of(container.guid.as_str()), None);
-        let queued = SystemTime::UNIX_EPOCH;
         Self {
+            schedule: Schedule::new(Share::of(container.guid.as_str()), None),
             container,
             folder,
-            schedule,
-            queued,
+            queued: SystemTime::UNIX_EPOCH,
             issuer: None,
             bundle: Arc::from(""),
         }
@@ -82,10 +79,7 @@ impl Identity {
         {
             let share = Share::of(identity.container.guid.as_str());
             identity.schedule = Schedule::new(share, Some(validity(&parsed[0])));
-            let mut chain = String::new();
-            for der in &ders[1..] {
-                chain.push_str(&pem("CERTIFICATE", der));
-            }
+            let chain = encode_all(&ders[1..]);
             identity.issuer = ders.get(1).map(|issuer| IssuedBy {
                 fingerprint: Fingerprint::of(issuer),
                 chain: Arc::from(chain),
@@ -122,13 +116,11 @@ impl Identity {
             Some(_) => Some(self.read("c2c")?),
             None => None,
         };
-        let second = second.as_ref();
-        let container = &self.container;
         Contents {
             pair: &pair,
-            second,
+            second: second.as_ref(),
             bundle,
-            container,
+            container: &self.container,
             envoy,
         }
         .write(&self.folder)

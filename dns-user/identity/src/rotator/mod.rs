@@ -330,13 +330,11 @@ impl Rotator {
                 }
             }
             Err(error) => {
+                // The reference ends the container when a rotation fails. Here the pair stays in use, and the attempt is
+                // repeated.
                 if identity.schedule.failed(now, error.to_string()) {
                     self.count_failure(&error);
-                    let expires = identity
-                        .schedule
-                        .validity
-                        .map(|validity| validity.not_after);
-                    let expires = expires.map_or_else(|| "-".to_owned(), crate::authority::date);
+                    let expires = identity.schedule.ends();
                     tracing::error!(
                         %guid, expires,
                         "certificate not renewed; the current one stays in use and the renewal is retried: \

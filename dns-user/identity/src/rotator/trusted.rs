@@ -93,13 +93,8 @@ impl Trusted {
     /// Reads changed files and drops former CAs whose time is over; returns whether the bundle changes.
     pub(super) fn reload(&mut self, now: SystemTime) -> bool {
         let before = self.in_force().count();
-        let mut changed = self
-            .former
-            .iter()
-            .filter(|former| now < former.until)
-            .count()
-            != before;
         self.now = now;
+        let mut changed = self.in_force().count() != before;
         let known = self.former.len();
         self.former
             .retain(|former| now < former.until + KEEP_FORMER);
