@@ -135,6 +135,7 @@ fn names_are_hashed_by_words() {
 fn scopes_are_laid_out() {
     assert_eq!((Scope::first_slot(7), Scope::first_slot(2055)), (7, 7));
     assert_eq!(Scope::vlan(0), (0, 1));
+    assert_eq!(Scope::vlan(100), (1, 1 << 36));
     assert_eq!(Scope::vlan(130), (2, 4));
     assert_eq!(Scope::vlan(0xe000 | 4095), (63, 1 << 63));
     let (word, bits) = Scope::refused_source(0xabcd_e123);
