@@ -57,11 +57,11 @@ impl Record {
         record_type: RecordType,
         targets: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Self, RecordError> {
-        let name = Name::parse(name)?;
-        let targets = targets
-            .into_iter()
-            .map(|target| Target::parse(record_type, target.as_ref()));
-        let record = Self::new(name, record_type, targets.collect::<Result<Vec<_>, _>>()?);
+        let mut record = Self::new(Name::parse(name)?, record_type, []);
+        for target in targets {
+            let target = Target::parse(record_type, target.as_ref())?;
+            record.targets.insert(target);
+        }
         if record_type.is_alias() && record.targets.len() > 1 {
             return Err(RecordError::SeveralAliases { name: record.name });
         }
@@ -70,11 +70,22 @@ impl Record {
 
     /// Returns whether the set is a CNAME to its own name.
     pub fn is_self_alias(&self) -> bool {
-        self.record_type == RecordType::CNAME
-            && self
-                .targets
-                .iter()
-                .any(|target| target.as_str() == self.name.as_str())
+        self.record_type == RecordType::CNAME && self.points_to(&self.name)
+    }
+
+    /// Returns whether a target is this name.
+    pub(crate) fn points_to(&self, name: &Name) -> bool {
+        let mut targets = self.targets.iter();
+        targets.any(|target| target.as_str() == name.as_str())
+    }
+
+    /// Returns a setting that one provider understands; empty if it is not set.
+    pub(crate) fn property(&self, name: &str) -> &str {
+        text_of(&self.properties, name)
+    }
+
+    pub(crate) fn set_property(&mut self, name: &str, value: &str) {
+        self.properties.insert(name.to_owned(), value.to_owned());
     }
 
     /// Returns the key of the set, which is unique in a zone.
@@ -107,6 +118,13 @@ impl fmt::Display for Record {
     }
 }
 
+fn text_of<'a>(texts: &'a BTreeMap<String, String>, name: &str) -> &'a str {
+    match texts.get(name) {
+        Some(text) => text,
+        None => "",
+    }
+}
+
 /// Identity of a record set within a zone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
@@ -127,6 +145,15 @@ impl Key {
             record_type: RecordType(0),
         }
     }
+}
+
+/// Returns record sets by their keys.
+pub(crate) fn by_key(sets: Vec<Record>) -> BTreeMap<Key, Record> {
+    let mut found = BTreeMap::new();
+    for set in sets {
+        found.insert(set.key(), set);
+    }
+    found
 }
 
 /// Returns whether there is a set of this name and type.
@@ -200,13 +227,12 @@ impl RecordType {
 /// Formats as mnemonic, or as `TYPE<number>` (RFC 3597, section 5).
 impl fmt::Display for RecordType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Self::NAMED
-            .iter()
-            .find(|(record_type, _)| record_type == self)
-        {
-            Some((_, name)) => f.pad(name),
-            None => f.pad(&format!("TYPE{}", self.0)),
+        for (record_type, name) in Self::NAMED {
+            if record_type == self {
+                return f.pad(name);
+            }
         }
+        f.pad(&format!("TYPE{}", self.0))
     }
 }
 
@@ -215,11 +241,15 @@ impl FromStr for RecordType {
 
     fn from_str(text: &str) -> Result<Self, RecordError> {
         let upper = text.trim().to_ascii_uppercase();
-        let named = Self::NAMED.iter().find(|(_, name)| *name == upper);
-        named
-            .map(|(record_type, _)| *record_type)
-            .or_else(|| upper.strip_prefix("TYPE")?.parse().ok().map(Self))
-            .ok_or_else(|| RecordError::UnknownType(text.to_owned()))
+        for (record_type, name) in Self::NAMED {
+            if *name == upper {
+                return Ok(*record_type);
+            }
+        }
+        match upper.strip_prefix("TYPE").map(str::parse) {
+            Some(Ok(number)) => Ok(Self(number)),
+            _ => Err(RecordError::UnknownType(text.to_owned())),
+        }
     }
 }
 
@@ -235,22 +265,23 @@ impl Labels {
 
     /// Returns labels with this owner and resource; an empty text sets no label.
     pub fn of(owner: &str, resource: &str) -> Self {
-        let pairs = [(Self::OWNER, owner), (Self::RESOURCE, resource)];
-        let set = pairs.into_iter().filter(|(_, value)| !value.is_empty());
-        Self(
-            set.map(|(label, value)| (label.to_owned(), value.to_owned()))
-                .collect(),
-        )
+        let mut labels = Self::default();
+        for (label, value) in [(Self::OWNER, owner), (Self::RESOURCE, resource)] {
+            if !value.is_empty() {
+                labels.0.insert(label.to_owned(), value.to_owned());
+            }
+        }
+        labels
     }
 
     /// Returns the owner; empty if the record has none.
     pub fn owner(&self) -> &str {
-        self.0.get(Self::OWNER).map_or("", String::as_str)
+        text_of(&self.0, Self::OWNER)
     }
 
     /// Returns the resource; empty if it is unknown.
     pub fn resource(&self) -> &str {
-        self.0.get(Self::RESOURCE).map_or("", String::as_str)
+        text_of(&self.0, Self::RESOURCE)
     }
 }
 
@@ -314,16 +345,21 @@ impl Name {
             match octet {
                 b'.' => labels.push(Vec::new()),
                 b'\\' => {
-                    let next = octets.clone().next().filter(u8::is_ascii_graphic);
-                    let escaped = next.and_then(|_| escaped(&mut octets));
-                    let escaped = escaped.ok_or_else(|| NameError::unnamed(BAD_ESCAPE))?;
-                    label.push(escaped.to_ascii_lowercase());
+                    let first = octets.clone().next();
+                    match escaped(&mut octets) {
+                        Some(octet) if first.is_some_and(|first| first.is_ascii_graphic()) => {
+                            label.push(octet.to_ascii_lowercase());
+                        }
+                        _ => return Err(NameError::unnamed(BAD_ESCAPE)),
+                    }
                 }
                 b'!'..=b'~' => label.push(octet.to_ascii_lowercase()),
                 _ => return Err(NameError::unnamed(BAD_OCTET)),
             }
         }
-        if labels.len() > 1 && labels.last().is_some_and(Vec::is_empty) {
+        if let [_, .., last] = &labels[..]
+            && last.is_empty()
+        {
             labels.pop();
         }
         Self::from_labels(&labels)
@@ -336,7 +372,8 @@ impl Name {
         }
         let mut text = String::new();
         let mut wire = 1;
-        for label in labels.iter().map(AsRef::as_ref) {
+        for label in labels {
+            let label = label.as_ref();
             match label.len() {
                 0 => {
                     let reason = "it has an empty label; remove the extra dot";
@@ -443,12 +480,9 @@ fn split_first(text: &str) -> (&str, &str) {
 
 /// Returns whether a character appended to `text` would be escaped.
 fn ends_in_escape(text: &str) -> bool {
-    text.bytes()
-        .rev()
-        .take_while(|octet| *octet == b'\\')
-        .count()
-        % 2
-        == 1
+    let before = text.trim_end_matches('\\');
+    // An even number of backslashes are escaped ones.
+    (text.len() - before.len()) % 2 == 1
 }
 
 /// Error for a malformed domain name.
@@ -569,8 +603,13 @@ pub(crate) fn host_sets<'a>(
             .or_default()
             .insert(Target::parse(record_type, host)?);
     }
-    let names = sets.get(&RecordType::CNAME).map_or(0, BTreeSet::len);
-    Ok(Some(sets).filter(|sets| names == 0 || (names, sets.len()) == (1, 1)))
+    // A CNAME has no other data beside it (RFC 1034, section 3.6.2).
+    if let Some(names) = sets.get(&RecordType::CNAME)
+        && (names.len() > 1 || sets.len() > 1)
+    {
+        return Ok(None);
+    }
+    Ok(Some(sets))
 }
 
 /// Parses a TXT value: unquoted, or quoted strings, which are concatenated.
@@ -630,10 +669,10 @@ fn escaped(octets: &mut Bytes<'_>) -> Option<u8> {
 }
 
 fn address<Address: FromStr + ToString>(text: &str, problem: &str) -> Result<String, String> {
-    text.trim()
-        .parse::<Address>()
-        .map(|address| address.to_string())
-        .map_err(|_| problem.to_owned())
+    match text.trim().parse::<Address>() {
+        Ok(address) => Ok(address.to_string()),
+        Err(_) => Err(problem.to_owned()),
+    }
 }
 
 /// Normalises `COUNT` numbers and a host name.
@@ -679,7 +718,9 @@ fn naptr(text: &str) -> Result<String, String> {
 /// Normalises the generic form of RFC 3597, section 5.
 fn generic(text: &str) -> Option<String> {
     let mut words = text.split_ascii_whitespace();
-    (words.next()? == r"\#").then_some(())?;
+    if words.next()? != r"\#" {
+        return None;
+    }
     let length: u16 = words.next()?.parse().ok()?;
     let hex: String = words.collect::<String>().to_ascii_lowercase();
     let is_hex =
@@ -738,9 +779,11 @@ impl DomainFilter {
 
     /// Returns whether a zone may contain names that match.
     pub fn may_contain(&self, apex: &Name) -> bool {
-        let meets =
-            |suffix: &Suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain);
-        self.patterns.is_some() || self.include.is_empty() || self.include.iter().any(meets)
+        if self.patterns.is_some() || self.include.is_empty() {
+            return true;
+        }
+        let mut domains = self.include.iter().map(|suffix| &suffix.domain);
+        domains.any(|domain| domain.is_within(apex) || apex.is_within(domain))
     }
 
     /// Returns whether both filters match a name at or below one of `apexes`.
@@ -749,26 +792,23 @@ impl DomainFilter {
             // Whether two regular expressions match a common name cannot be decided by examples.
             return true;
         }
-        let of_filters = self
-            .include
-            .iter()
-            .chain(&other.include)
-            .map(|suffix| &suffix.domain);
-        let mut domains = apexes.iter().chain(of_filters);
-        domains.any(|domain| {
+        let of_filters = self.include.iter().chain(&other.include);
+        let of_filters = of_filters.map(|suffix| &suffix.domain);
+        for domain in apexes.iter().chain(of_filters) {
             // Filters are suffixes, so an unlikely label stands for all names below a domain.
             let below = if domain.is_root() {
                 Name::parse(PROBE)
             } else {
                 Name::parse(&format!("{PROBE}.{domain}"))
             };
-            let names = [Some(domain.clone()), below.ok()];
-            let mut both = names
-                .into_iter()
-                .flatten()
-                .filter(|name| apexes.iter().any(|apex| name.is_within(apex)));
-            both.any(|name| self.matches(&name) && other.matches(&name))
-        })
+            for name in below.iter().chain([domain]) {
+                let is_published = apexes.iter().any(|apex| name.is_within(apex));
+                if is_published && self.matches(name) && other.matches(name) {
+                    return true;
+                }
+            }
+        }
+        false
     }
 
     /// Returns whether a name may be touched.

@@ -10,7 +10,7 @@ use crate::{
     provider::{
         Batch, OnConflict, Progress, Provider, ProviderError, Step, Transaction, TransactionResult,
     },
-    record::{Key, Record, has_set},
+    record::{Key, Record, by_key, has_set},
 };
 
 /// Record sets of a zone.
@@ -72,11 +72,7 @@ async fn list_zone(provider: &mut dyn Provider, id: &str) -> Result<Found, Provi
             "the zone {id} is no longer served; the changes are unknown, and the next round decides"
         )));
     };
-    let records = zone.content?;
-    Ok(records
-        .into_iter()
-        .map(|record| (record.key(), record))
-        .collect())
+    Ok(by_key(zone.content?))
 }
 
 /// Sends what is left of transactions again: all deletions, then the rest of each whose deletions were accepted.
@@ -122,7 +118,7 @@ async fn repeat(
         };
         let outcomes = provider.apply(&repeated, &|_| {}).await;
         for (place, outcome) in places.into_iter().zip(outcomes) {
-            // Whatever was accepted stays unproven: the next listing proves the whole transaction.
+            // Accepted steps stay unproven: the next listing proves the whole transaction.
             if matches!(
                 outcome,
                 TransactionResult::Conflict | TransactionResult::Failed(_)
@@ -133,7 +129,7 @@ async fn repeat(
     }
 }
 
-/// What is left to do of a transaction that a service accepted.
+/// Steps that remain of a transaction that a service accepted.
 #[derive(Debug, PartialEq)]
 enum Remainder {
     Nothing,

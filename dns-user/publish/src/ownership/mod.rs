@@ -11,7 +11,7 @@ pub use self::cipher::{Cipher, KeyError};
 use crate::{
     plan::{Action, NameChange, Note, Reason},
     provider::{Step, Transaction},
-    record::{Key, Labels, Name, Record, RecordType, Target, has_set},
+    record::{Key, Labels, Name, Record, RecordType, Target, by_key, has_set},
 };
 
 /// Reads and writes owner records.
@@ -58,8 +58,8 @@ impl Registry {
             let Some(key) = self.owner_key(record, apex) else {
                 continue;
             };
-            if let Some(labels) = texts.get(&key).and_then(|texts| texts.first()) {
-                record.labels = labels.1.clone();
+            if let Some(labels) = first_labels(&texts, &key) {
+                record.labels = labels.clone();
                 used.insert(key, record.key());
             }
         }
@@ -74,11 +74,7 @@ impl Registry {
             let key = record.key();
             if ambiguous.contains(&key) {
                 record.labels = Labels::default();
-                notes.push(note(
-                    record.name.clone(),
-                    record.record_type,
-                    Reason::Ambiguous,
-                ));
+                notes.push(Note::on(record, Reason::Ambiguous));
             }
             if let Some(keys) = earlier.remove(&key) {
                 earlier_sets.insert(key, (record.clone(), keys));
@@ -86,22 +82,18 @@ impl Registry {
         }
         let orphans = orphans(texts, &used, &mut notes);
         notes.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut listed = BTreeMap::new();
-        for record in records {
-            listed.insert(record.key(), record);
-        }
         View {
             apex: apex.clone(),
             records: bare,
             notes,
             orphans,
-            listed,
+            listed: by_key(records),
             earlier: earlier_sets,
         }
     }
 
-    /// Gives records without labels those of their earlier owner records. Returns the keys of these owner records by
-    /// record, and the records between which one is ambiguous.
+    /// Takes the labels of records that have none from their earlier owner records. Returns the keys of these owner
+    /// records by record, and the records between which one is ambiguous.
     fn read_earlier(
         &self,
         apex: &Name,
@@ -113,7 +105,7 @@ impl Registry {
         let mut ambiguous = BTreeSet::new();
         for record in bare {
             for key in self.earlier_owner_keys(record, apex) {
-                let Some((_, labels)) = texts.get(&key).and_then(|texts| texts.first()) else {
+                let Some(labels) = first_labels(texts, &key) else {
                     continue;
                 };
                 let is_unowned = record.labels.0.is_empty();
@@ -157,10 +149,11 @@ impl Registry {
 
     /// Parses a TXT value as an owner text, encrypted or not.
     pub fn parse(&self, value: &str) -> Option<Labels> {
-        let decrypted = self
-            .cipher
-            .as_ref()
-            .and_then(|cipher| cipher.decrypt(value));
+        let decrypted = match &self.cipher {
+            Some(cipher) => cipher.decrypt(value),
+            None => None,
+        };
+        // Owner records from before the key was set are plain.
         parse_labels(decrypted.as_deref().unwrap_or(value))
     }
 
@@ -187,22 +180,31 @@ impl Registry {
     /// Returns the keys of a record's owner record in earlier versions of external-dns: before 0.22,
     /// an alias of Route 53 had the one of a CNAME; before 0.12, the name contained no type.
     fn earlier_owner_keys(&self, record: &Record, apex: &Name) -> Vec<Key> {
-        let mut names = Vec::new();
-        let is_alias = record.properties.get("alias");
-        if is_alias.is_some_and(|alias| alias == "true") && record.record_type == RecordType::A {
-            let name = self
-                .mapper
-                .owner_name(&record.name, RecordType::CNAME, apex);
-            names.extend(name);
+        let Record {
+            name, record_type, ..
+        } = record;
+        let mut keys = Vec::new();
+        if record.property("alias") == "true"
+            && *record_type == RecordType::A
+            && let Some(name) = self.mapper.owner_name(name, RecordType::CNAME, apex)
+        {
+            keys.push(owner_key(record, name));
         }
         // Those versions wrote neither AAAA nor TXT. A TXT beside the owner record of another name
         // must not be taken for its record.
-        if ![RecordType::AAAA, RecordType::TXT].contains(&record.record_type) {
-            names.extend(self.mapper.old_owner_name(&record.name));
+        if ![RecordType::AAAA, RecordType::TXT].contains(record_type)
+            && let Some(name) = self.mapper.old_owner_name(name)
+        {
+            keys.push(owner_key(record, name));
         }
-        let names = names.into_iter();
-        names.map(|name| owner_key(record, name)).collect()
+        keys
     }
+}
+
+/// Returns the labels of the first owner text in a set.
+fn first_labels<'a>(texts: &'a HashMap<Key, Texts>, key: &Key) -> Option<&'a Labels> {
+    let (_, labels) = texts.get(key)?.first()?;
+    Some(labels)
 }
 
 fn owner_key(record: &Record, name: Name) -> Key {
@@ -226,28 +228,17 @@ fn orphans(
         }
         for (target, labels) in texts {
             let owner = labels.owner().to_owned();
-            notes.push(note(
-                key.name.clone(),
-                RecordType::TXT,
-                Reason::Orphan { owner },
-            ));
-            orphans.push(Record {
+            let orphan = Record {
                 labels,
                 set_identifier: key.set_identifier.clone(),
                 ..Record::new(key.name.clone(), RecordType::TXT, [target])
-            });
+            };
+            notes.push(Note::on(&orphan, Reason::Orphan { owner }));
+            orphans.push(orphan);
         }
     }
     orphans.sort_by(|a, b| (a.key(), a.labels.owner()).cmp(&(b.key(), b.labels.owner())));
     orphans
-}
-
-fn note(name: Name, record_type: RecordType, reason: Reason) -> Note {
-    Note {
-        name,
-        record_type,
-        reason,
-    }
 }
 
 /// Types that must be absent for a new CNAME.
@@ -423,13 +414,12 @@ impl PendingSets<'_> {
 
     /// Writes targets. Owner texts in the same TXT set are kept.
     fn put(&mut self, record: &Record, before: Option<&Record>) {
-        let unchanged = before.is_some_and(|before| {
-            before.targets == record.targets
-                && before.properties == record.properties
-                && record.ttl.is_none_or(|ttl| Some(ttl) == before.ttl)
-        });
         let set = self.touch(record.key());
-        if unchanged {
+        if let Some(before) = before
+            && before.targets == record.targets
+            && before.properties == record.properties
+            && (record.ttl.is_none() || record.ttl == before.ttl)
+        {
             return;
         }
         let mut after = Record {
@@ -502,18 +492,16 @@ impl PendingSets<'_> {
             return Ok(());
         };
         let owner = record.labels.owner();
-        match self
-            .owner_texts(&key)
-            .into_iter()
-            .find(|(_, labels)| labels.owner() != owner)
-        {
-            Some((_, labels)) if !owner.is_empty() => Err(OwnershipError::Claimed {
-                name: record.name.clone(),
-                owner_record: key.name,
-                owner: labels.owner().to_owned(),
-            }),
-            _ => Ok(()),
+        for (_, labels) in self.owner_texts(&key) {
+            if !owner.is_empty() && labels.owner() != owner {
+                return Err(OwnershipError::Claimed {
+                    name: record.name.clone(),
+                    owner_record: key.name,
+                    owner: labels.owner().to_owned(),
+                });
+            }
         }
+        Ok(())
     }
 
     /// Removes the owner texts of a record. Other values of the set are kept.
@@ -534,10 +522,10 @@ impl PendingSets<'_> {
 
     fn owner_texts(&mut self, key: &Key) -> Texts {
         let registry = self.registry;
-        self.touch(key.clone())
-            .as_ref()
-            .map(|set| registry.split(set).0)
-            .unwrap_or_default()
+        match self.touch(key.clone()) {
+            Some(set) => registry.split(set).0,
+            None => Texts::new(),
+        }
     }
 
     /// Moves the ownership of all records of the name that use an owner record in an earlier form to
@@ -592,8 +580,12 @@ impl PendingSets<'_> {
             [RecordType::CNAME, ..] => &BESIDE_ALIAS,
             _ => &[RecordType::CNAME],
         };
-        for rival in rivals.iter().filter(|rival| !view.has(name, **rival)) {
-            steps.push(Step::RequireAbsent(name.clone(), *rival));
+        // Another writer may have created one since the listing; the server would drop the change silently (RFC 2136,
+        // section 3.4.2.2).
+        for rival in rivals {
+            if !view.has(name, *rival) {
+                steps.push(Step::RequireAbsent(name.clone(), *rival));
+            }
         }
         // Requirements and deletions come first, because some providers apply steps in order.
         steps.sort_by_key(|step| match step {
@@ -734,6 +726,7 @@ impl Mapper {
         if let Some(owner) = self.name_within(apex, name.as_str(), &record_type) {
             return Some(owner);
         }
+        // With external-dns, such a record stays without an owner, and is never changed again.
         let hash = digest::digest(&digest::SHA256, name.as_str().as_bytes());
         let label = dns_kit::hex(&hash.as_ref()[..16]);
         let mut above = if name == apex {
@@ -804,15 +797,14 @@ fn strip<'a>(
 
 /// Splits `a-api.example.org` into name and type.
 fn split_type(text: &str) -> (String, Option<RecordType>) {
-    let split = text.split_once('-').and_then(|(first, rest)| {
-        let is_first =
-            |record_type: &RecordType| record_type.to_string().eq_ignore_ascii_case(first);
-        Some((rest.to_owned(), MAPPED_BACK.into_iter().find(is_first)?))
-    });
-    split.map_or_else(
-        || (text.to_owned(), None),
-        |(name, record_type)| (name, Some(record_type)),
-    )
+    if let Some((first, rest)) = text.split_once('-') {
+        for record_type in MAPPED_BACK {
+            if record_type.to_string().eq_ignore_ascii_case(first) {
+                return (rest.to_owned(), Some(record_type));
+            }
+        }
+    }
+    (text.to_owned(), None)
 }
 
 /// Reason why an affix cannot be used.
@@ -862,17 +854,16 @@ pub fn write_labels(labels: &Labels) -> String {
 
 /// Checks that a value survives [`write_labels()`] and [`parse_labels()`].
 pub fn check_value(value: &str) -> Result<(), ValueError> {
-    let bad = value.chars().find(|character| {
-        matches!(character, ',' | '"' | '\\')
-            || !character.is_ascii()
-            || character.is_ascii_control()
-    });
-    bad.map_or(Ok(()), |character| {
-        Err(ValueError {
-            value: value.to_owned(),
-            character,
-        })
-    })
+    for character in value.chars() {
+        let is_separator = matches!(character, ',' | '"' | '\\');
+        if is_separator || !character.is_ascii() || character.is_ascii_control() {
+            return Err(ValueError {
+                value: value.to_owned(),
+                character,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A value that an owner record cannot hold.

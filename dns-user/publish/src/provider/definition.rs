@@ -1,4 +1,4 @@
-//! What a provider states about itself, so that nothing else tells providers apart.
+//! Properties of each provider, so that no other module distinguishes providers.
 
 use std::any::Any;
 
@@ -10,7 +10,7 @@ use crate::record::Name;
 pub struct Definition {
     /// Name in documents, which external-dns's `--provider` shares.
     pub name: &'static str,
-    /// Parameters of document 003, beside those of every provider.
+    /// Parameters of document 003 that not every provider has.
     pub parameters: &'static [Parameter],
     /// Parameters without which the provider cannot be used.
     pub required: &'static [&'static str],
@@ -37,7 +37,7 @@ pub struct Definition {
 pub(crate) type Configure = fn(&Parameters) -> Result<Box<dyn ProviderSettings>, ProviderError>;
 
 impl Definition {
-    /// Returns the definition of a provider without parameters of its own.
+    /// Returns the definition of a provider that has only general parameters.
     pub(crate) const fn new(name: &'static str, configure: Configure) -> Self {
         Self {
             name,

@@ -31,7 +31,10 @@ pub use self::{
     definition::Definition,
     parameters::{Parameter, ParameterKind, Parameters, Setting},
 };
-pub(crate) use self::{definition::ProviderSettings, parameters::GENERAL};
+pub(crate) use self::{
+    definition::ProviderSettings,
+    parameters::{GENERAL, elements},
+};
 use crate::record::{Name, Record, RecordType};
 
 /// Value of `spec.provider` in a DNS Update Record.
@@ -162,14 +165,11 @@ pub struct Zone<Content = Vec<Record>> {
 impl Zone {
     /// Returns a public zone without content, whose id is its apex.
     fn of(apex: Name) -> Self {
-        let id = apex.to_string();
-        let visibility = Visibility::Public;
-        let content = Ok(Vec::new());
         Self {
-            id,
+            id: apex.to_string(),
             apex,
-            visibility,
-            content,
+            visibility: Visibility::Public,
+            content: Ok(Vec::new()),
             warnings: Vec::new(),
         }
     }
@@ -462,13 +462,10 @@ async fn send_all<Sender: GroupSender>(
             }
         }
     }
+    let rest = failure.unwrap_or(TransactionResult::Conflict);
+    let results = results.into_iter();
     results
-        .into_iter()
-        .map(|result| {
-            result
-                .or(failure.clone())
-                .unwrap_or(TransactionResult::Conflict)
-        })
+        .map(|result| result.unwrap_or_else(|| rest.clone()))
         .collect()
 }
 

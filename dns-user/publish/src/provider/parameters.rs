@@ -185,10 +185,10 @@ pub struct Parameters(pub BTreeMap<String, String>);
 impl Parameters {
     /// Returns a parameter's text; `None` if absent.
     pub fn text(&self, name: &str) -> Option<&str> {
-        self.0
-            .get(name)
-            .map(|value| value.trim())
-            .filter(|value| !value.is_empty())
+        match self.0.get(name)?.trim() {
+            "" => None,
+            text => Some(text),
+        }
     }
 
     /// Returns a mandatory parameter's text.
@@ -199,8 +199,7 @@ impl Parameters {
 
     /// Returns the elements of a comma-separated list.
     pub fn list(&self, name: &str) -> Vec<&str> {
-        let parts = self.text(name).unwrap_or("").split(',').map(str::trim);
-        parts.filter(|part| !part.is_empty()).collect()
+        elements(self.text(name).unwrap_or("")).collect()
     }
 
     /// Returns two parameters that require each other; `None` if both are absent.
@@ -256,6 +255,12 @@ impl Parameters {
         };
         parse_duration(text).map_err(|_| bad(name, text, "a duration such as 500ms, 1s or 2m"))
     }
+}
+
+/// Returns the elements of a comma-separated list.
+pub(crate) fn elements(list: &str) -> impl Iterator<Item = &str> {
+    let parts = list.split(',').map(str::trim);
+    parts.filter(|part| !part.is_empty())
 }
 
 fn bad(name: &str, value: &str, expected: &str) -> ProviderError {

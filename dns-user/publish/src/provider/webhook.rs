@@ -190,9 +190,11 @@ impl Webhook {
         let text = printable_bytes(response.body());
         let reason = format!("{status}: {text}; see the log of the webhook");
         Err(match status {
+            // About the time of the request, not its content.
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
                 ProviderError::Unreachable { server, reason }
             }
+            // External-dns's server answers every error by 500, so it may mean the whole service.
             _ if status.is_server_error() => ProviderError::Unreachable { server, reason },
             // The peer may mean one of the names.
             StatusCode::BAD_REQUEST
@@ -357,10 +359,8 @@ impl Provider for Webhook {
     }
 
     fn adjust(&self, desired: &mut Vec<Record>) {
-        if let Some((_, adjusted)) = self
-            .adjusted
-            .as_ref()
-            .filter(|(before, _)| before == desired)
+        if let Some((before, adjusted)) = &self.adjusted
+            && before == desired
         {
             desired.clone_from(adjusted);
         }

@@ -484,3 +484,18 @@ async fn owner_record_never_meets_cname() {
         }
     }
 }
+
+#[test]
+fn list_without_a_host_is_refused() {
+    let parameters = [
+        ("rfc2136-host", ","),
+        ("rfc2136-zone", "example.org"),
+        ("rfc2136-insecure", "true"),
+    ];
+    let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let error = Rfc2136Settings::from_parameters(&Parameters(parameters.into())).unwrap_err();
+    assert!(
+        error.to_string().starts_with("rfc2136-host is missing"),
+        "{error}"
+    );
+}

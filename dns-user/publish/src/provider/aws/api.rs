@@ -20,7 +20,7 @@ use hyper::{Request, StatusCode};
 use quick_xml::{
     Reader,
     escape::{escape, resolve_predefined_entity},
-    events::Event,
+    events::{BytesStart, Event},
 };
 use serde::Deserialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -152,7 +152,9 @@ impl Api {
         if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
             let mut messages = Vec::new();
             if let Some(list) = answer.find("Messages") {
-                messages.extend(list.children.iter().map(|message| message.text.as_str()));
+                for message in &list.children {
+                    messages.push(message.text.as_str());
+                }
             }
             let reason = if messages.is_empty() {
                 message.to_owned()
@@ -162,6 +164,7 @@ impl Api {
             return Err(ProviderError::Refused { server, reason });
         }
         let status = response.status();
+        // The status of PriorRequestNotComplete is 400.
         if THROTTLING.contains(&code) || status == StatusCode::TOO_MANY_REQUESTS {
             return Err(ProviderError::Throttled {
                 server,
@@ -200,12 +203,11 @@ fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderErr
     let mut is_profile = false;
     let mut values = BTreeMap::new();
     for line in text.lines().map(str::trim) {
-        if let Some(section) = line
-            .strip_prefix('[')
-            .and_then(|line| line.strip_suffix(']'))
+        if let Some(section) = line.strip_prefix('[')
+            && let Some(section) = section.strip_suffix(']')
         {
             is_profile = section.trim() == profile;
-        } else if let (true, Some((name, value))) = (is_profile, line.split_once('=')) {
+        } else if is_profile && let Some((name, value)) = line.split_once('=') {
             values.insert(name.trim().to_owned(), value.trim().to_owned());
         }
     }
@@ -288,6 +290,7 @@ impl Api {
 
     async fn fetch_profile(&self) -> anyhow::Result<(Credentials, SystemTime)> {
         let server = &self.settings.metadata_endpoint;
+        // An instance may refuse requests without a token, which a deceived proxy cannot get (IMDSv2).
         let token = Request::put(format!("{server}/latest/api/token")).header(
             "x-aws-ec2-metadata-token-ttl-seconds",
             METADATA_TOKEN_SECONDS,
@@ -387,12 +390,15 @@ impl Api {
 fn role_form(action: &str, role: &str, token: Option<&str>) -> String {
     let mut form = vec![
         ("Action", action),
+        // A role that another role assumes cannot have more (IAM User Guide, "Role chaining").
         ("DurationSeconds", "3600"),
         ("RoleArn", role),
         ("RoleSessionName", "bosh-dns-publish"),
         ("Version", "2011-06-15"),
     ];
-    form.extend(token.map(|token| ("WebIdentityToken", token)));
+    if let Some(token) = token {
+        form.push(("WebIdentityToken", token));
+    }
     encode_query(&form)
 }
 
@@ -423,6 +429,10 @@ impl Element {
         }
     }
 
+    fn begun(start: &BytesStart<'_>) -> Self {
+        Self::text(&String::from_utf8_lossy(start.local_name().as_ref()), "")
+    }
+
     pub(super) fn parse(document: &[u8]) -> anyhow::Result<Self> {
         let mut reader = Reader::from_reader(document);
         let mut open: Vec<Self> = vec![Self::default()];
@@ -432,19 +442,9 @@ impl Element {
                     if open.len() > MAX_DEPTH {
                         bail!("elements are nested too deeply");
                     }
-                    let name = String::from_utf8_lossy(start.local_name().as_ref()).into_owned();
-                    open.push(Self {
-                        name,
-                        ..Self::default()
-                    });
+                    open.push(Self::begun(&start));
                 }
-                Event::Empty(start) => {
-                    let name = String::from_utf8_lossy(start.local_name().as_ref()).into_owned();
-                    innermost(&mut open)?.children.push(Self {
-                        name,
-                        ..Self::default()
-                    });
-                }
+                Event::Empty(start) => innermost(&mut open)?.children.push(Self::begun(&start)),
                 Event::End(_) => {
                     let mut closed = open.pop().context(CLOSED_TWICE)?;
                     if !closed.children.is_empty() {

@@ -149,17 +149,16 @@ impl AwsSettings {
     /// `aws-web-identity-token-file`, `aws-shared-credentials-file` and `aws-profile`. `aws-region` only
     /// selects the partition: Route 53 is one service for all its regions.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let (region, suffix) = match parameters.text("aws-region") {
-            Some(region) if region.starts_with("cn-") => ("cn-northwest-1", "amazonaws.com.cn"),
-            Some(region) if region.starts_with("us-gov-") => {
-                ("us-gov-west-1", "us-gov.amazonaws.com")
+        // Route 53 has one endpoint in each partition, and signatures name its region. In GovCloud, only its name has
+        // a suffix of its own (AWS General Reference, "Service endpoints").
+        let (region, suffix, token_suffix) = match parameters.text("aws-region") {
+            Some(region) if region.starts_with("cn-") => {
+                ("cn-northwest-1", "amazonaws.com.cn", "amazonaws.com.cn")
             }
-            _ => ("us-east-1", "amazonaws.com"),
-        };
-        let token_suffix = if region == "cn-northwest-1" {
-            "amazonaws.com.cn"
-        } else {
-            "amazonaws.com"
+            Some(region) if region.starts_with("us-gov-") => {
+                ("us-gov-west-1", "us-gov.amazonaws.com", "amazonaws.com")
+            }
+            _ => ("us-east-1", "amazonaws.com", "amazonaws.com"),
         };
         let domains = DomainFilter::new(
             parameters.list("domain-filter"),
@@ -377,12 +376,8 @@ impl Aws {
             );
             let answer = self.api.post("tags/hostedzone", &request).await?;
             for tagged in answer.list("ResourceTagSets") {
-                let tags: Vec<(&str, &str)> = tagged
-                    .list("Tags")
-                    .map(|tag| (tag.text_of("Key"), tag.text_of("Value")))
-                    .collect();
                 let mut wanted = self.api.settings.tags.iter();
-                if wanted.all(|(key, value)| has_tag(&tags, key, value.as_deref())) {
+                if wanted.all(|(key, value)| has_tag(tagged, key, value.as_deref())) {
                     kept.push(tagged.text_of("ResourceId").to_owned());
                 }
             }
@@ -458,9 +453,10 @@ impl Aws {
 }
 
 /// Returns whether a zone has a tag; without a value any one is right.
-fn has_tag(tags: &[(&str, &str)], key: &str, value: Option<&str>) -> bool {
-    for (own_key, own_value) in tags {
-        if *own_key == key && value.is_none_or(|value| *own_value == value) {
+fn has_tag(tagged: &Element, key: &str, value: Option<&str>) -> bool {
+    for tag in tagged.list("Tags") {
+        let own = tag.text_of("Value");
+        if tag.text_of("Key") == key && value.unwrap_or(own) == own {
             return true;
         }
     }
@@ -484,6 +480,7 @@ fn convert(
     if changes.size.fits(max_changes) {
         return Ok(changes);
     }
+    // External-dns leaves such a name out with a warning.
     let reason = "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
                   use fewer targets";
     Err(unfit(&transaction.name, reason))
@@ -521,6 +518,7 @@ impl GroupSender for BatchSender<'_> {
     }
 
     async fn send(&mut self, groups: &[&[SetChanges]]) -> Vec<TransactionResult> {
+        // Route 53 refuses more than five requests a second from one account, from all programs together.
         if let Some(last) = self.aws.last_batch {
             tokio::time::sleep_until(last + self.aws.api.settings.batch_interval).await;
         }
@@ -539,6 +537,7 @@ impl GroupSender for BatchSender<'_> {
 
 /// Returns whether a message reports that the zone differs from the listed state.
 fn is_conflict(message: &str) -> bool {
+    // The code is InvalidChangeBatch for every defect of a batch, so only the text tells them apart.
     [
         "but it already exists",
         "but it was not found",

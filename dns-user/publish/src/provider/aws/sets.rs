@@ -31,10 +31,7 @@ const TARGET_ZONE: &str = "aws/target-hosted-zone";
 const TARGET_HEALTH: &str = "aws/evaluate-target-health";
 
 pub(super) fn is_alias(record: &Record) -> bool {
-    record
-        .properties
-        .get(ALIAS)
-        .is_some_and(|alias| alias == "true")
+    record.property(ALIAS) == "true"
 }
 
 /// Largest weight of a set that Route 53 accepts.
@@ -66,22 +63,9 @@ pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
     let mut record = Record::new(name, record_type, []);
     set.text_of("SetIdentifier")
         .clone_into(&mut record.set_identifier);
-    for (property, element) in ROUTING {
-        if let Some(value) = set.child(element) {
-            record
-                .properties
-                .insert(property.to_owned(), value.text.trim().to_owned());
-        }
-    }
-    for (property, element) in GEOLOCATION {
-        if let Some(value) = set
-            .child("GeoLocation")
-            .and_then(|location| location.child(element))
-        {
-            record
-                .properties
-                .insert(property.to_owned(), value.text.trim().to_owned());
-        }
+    read_properties(&mut record, set, &ROUTING);
+    if let Some(location) = set.child("GeoLocation") {
+        read_properties(&mut record, location, &GEOLOCATION);
     }
     if let Some(alias) = set.child("AliasTarget") {
         let target = Name::parse(&octal_to_decimal(alias.text_of("DNSName")))?;
@@ -92,9 +76,7 @@ pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
             (TARGET_ZONE, alias.text_of("HostedZoneId")),
             (TARGET_HEALTH, alias.text_of("EvaluateTargetHealth")),
         ] {
-            record
-                .properties
-                .insert(property.to_owned(), value.to_owned());
+            record.set_property(property, value);
         }
         return Ok(record);
     }
@@ -109,6 +91,14 @@ pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
         record.targets.insert(Target::parse(record_type, &text)?);
     }
     Ok(record)
+}
+
+fn read_properties(record: &mut Record, from: &Element, elements: &[(&str, &str)]) {
+    for (property, element) in elements {
+        if let Some(value) = from.child(element) {
+            record.set_property(property, value.text.trim());
+        }
+    }
 }
 
 pub(super) fn write(record: &Record) -> Element {
@@ -134,18 +124,16 @@ pub(super) fn write(record: &Record) -> Element {
         children.extend(property_element(record, name, element));
     }
     if is_alias(record) {
-        let target = record.targets.first().map_or("", Target::as_str);
-        let zone = record.properties.get(TARGET_ZONE);
-        let health = record.properties.get(TARGET_HEALTH);
+        let health = match record.property(TARGET_HEALTH) {
+            "" => "true",
+            health => health,
+        };
         children.push(Element::of(
             "AliasTarget",
             [
-                Element::text("HostedZoneId", zone.map_or("", String::as_str)),
-                Element::text("DNSName", target),
-                Element::text(
-                    "EvaluateTargetHealth",
-                    health.map_or("true", String::as_str),
-                ),
+                Element::text("HostedZoneId", record.property(TARGET_ZONE)),
+                Element::text("DNSName", first_target(record)),
+                Element::text("EvaluateTargetHealth", health),
             ],
         ));
     } else {
@@ -160,6 +148,10 @@ pub(super) fn write(record: &Record) -> Element {
     }
     children.extend(property_element(record, health_check, health_check_element));
     Element::of("ResourceRecordSet", children)
+}
+
+fn first_target(record: &Record) -> &str {
+    record.targets.first().map_or("", Target::as_str)
 }
 
 fn property_element(record: &Record, name: &str, element: &str) -> Option<Element> {
@@ -235,7 +227,7 @@ pub(super) fn adjust(desired: &mut Vec<Record>, balancers: BalancerRecords) {
         record
             .properties
             .retain(|name, value| name.starts_with("aws/") || (name == ALIAS && value == "true"));
-        let target = record.targets.first().map_or("", Target::as_str);
+        let target = first_target(&record);
         let alias = match balancers {
             BalancerRecords::Alias { evaluate_health }
                 if record.record_type == RecordType::CNAME =>
@@ -251,12 +243,8 @@ pub(super) fn adjust(desired: &mut Vec<Record>, balancers: BalancerRecords) {
             continue;
         };
         record.ttl = Some(DEFAULT_TTL);
-        record
-            .properties
-            .insert(ALIAS.to_owned(), "true".to_owned());
-        record
-            .properties
-            .insert(TARGET_ZONE.to_owned(), zone.to_owned());
+        record.set_property(ALIAS, "true");
+        record.set_property(TARGET_ZONE, zone);
         let health = record.properties.entry(TARGET_HEALTH.to_owned());
         health.or_insert_with(|| evaluate_health.to_string());
         for record_type in [RecordType::A, RecordType::AAAA] {
@@ -322,9 +310,8 @@ const ZONES: &[(&str, &str)] = &[
 
 fn hosted_zone(target: &str) -> Option<&'static str> {
     for (suffix, zone) in ZONES {
-        if target
-            .strip_suffix(suffix)
-            .is_some_and(|before| before.ends_with('.'))
+        if let Some(before) = target.strip_suffix(suffix)
+            && before.ends_with('.')
         {
             return Some(zone);
         }
@@ -353,25 +340,19 @@ pub(super) struct Size {
 
 impl Size {
     pub(super) fn of(set: &Element) -> Self {
-        if let Some(alias) = set.child("AliasTarget") {
-            let octets = alias.text_of("DNSName").trim_end_matches('.').len();
-            return Self {
-                changes: 1,
-                octets,
-                values: 1,
-            };
-        }
-        let values = set
-            .list("ResourceRecords")
-            .map(|value| value.text_of("Value").len());
-        let (octets, values) = values.fold((0, 0), |(octets, count), length| {
-            (octets + length, count + 1)
-        });
-        Self {
+        let mut size = Self {
             changes: 1,
-            octets,
-            values,
+            ..Self::default()
+        };
+        if let Some(alias) = set.child("AliasTarget") {
+            size.octets = alias.text_of("DNSName").trim_end_matches('.').len();
+            size.values = 1;
         }
+        for value in set.list("ResourceRecords") {
+            size.octets += value.text_of("Value").len();
+            size.values += 1;
+        }
+        size
     }
 
     fn add(&mut self, other: Self) {
@@ -419,7 +400,9 @@ impl SetChanges {
                 let old = listed(before).unwrap_or_else(|| write(before));
                 changes.push((DELETE, old));
             }
-            changes.extend(after.map(|after| (CREATE, after)));
+            if let Some(after) = after {
+                changes.push((CREATE, after));
+            }
         }
         let mut size = Size::default();
         for (_, set) in &changes {
@@ -441,18 +424,22 @@ pub(super) fn fitting(transactions: &[SetChanges], max_changes: usize) -> usize 
 }
 
 pub(super) fn request(group: &[SetChanges]) -> Element {
-    let mut changes: Vec<&(&str, Element)> =
-        group.iter().flat_map(|changes| &changes.changes).collect();
-    changes.sort_by_key(|(verb, set)| (*verb == CREATE, set.text_of("Name"), set.text_of("Type")));
-    let changes = Element::of(
-        "Changes",
-        changes
-            .into_iter()
-            .map(|(verb, set)| Element::of("Change", [Element::text("Action", verb), set.clone()])),
-    );
+    let mut sorted = Vec::new();
+    for one in group {
+        sorted.extend(&one.changes);
+    }
+    sorted.sort_by_key(|(verb, set)| (*verb == CREATE, set.text_of("Name"), set.text_of("Type")));
+    let mut changes = Vec::with_capacity(sorted.len());
+    for (verb, set) in sorted {
+        let verb = Element::text("Action", verb);
+        changes.push(Element::of("Change", [verb, set.clone()]));
+    }
     let batch = Element::of(
         "ChangeBatch",
-        [Element::text("Comment", "bosh-dns-publish"), changes],
+        [
+            Element::text("Comment", "bosh-dns-publish"),
+            Element::of("Changes", changes),
+        ],
     );
     Element::of("ChangeResourceRecordSetsRequest", [batch])
 }

@@ -60,6 +60,7 @@ impl Txn {
         let key = STANDARD.encode(key);
         self.operations.push(match value {
             Some(value) => json!({"request_put": {"key": key, "value": STANDARD.encode(value)}}),
+            // Without an end, this key only. External-dns deletes by prefix, which neighbours may share.
             None => json!({"request_delete_range": {"key": key}}),
         });
     }
@@ -171,11 +172,12 @@ impl Etcd {
 
     /// Applies transactions as one. Returns false if a comparison failed.
     pub(super) async fn txn(&mut self, transactions: &[Txn]) -> Result<bool, ProviderError> {
-        let compare: Vec<&Value> = transactions.iter().flat_map(|txn| &txn.compare).collect();
-        let success: Vec<&Value> = transactions
-            .iter()
-            .flat_map(|txn| &txn.operations)
-            .collect();
+        let mut compare = Vec::new();
+        let mut success = Vec::new();
+        for txn in transactions {
+            compare.extend(&txn.compare);
+            success.extend(&txn.operations);
+        }
         let body = json!({"compare": compare, "success": success});
         let response: Value = self.call("/v3/kv/txn", &body).await?;
         Ok(response["succeeded"] == true)
@@ -191,6 +193,7 @@ impl Etcd {
             self.authenticate().await?;
         }
         match self.try_members(path, body).await {
+            // By default a token expires after 300 s (`--auth-token-ttl`), and a member forgets it when it restarts.
             Err(ProviderError::Refused { reason, .. })
                 if self.user.is_some() && reason.ends_with(NO_TOKEN) =>
             {
@@ -208,11 +211,11 @@ impl Etcd {
         };
         let body = json!({"name": name, "password": password});
         let response: Value = self.try_members("/v3/auth/authenticate", &body).await?;
-        self.token = response["token"].as_str().map(str::to_owned);
-        match self.token {
-            Some(_) => Ok(()),
-            None => Err(bad_answer(&self.server(), "it has no token")),
-        }
+        let Some(token) = response["token"].as_str() else {
+            return Err(bad_answer(&self.server(), "it has no token"));
+        };
+        self.token = Some(token.to_owned());
+        Ok(())
     }
 
     /// Calls the first reachable member, which then comes first in the order.
@@ -413,9 +416,9 @@ fn host_type(host: &str, name: &Name) -> RecordType {
 
 /// Returns the key of a name, with its labels in reverse order.
 pub(super) fn key_of(prefix: &str, name: &Name) -> Vec<u8> {
-    let labels: Vec<&str> = name.labels().collect();
-    let path: Vec<&str> = labels.into_iter().rev().collect();
-    format!("{prefix}{}", path.join("/")).into_bytes()
+    let mut labels: Vec<&str> = name.labels().collect();
+    labels.reverse();
+    format!("{prefix}{}", labels.join("/")).into_bytes()
 }
 
 /// Returns the name of a key without its first `strip` labels.

@@ -76,22 +76,18 @@ impl CoreDnsSettings {
     /// Parses the parameters `coredns-prefix`, `coredns-strictly-owned`, `etcd-urls`,
     /// `etcd-username`, `etcd-password` and `tls-*`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let mut urls: Vec<String> = parameters
-            .list("etcd-urls")
-            .into_iter()
-            .map(str::to_owned)
-            .collect();
-        if urls.is_empty() {
-            urls.push("http://localhost:2379".to_owned());
-        }
-        for url in &mut urls {
+        let mut urls = Vec::new();
+        for url in parameters.list("etcd-urls") {
             if !url.starts_with("http://") && !url.starts_with("https://") {
                 return Err(settings(format!(
                     "etcd-urls has {:?}; write http://host:2379 or https://host:2379",
                     redacted_text(url)
                 )));
             }
-            url.truncate(url.trim_end_matches('/').len());
+            urls.push(url.trim_end_matches('/').to_owned());
+        }
+        if urls.is_empty() {
+            urls.push("http://localhost:2379".to_owned());
         }
         let prefix = parameters
             .text("coredns-prefix")
@@ -99,12 +95,11 @@ impl CoreDnsSettings {
             .trim_matches('/')
             .to_owned();
         let user = parameters.pair("etcd-username", "etcd-password")?;
-        let strict_owner = parameters.flag("coredns-strictly-owned")?.then(|| {
-            parameters
-                .text("txt-owner-id")
-                .unwrap_or("default")
-                .to_owned()
-        });
+        let mut strict_owner = None;
+        if parameters.flag("coredns-strictly-owned")? {
+            let owner = parameters.text("txt-owner-id").unwrap_or("default");
+            strict_owner = Some(owner.to_owned());
+        }
         Ok(Self {
             urls,
             prefix: format!("/{prefix}/"),
@@ -152,13 +147,14 @@ impl Listed {
         service: Service,
         records: &mut BTreeMap<Key, Record>,
     ) {
+        // A and AAAA are two sets. External-dns lists them as one, and changes it in every run.
         for (record_type, target) in service.records(name) {
             let mut record = Record {
                 ttl: service.ttl,
                 ..Record::new(name.clone(), record_type, [])
             };
             if let Some(group) = &service.group {
-                record.properties.insert(GROUP.to_owned(), group.clone());
+                record.set_property(GROUP, group);
             }
             let key = record.key();
             let sets = self.sets.entry(key.clone()).or_default();
@@ -193,6 +189,7 @@ impl CoreDns {
             let key = String::from_utf8_lossy(&pair.key);
             let service = match Service::read(&pair.value) {
                 Ok(service) => service,
+                // External-dns exits at such a value.
                 Err(error) => {
                     warnings.push(printable(&format!(
                         "etcd key {key} left unchanged: its value is not JSON ({error})"
@@ -200,8 +197,8 @@ impl CoreDns {
                     continue;
                 }
             };
-            let strict_owner = self.settings.strict_owner.as_ref();
-            if strict_owner.is_some_and(|owner| service.owner.as_ref() != Some(owner)) {
+            let strict_owner = &self.settings.strict_owner;
+            if strict_owner.is_some() && service.owner != *strict_owner {
                 continue;
             }
             let Some(name) = name_of(&prefix, &pair.key, service.targetstrip) else {
@@ -213,11 +210,10 @@ impl CoreDns {
             listed.add(&name, pair, service, &mut records);
         }
         self.listed = listed;
-        let content = Ok(records.into_values().collect());
         // The names of all zones share one tree.
         Ok(Zone {
             id: prefix,
-            content,
+            content: Ok(records.into_values().collect()),
             warnings,
             ..Zone::of(Name::root())
         })
@@ -227,10 +223,10 @@ impl CoreDns {
         // The comparison of a name covers the keys below it, so shorter names are written first.
         let mut order: Vec<usize> = (0..batch.transactions.len()).collect();
         order.sort_by_key(|place| batch.transactions[*place].name.labels().count());
-        let converted = order
-            .iter()
-            .map(|place| self.convert(&batch.transactions[*place]))
-            .collect();
+        let mut converted = Vec::with_capacity(order.len());
+        for place in &order {
+            converted.push(self.convert(&batch.transactions[*place]));
+        }
         let sent = send_groups(&mut self.etcd, converted, batch.on_conflict, progress).await;
         let mut results = vec![TransactionResult::Conflict; order.len()];
         for (place, result) in order.into_iter().zip(sent) {
@@ -241,7 +237,7 @@ impl CoreDns {
 
     /// Converts a transaction to comparisons and operations on keys.
     fn convert(&self, transaction: &Transaction) -> Result<Txn, ProviderError> {
-        let mut edits: BTreeMap<EtcdKey, Option<Service>> = BTreeMap::new();
+        let mut edits = BTreeMap::new();
         let mut txn = Txn::default();
         let mut names: Vec<&Name> = Vec::new();
         for step in &transaction.steps {
@@ -258,8 +254,7 @@ impl CoreDns {
             if !matches!(step, Step::Require(_)) {
                 self.edit(&mut edits, before, after)?;
             }
-            let keys = before.and_then(|before| self.listed.sets.get(&before.key()));
-            for key in keys.into_iter().flatten() {
+            for key in self.keys_of(before) {
                 if let Some((revision, _)) = self.listed.services.get(key) {
                     txn.compare_revision(key, *revision);
                 }
@@ -270,13 +265,12 @@ impl CoreDns {
             txn.compare_unchanged(&directory, self.listed.revision);
         }
         for (key, service) in edits {
-            let value = match service {
-                Some(service) if !service.is_empty() => {
-                    Some(serde_json::to_vec(&service).unwrap_or_default())
-                }
-                _ => None,
-            };
-            txn.write(&key, value.as_deref());
+            if service.is_empty() {
+                txn.write(&key, None);
+            } else {
+                let value = serde_json::to_vec(&service).unwrap_or_default();
+                txn.write(&key, Some(&value));
+            }
         }
         if txn.compare.len() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
             let reason = format!(
@@ -290,7 +284,7 @@ impl CoreDns {
     /// Changes the keys of a set; keys of unchanged targets are kept.
     fn edit(
         &self,
-        edits: &mut BTreeMap<EtcdKey, Option<Service>>,
+        edits: &mut BTreeMap<EtcdKey, Service>,
         before: Option<&Record>,
         after: Option<&Record>,
     ) -> Result<(), ProviderError> {
@@ -298,40 +292,44 @@ impl CoreDns {
             Some(after) => self.services(after)?,
             None => Vec::new(),
         };
-        let old = before.and_then(|before| self.listed.sets.get(&before.key()));
-        for key in old.into_iter().flatten() {
+        let record_type = before.map_or(RecordType::A, |before| before.record_type);
+        for key in self.keys_of(before) {
             let Some((_, listed)) = self.listed.services.get(key) else {
                 continue;
             };
-            let current = edits
-                .get(key)
-                .cloned()
-                .unwrap_or_else(|| Some(listed.clone()));
-            let record_type = before.map_or(RecordType::A, |before| before.record_type);
+            let current = edits.get(key).unwrap_or(listed).clone();
             let same = wanted
                 .iter()
                 .position(|(_, service)| listed.has_target_of(service, record_type));
             let edited = match same {
                 Some(index) => {
                     let (_, service) = wanted.swap_remove(index);
-                    current.map(|current| Service {
+                    Service {
                         ttl: service.ttl,
                         group: service.group,
                         ..current
-                    })
+                    }
                 }
-                None => current.map(|current| current.without(record_type)),
+                None => current.without(record_type),
             };
-            if edited.as_ref() == Some(listed) {
+            if edited == *listed {
                 edits.remove(key);
             } else {
                 edits.insert(key.clone(), edited);
             }
         }
         for (key, service) in wanted {
-            edits.insert(key, Some(service));
+            edits.insert(key, service);
         }
         Ok(())
+    }
+
+    /// Returns the keys of a listed set.
+    fn keys_of(&self, set: Option<&Record>) -> &[EtcdKey] {
+        match set.and_then(|set| self.listed.sets.get(&set.key())) {
+            Some(keys) => keys,
+            None => &[],
+        }
     }
 
     fn services(&self, record: &Record) -> Result<Vec<(EtcdKey, Service)>, ProviderError> {
@@ -343,6 +341,7 @@ impl CoreDns {
             return Err(unfit(&record.name, reason));
         }
         let directory = key_of(&self.settings.prefix, &record.name);
+        // External-dns writes a label with a slash as two.
         if name_of(&self.settings.prefix, &directory, 0).as_ref() != Some(&record.name) {
             let reason = "a slash within a label would divide it in CoreDNS's etcd format; choose another name";
             return Err(unfit(&record.name, reason));
@@ -352,6 +351,7 @@ impl CoreDns {
         let targets = if is_pointer { 1 } else { usize::MAX };
         let mut services = Vec::new();
         for target in record.targets.iter().take(targets) {
+            // As external-dns does: each target has a separate key below the name, which `targetstrip` cuts off.
             let mut key = directory.clone();
             if !is_pointer {
                 key.extend(format!("/{:08x}", fastrand::u32(..)).bytes());

@@ -166,15 +166,12 @@ impl Transfer {
             left: _,
         } = self;
         if !is_complete {
+            // What is missing would look deleted. (External-dns takes a broken transfer for an empty zone.)
             return Err(TransferError::Incomplete);
         }
-        Ok((
-            records
-                .into_values()
-                .filter(|record| record.record_type != RecordType::NS || record.name != apex)
-                .collect(),
-            texts,
-        ))
+        let mut sets: Vec<Record> = records.into_values().collect();
+        sets.retain(|set| set.record_type != RecordType::NS || set.name != apex);
+        Ok((sets, texts))
     }
 }
 
@@ -492,6 +489,7 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
 
 fn push_host(octets: &mut Vec<u8>, text: &str) -> Result<(), WireError> {
     let name = Name::parse(text).map_err(|_| MALFORMED)?;
+    // Not compressed: names in the data of SRV, NAPTR and DNAME must not be (RFC 3597, section 4).
     push_name(octets, &name);
     Ok(())
 }

@@ -82,11 +82,10 @@ pub(super) const DEFINITION: Definition = Definition {
 
 fn obstacles(parameters: &Parameters) -> Vec<String> {
     let mut found = Vec::new();
-    let algorithm = parameters
-        .text("rfc2136-tsig-secret-alg")
-        .map(str::to_ascii_lowercase);
-    let algorithm = algorithm.as_deref().map(|name| name.trim_end_matches('.'));
-    if algorithm == Some("gss-tsig") {
+    let algorithm = parameters.text("rfc2136-tsig-secret-alg");
+    let algorithm = algorithm.unwrap_or_default().to_ascii_lowercase();
+    let algorithm = algorithm.trim_end_matches('.');
+    if algorithm == "gss-tsig" {
         found.push(
             "the provider rfc2136 does not support GSS-TSIG in bosh-dns-publish; use a shared key \
              (hmac-sha256), or run external-dns itself (bosh-dns-publish render)"
@@ -104,27 +103,24 @@ fn obstacles(parameters: &Parameters) -> Vec<String> {
             ));
         }
     }
-    if parameters
-        .text("rfc2136-tsig-secret")
-        .is_some_and(|secret| STANDARD.decode(secret).is_err())
+    if let Some(secret) = parameters.text("rfc2136-tsig-secret")
+        && STANDARD.decode(secret).is_err()
     {
         // The secret itself must not appear in messages.
         found.push(
             "rfc2136-tsig-secret is not base64; copy it from the server's key file".to_owned(),
         );
     }
-    if let Some(name) = algorithm
-        && name.parse::<Algorithm>().is_err()
-    {
+    if !algorithm.is_empty() && algorithm.parse::<Algorithm>().is_err() {
         found.push(format!(
-            "rfc2136-tsig-secret-alg {name:?} is unknown; use one of {}",
+            "rfc2136-tsig-secret-alg {algorithm:?} is unknown; use one of {}",
             Algorithm::names()
         ));
     }
     found
 }
 
-/// Formats a host, whose port and protocol are flags of their own.
+/// Formats a host, whose port and protocol are separate flags.
 fn arguments(name: &str, text: &str) -> Option<Vec<String>> {
     if name != "rfc2136-host" {
         return None;
@@ -167,27 +163,22 @@ pub struct Rfc2136Settings {
 impl Rfc2136Settings {
     /// Parses the parameters `rfc2136-*`, and `tls-*` if the host is `tls://`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        parameters.required("rfc2136-host")?;
-        let servers = parameters
-            .list("rfc2136-host")
-            .into_iter()
-            .map(Server::parse);
-        let mut servers = servers.collect::<Result<Vec<_>, _>>()?;
-        for server in &mut servers {
-            server.port = match parameters
-                .number("rfc2136-port", u32::from(server.port))?
-                .try_into()
-            {
-                Ok(port) => port,
-                Err(_) => return Err(settings("rfc2136-port is above 65535")),
-            };
+        let mut servers = Vec::new();
+        for text in parameters.list("rfc2136-host") {
+            let mut server = Server::parse(text)?;
+            let port = parameters.number("rfc2136-port", server.port.into())?;
+            server.port =
+                u16::try_from(port).map_err(|_| settings("rfc2136-port is above 65535"))?;
+            servers.push(server);
         }
-        let zones = parameters
-            .list("rfc2136-zone")
-            .into_iter()
-            .map(Name::parse)
-            .collect::<Result<Vec<_>, _>>();
-        let zones = zones.map_err(|error| settings(format!("rfc2136-zone: {error}")))?;
+        if servers.is_empty() {
+            return Err(settings("rfc2136-host is missing; set it"));
+        }
+        let mut zones = Vec::new();
+        for zone in parameters.list("rfc2136-zone") {
+            let zone = Name::parse(zone);
+            zones.push(zone.map_err(|error| settings(format!("rfc2136-zone: {error}")))?);
+        }
         if zones.is_empty() {
             return Err(settings(
                 "rfc2136-zone is missing; name the zones to update",
@@ -362,10 +353,10 @@ impl Rfc2136 {
 impl Provider for Rfc2136 {
     fn adjust(&self, desired: &mut Vec<Record>) {
         for record in desired {
-            let ttl = record
-                .ttl
-                .or_else(|| (self.settings.min_ttl > DEFAULT_TTL).then_some(0));
-            record.ttl = ttl.map(|ttl| ttl.max(self.settings.min_ttl));
+            let least = self.settings.min_ttl;
+            if record.ttl.is_some() || least > DEFAULT_TTL {
+                record.ttl = Some(record.ttl.unwrap_or(0).max(least));
+            }
             record.properties.clear();
         }
     }
@@ -635,7 +626,7 @@ impl Server {
         }
         let port = match port {
             Some(port) => port.parse().ok()?,
-            // RFC 7858, section 3.1: DNS over TLS has a port of its own.
+            // RFC 7858, section 3.1: DNS over TLS has a separate port.
             None if tls => 853,
             None => 53,
         };
@@ -699,6 +690,7 @@ impl Connection {
         let clock = *clock;
         let open = async {
             let tcp = TcpStream::connect((server.host.as_str(), server.port)).await?;
+            // Nagle's algorithm would hold a message back until the server acknowledges the one before.
             tcp.set_nodelay(true)?;
             if !server.tls {
                 return Ok(Box::new(tcp) as Box<dyn Stream>);
@@ -762,9 +754,8 @@ impl Connection {
 
     /// Returns the time in seconds since 1970.
     fn now(&self) -> u64 {
-        (self.clock)()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs())
+        let since = (self.clock)().duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().as_secs()
     }
 
     async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {

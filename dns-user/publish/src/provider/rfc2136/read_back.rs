@@ -4,17 +4,13 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Connection, Failure, TsigKey,
+    Connection, Failure, MAX_PIPELINED, TsigKey,
     messages::{self, CLASS_IN, MessageReader, WireError, decode},
 };
 use crate::{
     provider::{Step, Transaction},
     record::{Name, RecordType, Target},
 };
-
-/// Maximum number of queries that wait for their responses at the same time. Their octets fit into the buffers of a
-/// connection, so neither side waits for the other to read.
-const MAX_PIPELINED: usize = 128;
 
 /// Number of record sets that a transfer brings in about the time of one query.
 const RECORDS_PER_QUERY: usize = 4;

@@ -126,6 +126,7 @@ impl TsigKey {
         data.extend(FUDGE.to_be_bytes());
         data.extend((code.len() as u16).to_be_bytes());
         data.extend(&code);
+        // The original ID, no error, and no other data (RFC 8945, section 4.2).
         data.extend(&message[..2]);
         data.extend([0; 4]);
         let mut record = Records::default();
@@ -306,6 +307,7 @@ impl Signature {
         for _ in 1..others {
             reader.record()?;
         }
+        // A signature is the last record of the additional section (RFC 8945, section 5.1).
         let last = reader.record()?;
         if last.record_type.0 != TYPE_TSIG {
             return Ok(None);
