@@ -200,18 +200,10 @@ fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
 
 fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
     let mut fields = reader.fields()?;
-    let address = fields.optional("address").map_or(Some(WEBHOOK), |address| {
-        let found = read_address(&address);
-        if found.is_some_and(|found| !found.ip().is_loopback()) {
-            let reason =
-                "external-dns does not authenticate itself, so only this machine may connect";
-            address.problem(
-                reason,
-                "use 127.0.0.1, and an authenticated tunnel from other machines",
-            );
-        }
-        found
-    });
+    let address = match fields.optional("address") {
+        Some(address) => read_loopback(&address),
+        None => Some(WEBHOOK),
+    };
     let domains = Domains {
         include: read_names(fields.optional("domains")),
         exclude: read_names(fields.optional("exclude_domains")),
@@ -240,6 +232,17 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
         domains,
         alias_file: alias_file?,
     })
+}
+
+fn read_loopback(reader: &Reader<'_>) -> Option<SocketAddr> {
+    let address = read_address(reader)?;
+    if !address.ip().is_loopback() {
+        reader.problem(
+            "external-dns does not authenticate itself, so only this machine may connect",
+            "use 127.0.0.1, and an authenticated tunnel from other machines",
+        );
+    }
+    Some(address)
 }
 
 fn read_names(list: Option<Reader<'_>>) -> Vec<String> {

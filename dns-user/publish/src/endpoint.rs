@@ -72,8 +72,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     let ttl = fields.optional_as("recordTTL", |ttl| ttl.integer(0..=MAX_TTL));
     let set_identifier = fields.optional_as("setIdentifier", Reader::text);
     let labels = read_labels(fields.optional("labels"));
-    let properties = fields.optional("providerSpecific");
-    let properties = properties.map(|list| read_properties(&list));
+    let properties = fields.optional_as("providerSpecific", |list| Some(read_properties(list)));
     let targets = fields.required_as("targets", Reader::items);
     fields.finish();
 
@@ -92,6 +91,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
             ),
         }
     }
+    // RFC 2181, section 10.1.
     if record_type.is_alias() && parsed.len() > 1 {
         entry.problem(
             format!("a {record_type} must have exactly one target"),
@@ -99,6 +99,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
         );
     }
     let mut record = Record::new(name.clone(), record_type, parsed);
+    // As in external-dns, a TTL of 0 is none.
     record.ttl = ttl.filter(|ttl| *ttl > 0);
     record.set_identifier = set_identifier.unwrap_or_default().to_owned();
     record.labels.0 = labels;
@@ -136,17 +137,19 @@ fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
 }
 
 fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
-    list.items()
-        .into_iter()
-        .flatten()
-        .filter_map(|item| {
-            let mut fields = item.fields()?;
-            let name = fields.required_as("name", Reader::filled_text);
-            let value = fields.required_as("value", Reader::text);
-            fields.finish();
-            Some((name?.to_owned(), value?.to_owned()))
-        })
-        .collect()
+    let mut properties = BTreeMap::new();
+    for item in list.items().into_iter().flatten() {
+        let Some(mut fields) = item.fields() else {
+            continue;
+        };
+        let name = fields.required_as("name", Reader::filled_text);
+        let value = fields.required_as("value", Reader::text);
+        fields.finish();
+        if let (Some(name), Some(value)) = (name, value) {
+            properties.insert(name.to_owned(), value.to_owned());
+        }
+    }
+    properties
 }
 
 pub(crate) type Labels = BTreeMap<String, String>;

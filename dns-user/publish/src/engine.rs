@@ -54,8 +54,10 @@ fn ttl_change(action: &Action) -> Option<(Key, TtlChange)> {
     let is_same = before.targets == after.targets
         && before.properties == after.properties
         && before.labels.owner() == after.labels.owner();
-    let wanted = after.ttl.filter(|_| is_same)?;
-    Some((after.key(), (before.ttl, wanted)))
+    if !is_same {
+        return None;
+    }
+    Some((after.key(), (before.ttl, after.ttl?)))
 }
 
 /// A zone with its ownership, or the reason why it is unavailable.
@@ -90,6 +92,11 @@ impl Planned {
         self.zones.iter().all(|zone| zone.plan.is_empty())
     }
 
+    /// Returns the changes of all zones.
+    pub fn actions(&self) -> impl Iterator<Item = &Action> {
+        self.zones.iter().flat_map(|zone| zone.plan.actions())
+    }
+
     /// Returns the number of names to delete.
     pub fn deletions(&self) -> usize {
         self.zones.iter().map(|zone| zone.plan.deletions()).sum()
@@ -106,18 +113,12 @@ impl Planned {
     /// Returns an error if a zone's deletions need confirmation. `confirmed` is the number of
     /// deletions in all zones that the operator allows.
     pub fn check(&self, zone: &ZonePlan, confirmed: Option<usize>) -> Result<(), Refusal> {
-        let ZonePlan {
-            id: _,
-            plan,
-            owned,
-            recent,
-        } = zone;
-        let deletions = plan.deletions();
-        let owned = *owned;
-        let recent = *recent;
+        let &ZonePlan { owned, recent, .. } = zone;
+        let deletions = zone.plan.deletions();
         if deletions == 0 || confirmed.is_some_and(|confirmed| self.deletions() <= confirmed) {
             return Ok(());
         }
+        // An empty source is hardly ever meant: with external-dns it wipes the zone.
         if self.wanted == 0 {
             return Err(Refusal::EmptySource { deletions });
         }
@@ -194,12 +195,11 @@ impl Report {
 impl Engine {
     /// Creates an engine without a history.
     pub fn new(provider: Box<dyn Provider>, registry: Registry, rules: PlanRules) -> Self {
-        let deletions = RecentDeletions::default();
         Self {
             provider,
             registry,
             rules,
-            deletions,
+            deletions: RecentDeletions::default(),
             undone: UndoneChanges::default(),
             ttl_changes: HashMap::new(),
         }
@@ -231,7 +231,7 @@ impl Engine {
         Ok(listing)
     }
 
-    /// Forgets changes of TTLs that the service kept. If somebody undoes one later, it is made again.
+    /// Forgets changes of TTLs that the service kept. If one is undone later, it is made again.
     fn forget_kept_ttls(&mut self, records: &[Record]) {
         if self.ttl_changes.is_empty() {
             return;
@@ -271,8 +271,9 @@ impl Engine {
         if self.rules.min_ttl > 0 {
             for record in &mut records {
                 // As in external-dns, a TTL of 0 is none.
-                let ttl = record.ttl.filter(|ttl| *ttl > 0);
-                record.ttl = Some(ttl.unwrap_or(self.rules.min_ttl));
+                if record.ttl.unwrap_or(0) == 0 {
+                    record.ttl = Some(self.rules.min_ttl);
+                }
             }
         }
         if self.rules.creates_pointers {
@@ -318,6 +319,7 @@ impl Engine {
         }
         let mut zones = Vec::new();
         for (index, mut desired_here) in per_zone.into_iter().enumerate() {
+            // External-dns takes a zone that it cannot list for an empty one.
             let Ok(view) = &listing[index].content else {
                 continue;
             };
@@ -399,19 +401,14 @@ impl Engine {
 
     /// Drops deletions that another writer has undone repeatedly.
     fn keep_contested(&self, plan: &mut Plan, now: SystemTime) {
-        let changes = std::mem::take(&mut plan.changes);
-        for change in changes {
-            let kept = change
-                .deleted()
-                .next()
-                .filter(|_| {
-                    self.undone
-                        .has_deleted(&change, MAX_REPEATED_DELETIONS, now)
-                })
-                .cloned();
-            match kept {
-                Some(record) => plan.note(&record, Reason::Contested),
-                None => plan.changes.push(change),
+        for change in std::mem::take(&mut plan.changes) {
+            let deleted = change.deleted().next();
+            let undone = &self.undone;
+            match deleted {
+                Some(record) if undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now) => {
+                    plan.note(record, Reason::Contested);
+                }
+                _ => plan.changes.push(change),
             }
         }
     }
@@ -424,6 +421,7 @@ impl Engine {
                 let Some((key, ttls)) = ttl_change(action) else {
                     return true;
                 };
+                // External-dns repeats such a change in every round.
                 let is_repeated = self.ttl_changes.get(&key) == Some(&ttls);
                 if is_repeated {
                     let (found, wanted) = ttls;
@@ -438,7 +436,8 @@ impl Engine {
         }
     }
 
-    fn owned(&self, records: &[Record]) -> usize {
+    /// Returns the number of names that this publisher owns.
+    pub(crate) fn owned(&self, records: &[Record]) -> usize {
         let mut names = BTreeSet::new();
         for record in records {
             if self.rules.owns(record) {
@@ -586,21 +585,22 @@ impl Engine {
             }
         }
         let before = names_of(&owned).len();
-        for action in changes.iter().flat_map(|change| &change.actions) {
-            let record = action.record();
-            let is_ours = self.rules.owns(action.record());
-            match action {
-                Action::Create(_) => result.records += 1,
-                Action::Delete(_) => result.records = result.records.saturating_sub(1),
-                Action::Update { .. } | Action::Release(_) | Action::DropOrphan(_) => {}
-            }
-            match action {
-                Action::DropOrphan(_) => {}
-                Action::Create(_) | Action::Update { .. } if is_ours => {
-                    owned.insert(record.key());
+        for change in changes {
+            for action in &change.actions {
+                let record = action.record();
+                match action {
+                    Action::Create(_) => result.records += 1,
+                    Action::Delete(_) => result.records = result.records.saturating_sub(1),
+                    Action::Update { .. } | Action::Release(_) | Action::DropOrphan(_) => {}
                 }
-                _ => {
-                    owned.remove(&record.key());
+                match action {
+                    Action::DropOrphan(_) => {}
+                    Action::Create(_) | Action::Update { .. } if self.rules.owns(record) => {
+                        owned.insert(record.key());
+                    }
+                    _ => {
+                        owned.remove(&record.key());
+                    }
                 }
             }
         }
@@ -652,6 +652,7 @@ impl Engine {
             if !has_conflict || round == MAX_ROUNDS {
                 return Ok(report);
             }
+            // Without a random pause, two publishers that met would meet again.
             let longest = backoff::pause(PAUSE, Duration::MAX, round);
             tokio::time::sleep(longest.mul_f64(fastrand::f64())).await;
             listing = self.list().await?;
@@ -798,8 +799,8 @@ fn is_recent(at: u64, now: SystemTime) -> bool {
 }
 
 fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
 }
 
 /// Own changes that another writer undoes. Such a writer has the same owner label, because changes
@@ -829,8 +830,10 @@ impl UndoneChanges {
 
     /// Records that the sets of a name were kept, which prolongs the conflict.
     pub fn kept(&mut self, name: &Name, now: SystemTime) {
-        for (_, deleted) in self.deleted.iter_mut().filter(|(key, _)| key.name == *name) {
-            deleted.last = now;
+        for (key, deleted) in &mut self.deleted {
+            if key.name == *name {
+                deleted.last = now;
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use crate::record::{DomainFilter, Labels, Name, Record, RecordType};
+use crate::record::{DomainFilter, Labels, Name, Record, RecordType, Target};
 
 /// Changes that a publisher may make.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,14 +22,12 @@ pub enum Policy {
 impl Policy {
     /// Returns the policy with this name in the parameter `policy`.
     pub fn named(name: &str) -> Option<Self> {
-        let all = [
-            ("sync", Self::Sync),
-            ("upsert-only", Self::UpsertOnly),
-            ("create-only", Self::CreateOnly),
-        ];
-        all.into_iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, policy)| policy)
+        match name {
+            "sync" => Some(Self::Sync),
+            "upsert-only" => Some(Self::UpsertOnly),
+            "create-only" => Some(Self::CreateOnly),
+            _ => None,
+        }
     }
 }
 
@@ -67,15 +65,13 @@ impl PlanRules {
     }
 
     pub(crate) fn owns(&self, record: &Record) -> bool {
+        // Without ownership (`registry: noop`), external-dns deletes the records of others.
         !self.owner.is_empty() && record.labels.owner() == self.owner
     }
 
     fn may_replace(&self, record: &Record) -> bool {
-        self.owns(record)
-            || self
-                .migrate_from
-                .as_ref()
-                .is_some_and(|from| !from.is_empty() && record.labels.owner() == from)
+        let owner = record.labels.owner();
+        self.owns(record) || !owner.is_empty() && self.migrate_from.as_deref() == Some(owner)
     }
 
     pub(crate) fn manages(&self, record: &Record) -> bool {
@@ -180,40 +176,45 @@ pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) 
                 after,
             }
         };
-        actions.push((&record.name, action));
+        actions.push(action);
     }
-    by_name(actions.into_iter())
+    by_name(actions)
 }
 
 /// Plans the deletion of all `records` of `owner`.
 pub fn retire<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
-    let owned = records
-        .into_iter()
-        .filter(|record| !owner.is_empty() && record.labels.owner() == owner);
-    by_name(owned.map(|record| (&record.name, Action::Delete(record.clone()))))
+    let mut actions = Vec::new();
+    for record in records {
+        // Without an owner, this would delete all records that have none.
+        if !owner.is_empty() && record.labels.owner() == owner {
+            actions.push(Action::Delete(record.clone()));
+        }
+    }
+    by_name(actions)
 }
 
 /// Plans the deletion of owner records of `owner` that have no record.
 pub fn drop_orphans<'a>(orphans: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
-    let owned = orphans
-        .into_iter()
-        .filter(|orphan| orphan.labels.owner() == owner);
-    by_name(owned.map(|orphan| (&orphan.name, Action::DropOrphan(orphan.clone()))))
+    let mut actions = Vec::new();
+    for orphan in orphans {
+        if orphan.labels.owner() == owner {
+            actions.push(Action::DropOrphan(orphan.clone()));
+        }
+    }
+    by_name(actions)
 }
 
-fn by_name<'a>(actions: impl Iterator<Item = (&'a Name, Action)>) -> Plan {
-    let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
-    for (name, action) in actions {
+fn by_name(actions: Vec<Action>) -> Plan {
+    let mut names: BTreeMap<Name, Vec<Action>> = BTreeMap::new();
+    for action in actions {
+        let name = action.record().name.clone();
         names.entry(name).or_default().push(action);
     }
-    let changes = names.into_iter().map(|(name, actions)| NameChange {
-        name: name.clone(),
-        actions,
-    });
-    Plan {
-        changes: changes.collect(),
-        notes: Vec::new(),
+    let mut plan = Plan::default();
+    for (name, actions) in names {
+        plan.changes.push(NameChange { name, actions });
     }
+    plan
 }
 
 #[derive(Default)]
@@ -229,6 +230,8 @@ impl<'a> Rows<'a> {
 
     /// Drops wanted CNAMEs where other types of the same name are wanted, under any set identifier.
     fn drop_conflicting_aliases(&mut self, plan: &mut Plan) {
+        // A CNAME excludes all other data of its name (RFC 1034, section 3.6.2). As in external-dns, it is the one
+        // that gives way.
         let mut types = self.by_set.values().flat_map(|row| row.candidates.keys());
         if types.all(|record_type| *record_type == RecordType::CNAME) {
             return;
@@ -253,14 +256,16 @@ struct Row<'a> {
 /// Delegations and DNAMEs of a zone, which send resolvers elsewhere for the names below them.
 type Redirections<'a> = BTreeMap<&'a Name, &'a Record>;
 
+fn redirects(record: &Record) -> bool {
+    [RecordType::NS, RecordType::DNAME].contains(&record.record_type)
+}
+
 /// Returns the redirections after the changes, so that the next plan decides as this one does.
 fn redirections<'a>(
     rules: &PlanRules,
     current: &'a [Record],
     desired: &'a Desired,
 ) -> Redirections<'a> {
-    let redirects =
-        |record: &Record| [RecordType::NS, RecordType::DNAME].contains(&record.record_type);
     let mut found = Redirections::new();
     let mut foreign = BTreeSet::new();
     // A zone's records do not contain the NS of its apex.
@@ -295,15 +300,12 @@ fn hidden(redirections: &Redirections<'_>, record: &Record) -> Option<Reason> {
         if let Some(found) = redirections.get(&name) {
             let is_at = name == record.name;
             let belongs = match found.record_type {
+                RecordType::NS if record.record_type.is_address() => found.points_to(&record.name),
+                // The parent's servers answer for DS (RFC 4035, section 3.1.4.1).
                 RecordType::NS => {
-                    let is_glue = record.record_type.is_address()
-                        && found
-                            .targets
-                            .iter()
-                            .any(|target| target.as_str() == record.name.as_str());
-                    is_glue
-                        || is_at && [RecordType::NS, RecordType::DS].contains(&record.record_type)
+                    is_at && [RecordType::NS, RecordType::DS].contains(&record.record_type)
                 }
+                // A DNAME redirects the names below, not its own (RFC 6672, section 2.3).
                 _ => is_at,
             };
             if !belongs {
@@ -334,6 +336,7 @@ fn plan_row(
             continue;
         };
         match current {
+            // External-dns writes the empty set, which withdraws the name.
             _ if wanted.targets.is_empty() => plan.note(&wanted, Reason::NoTargets),
             _ if wanted.is_self_alias() => plan.note(&wanted, Reason::SelfAlias),
             None => match hidden(redirections, &wanted) {
@@ -345,6 +348,7 @@ fn plan_row(
                 plan.note(&wanted, Reason::Foreign { owner });
             }
             Some(before) => {
+                // The record exists, and will be seen again without the redirection.
                 if let Some(reason) = hidden(redirections, &wanted) {
                     plan.note(&wanted, reason);
                 }
@@ -375,7 +379,7 @@ fn plan_row(
     deletes.into_iter().chain(updates).chain(creates).collect()
 }
 
-/// Returns the deletions of sets that nobody wants any more. With `is_replaced`, that includes sets in the way of new
+/// Returns the deletions of sets that are no longer wanted. With `is_replaced`, that includes sets in the way of new
 /// ones.
 fn deletions(
     rules: &PlanRules,
@@ -389,6 +393,7 @@ fn deletions(
         if row.candidates.contains_key(record_type) {
             continue;
         }
+        // One bad object must not withdraw what it wanted.
         if desired.holds(record) && rules.owns(record) {
             plan.note(record, Reason::SourceUnreadable);
         } else if rules.owns(record) || is_replaced && rules.may_replace(record) {
@@ -420,6 +425,7 @@ fn obstacle(
         });
     }
     let is_alias = first.record_type == RecordType::CNAME;
+    // The server would refuse it at every interval, as it does with external-dns.
     for record_type in unmanaged {
         if (*record_type == RecordType::CNAME) != is_alias {
             return Some(Reason::Occupied {
@@ -442,9 +448,10 @@ fn obstacle(
 
 /// Returns the wanted record with its new labels: the old ones, our owner, and the resource that wants it.
 fn owned_by(rules: &PlanRules, mut wanted: Record, before: Option<&Record>) -> Record {
-    let mut labels = before
-        .map(|before| before.labels.clone())
-        .unwrap_or_default();
+    let mut labels = match before {
+        Some(before) => before.labels.clone(),
+        None => Labels::default(),
+    };
     labels
         .0
         .extend(Labels::of(&rules.owner, wanted.labels.resource()).0);
@@ -455,9 +462,8 @@ fn owned_by(rules: &PlanRules, mut wanted: Record, before: Option<&Record>) -> R
 /// Returns whether a set must be written. A changed resource alone is ignored.
 fn differs(before: &Record, after: &Record) -> bool {
     before.targets != after.targets
-        || after
-            .ttl
-            .is_some_and(|ttl| ttl > 0 && Some(ttl) != before.ttl)
+        // As in external-dns, a TTL of 0 is none.
+        || after.ttl.unwrap_or(0) > 0 && after.ttl != before.ttl
         || before.properties != after.properties
         || before.labels.owner() != after.labels.owner()
 }
@@ -468,11 +474,13 @@ fn differs(before: &Record, after: &Record) -> bool {
 /// wins, or else the one with the fewest, then the least targets. `None` without candidates.
 fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
     let resource = current.map_or("", |current| current.labels.resource());
+    // External-dns chooses in the same way, so a zone that moves between both does not change.
     let holder = candidates
         .iter()
         .find(|candidate| !resource.is_empty() && candidate.labels.resource() == resource);
     let least = candidates.iter().min_by(|a, b| order(a).cmp(&order(b)));
     let mut merged: Record = (*holder.or(least)?).clone();
+    // External-dns publishes the shorter list only.
     if merged.record_type.is_address() {
         merged.ttl = None;
         for candidate in candidates {
@@ -490,18 +498,10 @@ fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
 }
 
 /// Returns the sort key by preference. A set without targets comes last, because it gives no answer.
-fn order(record: &Record) -> (bool, usize, Vec<&str>, &str) {
-    let targets: Vec<&str> = record
-        .targets
-        .iter()
-        .map(|target| target.as_str())
-        .collect();
-    (
-        targets.is_empty(),
-        targets.len(),
-        targets,
-        record.labels.resource(),
-    )
+fn order(record: &Record) -> (bool, usize, &BTreeSet<Target>, &str) {
+    let targets = &record.targets;
+    let resource = record.labels.resource();
+    (targets.is_empty(), targets.len(), targets, resource)
 }
 
 /// Changes, and wanted records without effect.
@@ -535,26 +535,18 @@ impl Plan {
     /// Returns the plan without the records that names lose without a replacement.
     pub fn without_deletions(&self) -> Self {
         let mut kept = self.clone();
-        for change in kept
-            .changes
-            .iter_mut()
-            .filter(|change| change.is_deletion())
-        {
-            change
-                .actions
-                .retain(|action| !matches!(action, Action::Delete(_)));
+        for change in &mut kept.changes {
+            if change.is_deletion() {
+                let actions = &mut change.actions;
+                actions.retain(|action| !matches!(action, Action::Delete(_)));
+            }
         }
         kept.changes.retain(|change| !change.actions.is_empty());
         kept
     }
 
     pub(crate) fn note(&mut self, record: &Record, reason: Reason) {
-        let note = Note {
-            name: record.name.clone(),
-            record_type: record.record_type,
-            reason,
-        };
-        self.notes.push(note);
+        self.notes.push(Note::on(record, reason));
     }
 }
 
@@ -694,6 +686,16 @@ pub struct Note {
     pub record_type: RecordType,
     /// Cause, with the remedy in its text.
     pub reason: Reason,
+}
+
+impl Note {
+    pub(crate) fn on(record: &Record, reason: Reason) -> Self {
+        Self {
+            name: record.name.clone(),
+            record_type: record.record_type,
+            reason,
+        }
+    }
 }
 
 impl fmt::Display for Note {

@@ -110,12 +110,11 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
 
 /// Returns a target without records for each DNS Update Record.
 fn targets(scan: &Scan) -> BTreeMap<String, Target> {
-    let known = scan.holds_unknown.then(|| {
-        scan.documents
-            .iter()
-            .map(|document| document.id.resource())
-            .collect()
-    });
+    let mut known = None;
+    if scan.holds_unknown {
+        let documents = scan.documents.iter();
+        known = Some(documents.map(|document| document.id.resource()).collect());
+    }
     let mut targets: BTreeMap<String, Target> = BTreeMap::new();
     for document in &scan.documents {
         if let Some(Content::UpdateRecord(record)) = &document.content {
@@ -195,8 +194,9 @@ impl Publication {
         }
         for name in kept {
             // A record set without targets leaves the existing set unchanged.
-            let types = [RecordType::A, RecordType::AAAA];
-            records.extend(types.map(|record_type| Record::new(name.clone(), record_type, [])));
+            for record_type in [RecordType::A, RecordType::AAAA] {
+                records.push(Record::new(name.clone(), record_type, []));
+            }
         }
         records
     }
@@ -231,15 +231,19 @@ impl Target {
 
     /// Takes the targets of all entries of `DNSEndpoint`s away, so that [`Target::fill`] replaces them.
     pub(crate) fn clear_targets(&mut self) {
-        for id in self.counts.keys().filter(|id| id.kind == Kind::Endpoint) {
+        for id in self.counts.keys() {
+            if id.kind != Kind::Endpoint {
+                continue;
+            }
             let resource = id.resource();
             let cleared = self.desired.records.extract_if(.., |record| {
                 let is_host =
                     record.record_type.is_address() || record.record_type == RecordType::CNAME;
                 is_host && !record.targets.is_empty() && record.labels.resource() == resource
             });
-            self.untargeted
-                .extend(cleared.map(|record| (id.clone(), record)));
+            for record in cleared {
+                self.untargeted.push((id.clone(), record));
+            }
         }
     }
 
@@ -248,13 +252,11 @@ impl Target {
     pub(crate) fn fill(&mut self, defaults: &TargetSets) -> Vec<(DocumentId, Name)> {
         let untargeted = std::mem::take(&mut self.untargeted);
         if defaults.is_empty() {
-            let names = untargeted
-                .iter()
-                .map(|(id, record)| (id.clone(), record.name.clone()))
-                .collect();
-            self.desired
-                .records
-                .extend(untargeted.into_iter().map(|(_, record)| record));
+            let mut names = Vec::new();
+            for (id, record) in untargeted {
+                names.push((id, record.name.clone()));
+                self.desired.records.push(record);
+            }
             return names;
         }
         let mut filled = BTreeMap::new();
@@ -280,12 +282,9 @@ pub(crate) fn fleet_names<'a>(
     let mut found = BTreeSet::new();
     for document in documents {
         if let Some(Content::Fleet(names)) = &document.content {
-            found.extend(
-                names
-                    .names
-                    .iter()
-                    .map(|name| (name.internal.clone(), name.hold)),
-            );
+            for name in &names.names {
+                found.insert((name.internal.clone(), name.hold));
+            }
         }
     }
     found

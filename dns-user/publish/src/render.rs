@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     endpoint,
-    provider::{Definition, Parameter, ParameterKind, Setting},
+    provider::{Definition, Parameter, ParameterKind, Setting, elements},
     publication::{Publication, Target},
     record::{Labels, Record},
     update_record::{PROVIDER_LABEL, UpdateRecord},
@@ -109,6 +109,7 @@ fn deployment(target: &Target, image: &str) -> Value {
         "kind": "Deployment",
         "metadata": { "name": name, "namespace": id.namespace, "labels": labels },
         "spec": {
+            // Two with the same owner would undo each other's changes: external-dns has no compare-and-set.
             "replicas": 1,
             "strategy": { "type": "Recreate" },
             "selector": { "matchLabels": labels },
@@ -132,11 +133,8 @@ fn arguments_of(definition: &Definition, parameter: &Parameter, setting: &Settin
     };
     match parameter.kind {
         ParameterKind::List => {
-            let parts = text.split(',').map(str::trim);
-            parts
-                .filter(|part| !part.is_empty())
-                .map(|part| format!("--{name}={part}"))
-                .collect()
+            let parts = elements(text);
+            parts.map(|part| format!("--{name}={part}")).collect()
         }
         ParameterKind::Switch | ParameterKind::SwitchOrBoolean => {
             let is_off = matches!(text.trim(), "" | "false" | "no" | "disabled");
@@ -191,18 +189,8 @@ fn endpoints(target: &Target) -> Vec<Value> {
 
 /// Joins words to a valid Kubernetes name (RFC 1123, up to 63 octets).
 fn kubernetes_name(words: &[&str]) -> String {
-    let mut name: String = words
-        .join("-")
-        .to_ascii_lowercase()
-        .chars()
-        .map(|letter| {
-            if letter.is_ascii_alphanumeric() {
-                letter
-            } else {
-                '-'
-            }
-        })
-        .collect();
+    let name = words.join("-").to_ascii_lowercase();
+    let mut name = name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
     name.truncate(63);
     name.trim_matches('-').to_owned()
 }

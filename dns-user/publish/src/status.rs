@@ -122,21 +122,22 @@ impl ApiState {
     }
 
     pub(crate) fn providers(&self) -> Vec<String> {
-        let senders = self.confirmations.lock();
-        senders
-            .iter()
-            .filter(|(_, sender)| !sender.is_closed())
-            .map(|(name, _)| name.clone())
-            .collect()
+        let mut running = Vec::new();
+        for (name, sender) in &*self.confirmations.lock() {
+            if !sender.is_closed() {
+                running.push(name.clone());
+            }
+        }
+        running
     }
 
     /// Returns the valid documents of the operator's files, without the store's.
     pub(crate) fn documents(&self) -> Vec<Document> {
         let scan = self.scan.lock();
         let mut own = BTreeSet::new();
-        for file in &scan.files {
-            if !file.path.starts_with(&self.store.folder) {
-                own.extend(file.documents.iter().map(|document| &document.id));
+        for file in self.own_files(&scan) {
+            for document in &file.documents {
+                own.insert(&document.id);
             }
         }
         let mut documents = Vec::new();
@@ -151,14 +152,19 @@ impl ApiState {
     /// Returns the operator's file and line of a document.
     pub(crate) fn file_of(&self, id: &DocumentId) -> Option<String> {
         let scan = self.scan.lock();
-        let mut files = scan
-            .files
-            .iter()
-            .filter(|file| !file.path.starts_with(&self.store.folder));
-        files.find_map(|file| {
-            let document = file.documents.iter().find(|document| document.id == *id)?;
-            Some(format!("{}:{}", file.path.display(), document.line))
-        })
+        for file in self.own_files(&scan) {
+            for document in &file.documents {
+                if document.id == *id {
+                    return Some(format!("{}:{}", file.path.display(), document.line));
+                }
+            }
+        }
+        None
+    }
+
+    fn own_files<'a>(&self, scan: &'a Scan) -> impl Iterator<Item = &'a FileState> {
+        let files = scan.files.iter();
+        files.filter(|file| !file.path.starts_with(&self.store.folder))
     }
 
     pub(crate) fn status_of(&self, id: &DocumentId) -> Option<DocumentStatus> {
@@ -173,19 +179,16 @@ impl ApiState {
     /// Expects rounds of exactly these providers, each within its time limit.
     pub(crate) fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
         let mut rounds = self.rounds.lock();
-        let mut before = BTreeMap::new();
-        std::mem::swap(&mut *rounds, &mut before);
+        let mut before = std::mem::take(&mut *rounds);
         for (provider, time_limit) in providers {
-            let new = Round {
+            let known = before.remove(&provider);
+            let mut round = known.unwrap_or_else(|| Round {
                 time_limit,
                 since: Instant::now(),
                 problem: None,
-            };
-            let round = before.remove(&provider).map(|round| Round {
-                time_limit,
-                ..round
             });
-            rounds.insert(provider, round.unwrap_or(new));
+            round.time_limit = time_limit;
+            rounds.insert(provider, round);
         }
     }
 
@@ -201,18 +204,19 @@ impl ApiState {
 
     /// Returns causes and remedies for every provider without a successful round in time.
     pub(crate) fn late_rounds(&self) -> Vec<String> {
-        let rounds = self.rounds.lock();
-        let late = rounds
-            .iter()
-            .filter(|(_, round)| round.since.elapsed() > round.time_limit);
-        late.map(|(provider, Round { since, problem, .. })| {
-            let problem = problem.as_deref().unwrap_or("the round has not ended");
-            format!(
-                "{provider}: no successful round for {} s: {problem}",
-                since.elapsed().as_secs()
-            )
-        })
-        .collect()
+        let mut late = Vec::new();
+        for (provider, round) in &*self.rounds.lock() {
+            let waited = round.since.elapsed();
+            if waited > round.time_limit {
+                let problem = round.problem.as_deref();
+                let problem = problem.unwrap_or("the round has not ended");
+                late.push(format!(
+                    "{provider}: no successful round for {} s: {problem}",
+                    waited.as_secs()
+                ));
+            }
+        }
+        late
     }
 }
 
@@ -269,8 +273,12 @@ impl ProviderState {
                      each publisher its own txt-owner-id"
                 ));
             }
-            problems.extend(zone.failure.as_ref().map(ToString::to_string));
-            problems.extend(zone.refusal.as_ref().map(ToString::to_string));
+            if let Some(failure) = &zone.failure {
+                problems.push(failure.to_string());
+            }
+            if let Some(refusal) = &zone.refusal {
+                problems.push(refusal.to_string());
+            }
             if zone.conflicts > 0 {
                 problems.push(format!(
                     "{} changes conflicted with another writer in every round; the next run tries again",
@@ -291,10 +299,9 @@ impl ProviderState {
 
     /// Returns the result of a provider that could not run, with the counts of `before`.
     pub(crate) fn failed(problem: impl ToString, before: &Self) -> Self {
-        let zones = before.zones.clone();
         Self {
             ran: true,
-            zones,
+            zones: before.zones.clone(),
             general: vec![problem.to_string()],
             names: Vec::new(),
         }
@@ -306,24 +313,19 @@ impl ProviderState {
 
     /// Returns the problems that prevent the publication of wanted records.
     pub(crate) fn problems(&self, target: &Target) -> Vec<String> {
-        let wanted = self
-            .names
-            .iter()
-            .filter(|(name, _)| target.origins.contains_key(name));
-        shortened(
-            self.general
-                .iter()
-                .chain(wanted.map(|(_, problem)| problem)),
-        )
+        shortened(self.general.iter().chain(self.of_names(target, true)))
     }
 
     /// Returns remarks on names that no document wants, such as owner records without a record.
     pub(crate) fn remarks(&self, target: &Target) -> Vec<String> {
-        let others = self
-            .names
-            .iter()
-            .filter(|(name, _)| !target.origins.contains_key(name));
-        shortened(others.map(|(_, remark)| remark))
+        shortened(self.of_names(target, false))
+    }
+
+    /// Returns the problems of names that documents want, or of the others.
+    fn of_names(&self, target: &Target, is_wanted: bool) -> impl Iterator<Item = &String> {
+        self.names.iter().filter_map(move |(name, problem)| {
+            (target.origins.contains_key(name) == is_wanted).then_some(problem)
+        })
     }
 
     pub(crate) fn all_problems(&self) -> impl Iterator<Item = &String> {
@@ -387,13 +389,15 @@ pub(crate) fn statuses(
     }
     let mut documents = Vec::new();
     let mut seen = BTreeSet::new();
-    for document in scan.files.iter().flat_map(|file| &file.documents) {
-        if !seen.insert(&document.id) {
-            continue;
+    for file in &scan.files {
+        for document in &file.documents {
+            if !seen.insert(&document.id) {
+                continue;
+            }
+            let before = before.get(&document.id);
+            let problems = problems.remove(&document.id).unwrap_or_default();
+            documents.push(status_of(document, problems, publication, states, before));
         }
-        let before = before.get(&document.id);
-        let problems = problems.remove(&document.id).unwrap_or_default();
-        documents.push(status_of(document, problems, publication, states, before));
     }
     let mut providers = BTreeMap::new();
     let unknown = ProviderState::default();
@@ -491,12 +495,13 @@ impl StatusWriter {
             self.is_restored = true;
         }
         let mut overview = statuses(&scan, publication, states, &self.known);
-        self.known = overview
-            .documents
-            .iter()
-            .map(|status| (status.id.clone(), status.clone()))
-            .collect();
-        overview.problems.extend(fleet_problem.map(str::to_owned));
+        self.known.clear();
+        for status in &overview.documents {
+            self.known.insert(status.id.clone(), status.clone());
+        }
+        if let Some(problem) = fleet_problem {
+            overview.problems.push(problem.to_owned());
+        }
         *api_state.overview.lock() = overview;
         self.write_files(&scan, &api_state.store.folder);
     }
@@ -542,10 +547,11 @@ impl StatusWriter {
 
 /// Returns the folders in which documents lie.
 fn folders(scan: &Scan) -> BTreeSet<&Path> {
-    scan.files
-        .iter()
-        .filter_map(|file| file.path.parent())
-        .collect()
+    let mut folders = BTreeSet::new();
+    for file in &scan.files {
+        folders.extend(file.path.parent());
+    }
+    folders
 }
 
 /// Returns the unreadable documents of a file, which a restart must still know.
@@ -660,15 +666,14 @@ impl Metrics {
     pub(crate) fn count_types<'a>(
         records: impl IntoIterator<Item = &'a Record>,
     ) -> BTreeMap<String, usize> {
-        let shown = RecordType::DEFAULT_MANAGED.into_iter();
-        let mut counts: BTreeMap<String, usize> = shown
-            .map(|record_type| (record_type.to_string(), 0))
-            .collect();
-        for record in records
-            .into_iter()
-            .filter(|record| !record.targets.is_empty())
-        {
-            *counts.entry(record.record_type.to_string()).or_default() += 1;
+        let mut counts = BTreeMap::new();
+        for record_type in RecordType::DEFAULT_MANAGED {
+            counts.insert(record_type.to_string(), 0);
+        }
+        for record in records {
+            if !record.targets.is_empty() {
+                *counts.entry(record.record_type.to_string()).or_default() += 1;
+            }
         }
         counts
     }

@@ -12,9 +12,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use dns_kit::files::atomic::{self, Attributes, ReplaceError};
+use dns_kit::files::{
+    atomic::{self, Attributes, ReplaceError},
+    bounded,
+};
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::documents::{DocumentId, Kind, digest, write_pretty};
@@ -102,31 +106,27 @@ impl Resource {
         let kind = Kind::named(document["kind"].as_str()?)?;
         let metadata = document["metadata"].as_object_mut()?;
         let generation = metadata.remove("generation")?.as_u64()?;
-        let namespace = metadata.remove("namespace");
-        let namespace = namespace
-            .as_ref()
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned();
+        let namespace = match metadata.remove("namespace") {
+            Some(Value::String(namespace)) => namespace,
+            _ => String::new(),
+        };
         let mut name = metadata.get("name")?.as_str()?.to_owned();
         let spec = document["spec"].as_object_mut()?;
         if kind == Kind::List {
-            let cloud = spec
-                .remove("logicalCloud")
-                .map(|cloud| ("logical-cloud", cloud));
-            let (owner, value) = cloud.or_else(|| Some(("cluster", spec.remove("cluster")?)))?;
-            name = format!("{owner}/{}", value.as_str()?);
+            name = match spec.remove("logicalCloud") {
+                Some(cloud) => format!("logical-cloud/{}", cloud.as_str()?),
+                None => format!("cluster/{}", spec.remove("cluster")?.as_str()?),
+            };
         }
         let id = DocumentId {
             kind,
             namespace,
             name,
         };
-        let body = json!({ "metadata": document["metadata"], "spec": document["spec"] });
         Some(Self {
             id,
             generation,
-            body,
+            body: json!({ "metadata": document["metadata"], "spec": document["spec"] }),
         })
     }
 }
@@ -142,6 +142,7 @@ impl Store {
             .write(true)
             .open(folder.join(".lock"))
             .map_err(|error| unusable(folder, &error))?;
+        // The kernel frees it when the process ends, however it ends (flock(2)).
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StoreError::InUse(folder.to_owned()))?;
         // With the lock, this process is the only writer.
@@ -149,10 +150,9 @@ impl Store {
         let mut resources = BTreeMap::new();
         let files = atomic::read_folder(folder).map_err(|error| unusable(folder, &error))?;
         for path in files {
-            let document = fs::read(&path)
-                .ok()
-                .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            let Some(resource) = document.and_then(Resource::of_document) else {
+            // The scan of documents reports a damaged one.
+            let document = read_json(&path).unwrap_or_default();
+            let Some(resource) = Resource::of_document(document) else {
                 continue;
             };
             // A copy under another name, such as an editor's backup, may be older than the resource.
@@ -272,17 +272,26 @@ fn path_of(folder: &Path, id: &DocumentId) -> PathBuf {
     ))
 }
 
+/// Reads what [`write_json`] wrote; the default if the file is missing.
+pub(crate) fn read_json<T: Default + DeserializeOwned>(path: &Path) -> Result<T, String> {
+    match bounded::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// Replaces a file of the publisher's state by the JSON of a value, in one step. A command of root may write what
 /// the service reads.
-pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    atomic::replace_own(path, &serde_json::to_vec(value)?, Attributes::PUBLIC)
-        .map(drop)
-        .map_err(|error| error.cause)
+    let text = serde_json::to_vec(value)?;
+    atomic::replace_own(path, &text, Attributes::PUBLIC).map_err(|error| error.cause)?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -34,16 +34,12 @@ impl Problem {
         reason: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        let file = file.into();
-        let path = path.to_owned();
-        let reason = reason.into();
-        let remedy = remedy.into();
         Self {
-            file,
+            file: file.into(),
             line,
-            path,
-            reason,
-            remedy,
+            path: path.to_owned(),
+            reason: reason.into(),
+            remedy: remedy.into(),
         }
     }
 }
@@ -210,10 +206,11 @@ impl<'a> Reader<'a> {
 
     /// Returns the non-empty texts of a list; reports other items.
     pub fn texts(&self) -> Vec<String> {
-        let items = self.items().into_iter().flatten();
-        items
-            .filter_map(|item| item.filled_text().map(str::to_owned))
-            .collect()
+        let mut texts = Vec::new();
+        for item in self.items().into_iter().flatten() {
+            texts.extend(item.owned_text());
+        }
+        texts
     }
 
     /// Returns the members of a map; reports any other type.
@@ -295,10 +292,11 @@ impl<'a> Fields<'a> {
     }
 
     pub fn others(&mut self) -> Vec<(&'a str, Reader<'a>)> {
-        let rest = std::mem::take(&mut self.rest);
-        rest.into_iter()
-            .map(|member| (member.0.as_str(), self.reader(member)))
-            .collect()
+        let mut others = Vec::new();
+        for member in std::mem::take(&mut self.rest) {
+            others.push((member.0.as_str(), self.reader(member)));
+        }
+        others
     }
 
     /// Reports remaining members as unknown; the remedy names the expected ones.
@@ -515,9 +513,11 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        std::iter::from_fn(|| items.next_element().transpose())
-            .collect::<Result<_, _>>()
-            .map(Value::List)
+        let mut values = Vec::new();
+        while let Some(item) = items.next_element()? {
+            values.push(item);
+        }
+        Ok(Value::List(values))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
@@ -580,7 +580,10 @@ impl<'a> Json<'a> {
         let mut members: Vec<(String, Node)> = Vec::new();
         self.each('}', |json| {
             let line = json.line;
-            let name = json.rest.starts_with('"').then(|| json.text())??;
+            if !json.rest.starts_with('"') {
+                return None;
+            }
+            let name = json.text()?;
             json.skip_blanks();
             json.skip(':')?;
             json.skip_blanks();
@@ -661,13 +664,9 @@ impl<'a> Json<'a> {
     }
 
     fn skip_blanks(&mut self) {
-        let blanks = self
-            .rest
-            .bytes()
-            .take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r'))
-            .count();
-        let (blanks, rest) = self.rest.split_at(blanks);
-        self.line += blanks.bytes().filter(|byte| *byte == b'\n').count() as u64;
+        let rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
+        let blanks = &self.rest[..self.rest.len() - rest.len()];
+        self.line += blanks.matches('\n').count() as u64;
         self.rest = rest;
     }
 }

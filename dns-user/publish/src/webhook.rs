@@ -181,6 +181,7 @@ impl Endpoint {
             Err(error) => return Err(error),
         };
         record.set_identifier.clone_from(&self.set_identifier);
+        // Go leaves out a TTL of 0, which is none.
         record.ttl = u32::try_from(self.record_ttl).ok().filter(|ttl| *ttl > 0);
         for Property { name, value } in &self.provider_specific {
             record.properties.insert(name.clone(), value.clone());

@@ -256,6 +256,7 @@ async fn status(State(api_state): Shared) -> Response {
 
 async fn reload(State(api_state): Shared) -> Response {
     api_state.change.notify_one();
+    // The documents are read later (RFC 9110, section 15.3.3).
     StatusCode::ACCEPTED.into_response()
 }
 

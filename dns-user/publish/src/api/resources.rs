@@ -93,18 +93,20 @@ impl Preconditions {
         }
     }
 
-    /// Returns whether a request may be carried out on a resource with this tag, if it exists.
-    fn hold(&self, tag: Option<&str>) -> bool {
-        self.matching
-            .as_deref()
-            .is_none_or(|tags| names_tag(tags, tag))
-            && !self.is_known(tag)
+    /// Returns whether a request may be carried out on a resource, if it exists.
+    fn hold(&self, resource: Option<&Resource>) -> bool {
+        let is_expected = match &self.matching {
+            Some(tags) => are_of(tags, resource),
+            None => true,
+        };
+        is_expected && !self.is_known(resource)
     }
 
-    fn is_known(&self, tag: Option<&str>) -> bool {
-        self.none_matching
-            .as_deref()
-            .is_some_and(|tags| names_tag(tags, tag))
+    fn is_known(&self, resource: Option<&Resource>) -> bool {
+        match &self.none_matching {
+            Some(tags) => are_of(tags, resource),
+            None => false,
+        }
     }
 }
 
@@ -120,11 +122,15 @@ fn joined(headers: &HeaderMap, name: header::HeaderName) -> Option<String> {
     Some(values.join(","))
 }
 
-fn names_tag(tags: &str, tag: Option<&str>) -> bool {
-    let Some(tag) = tag else { return false };
-    tags.split(',')
-        .map(str::trim)
-        .any(|name| name == "*" || name.trim_start_matches("W/") == tag)
+/// Returns whether one of several tags is a resource's.
+fn are_of(tags: &str, resource: Option<&Resource>) -> bool {
+    // Not even `*` matches a resource that does not exist (RFC 9110, section 13.1).
+    let Some(resource) = resource else {
+        return false;
+    };
+    let tag = resource.tag();
+    let mut tags = tags.split(',').map(str::trim);
+    tags.any(|name| name == "*" || name.trim_start_matches("W/") == tag)
 }
 
 /// Lists a collection: documents of the folder and stored resources, sorted by name. A further page
@@ -190,14 +196,15 @@ pub(super) fn write(
             "{id} is defined by the document {file}; change it there"
         ));
     }
-    let condition =
-        |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
     let how = if name.is_some() {
         Write::Put
     } else {
         Write::Create
     };
-    match api_state.store.write(&id, body, how, &condition) {
+    match api_state
+        .store
+        .write(&id, body, how, &|before| preconditions.hold(before))
+    {
         Ok((Written::Exists, _)) => conflict(&format!(
             "{id} exists; replace it with PUT, or choose another name"
         )),
@@ -212,6 +219,7 @@ pub(super) fn write(
             let tag = resource.tag();
             let mut response = (code, Json(resource.body)).into_response();
             set(&mut response, header::ETAG, &tag);
+            // The path names the collection, so the client has to learn the new one's (RFC 9110, section 15.3.2).
             if name.is_none() {
                 set(
                     &mut response,
@@ -232,25 +240,26 @@ pub(super) fn read(
     preconditions: &Preconditions,
 ) -> Response {
     let id = scope.id(name);
-    let documents = api_state.documents();
-    let document = documents
-        .iter()
-        .find(|document| document.id == id)
-        .and_then(document_body);
-    let found = match document {
-        Some(body) => Some(Resource {
-            id: id.clone(),
-            generation: 0,
-            body,
-        }),
-        None => api_state.store.get(&id),
-    };
+    let mut found = api_state.store.get(&id);
+    for document in api_state.documents() {
+        if document.id == id
+            && let Some(body) = document_body(&document)
+        {
+            found = Some(Resource {
+                id: id.clone(),
+                generation: 0,
+                body,
+            });
+        }
+    }
     match found {
         Some(resource) if scope.allows(name) => {
             let tag = resource.tag();
-            let mut response = if preconditions.is_known(Some(&tag)) {
+            // A known version is answered by 304, and any other condition that does not hold by 412 (RFC 9110,
+            // section 13.1).
+            let mut response = if preconditions.is_known(Some(&resource)) {
                 StatusCode::NOT_MODIFIED.into_response()
-            } else if !preconditions.hold(Some(&tag)) {
+            } else if !preconditions.hold(Some(&resource)) {
                 unmet(&id)
             } else {
                 Json(with_status(resource.body, api_state.status_of(&id))).into_response()
@@ -283,9 +292,10 @@ pub(super) fn delete(
             "{id} is named in {list}; remove it from that list first"
         ));
     }
-    let condition =
-        |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
-    match api_state.store.delete(&id, &condition) {
+    match api_state
+        .store
+        .delete(&id, &|before| preconditions.hold(before))
+    {
         Ok(Written::Deleted) => {
             api_state.change.notify_one();
             StatusCode::NO_CONTENT.into_response()

@@ -159,11 +159,13 @@ fn execute(
 ) -> anyhow::Result<ExitCode> {
     let command = match command {
         Command::Completions(completions) => {
-            return completions
-                .run(CommandLine::command())
-                .map(|()| ExitCode::SUCCESS);
+            completions.run(CommandLine::command())?;
+            return Ok(ExitCode::SUCCESS);
         }
-        Command::Man(man) => return man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
+        Command::Man(man) => {
+            man.run(CommandLine::command())?;
+            return Ok(ExitCode::SUCCESS);
+        }
         command => command,
     };
     let config = load(config)?;
@@ -235,9 +237,9 @@ fn complain(problem: &str) {
 
 /// Prints the problems of a provider. Returns whether there are any.
 fn complain_of(name: &str, problems: &[String]) -> bool {
-    problems
-        .iter()
-        .for_each(|problem| complain(&format!("{name}: {problem}")));
+    for problem in problems {
+        complain(&format!("{name}: {problem}"));
+    }
     !problems.is_empty()
 }
 
@@ -258,16 +260,9 @@ async fn read_sources(config: &Config) -> anyhow::Result<(runner::SourceState, b
 }
 
 #[cfg(test)]
-#[test]
-fn command_reference_is_current() {
+mod tests {
     use test_support::command_page;
 
-    let command = CommandLine::command();
-    command_page::compare("publish-commands.md", &command_page::commands(command));
-}
-
-#[cfg(test)]
-mod tests {
     use super::*;
 
     #[test]
@@ -314,29 +309,33 @@ mod tests {
         assert!(is_named("default/bind", "bind") && is_named("shop/bind", "shop/bind"));
         assert!(!is_named("shop/bind", "bind"));
     }
-}
 
-#[test]
-fn metrics_reference_is_current() {
-    use test_support::command_page;
+    #[test]
+    fn command_reference_is_current() {
+        let command = CommandLine::command();
+        command_page::compare("publish-commands.md", &command_page::commands(command));
+    }
 
-    let families = crate::status::families();
-    let rows = families.iter().map(|family| {
-        let labels = family
-            .get_metric()
-            .first()
-            .map(|metric| metric.get_label().iter().map(|label| label.name()));
-        let kind = format!("{:?}", family.get_field_type());
-        (
-            family.name(),
-            kind,
-            labels.into_iter().flatten().collect(),
-            family.help(),
-        )
-    });
-    let introduction = "# Metrics of bosh-dns-publish\n\nFamilies under the names of external-dns where it has the same.";
-    command_page::compare(
-        "publish-metrics.md",
-        &command_page::metrics(introduction, rows),
-    );
+    #[test]
+    fn metrics_reference_is_current() {
+        let families = crate::status::families();
+        let rows = families.iter().map(|family| {
+            let labels = family
+                .get_metric()
+                .first()
+                .map(|metric| metric.get_label().iter().map(|label| label.name()));
+            let kind = format!("{:?}", family.get_field_type());
+            (
+                family.name(),
+                kind,
+                labels.into_iter().flatten().collect(),
+                family.help(),
+            )
+        });
+        let introduction = "# Metrics of bosh-dns-publish\n\nFamilies under the names of external-dns where it has the same.";
+        command_page::compare(
+            "publish-metrics.md",
+            &command_page::metrics(introduction, rows),
+        );
+    }
 }

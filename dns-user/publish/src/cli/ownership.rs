@@ -1,6 +1,6 @@
 //! `adopt`, `transfer-owner` and `retire`.
 
-use std::{collections::BTreeSet, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::bail;
 
@@ -270,7 +270,7 @@ impl OwnershipChange {
         ))?;
         let ProviderState { general, names, .. } =
             ProviderState::of_report(&report, &ProviderState::default());
-        let mut problems: Vec<String> = general.into_iter().collect();
+        let mut problems = general;
         for (_, problem) in names {
             problems.push(problem);
         }
@@ -287,14 +287,10 @@ impl OwnershipChange {
                 records: self.select(&view.records, &engine.rules.domains),
                 orphans: self.select(&view.orphans, &engine.rules.domains),
             };
-            let mut owned = BTreeSet::new();
-            for record in of_owner(&in_scope.records, owner) {
-                owned.insert(&record.name);
-            }
             zones.push(ZonePlan {
                 id: zone.id.clone(),
                 plan: self.change.plan(target, owner, &in_scope),
-                owned: owned.len(),
+                owned: engine.owned(&in_scope.records),
                 recent: 0,
             });
         }
@@ -324,7 +320,7 @@ impl OwnershipChange {
 /// Returns the records that an adoption takes although documents want another value, with what they want.
 fn differing<'a>(target: &'a Target, planned: &'a Planned) -> Vec<(&'a Record, &'a Record)> {
     let mut found = Vec::new();
-    for action in planned.zones.iter().flat_map(|zone| zone.plan.actions()) {
+    for action in planned.actions() {
         let Action::Update { before, .. } = action else {
             continue;
         };

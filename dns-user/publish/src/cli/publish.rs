@@ -306,11 +306,8 @@ impl Render {
             image,
         } = self;
         let (mut read, failed) = read_sources(config).await?;
-        let selected: Vec<String> = selection
-            .of(&read)?
-            .iter()
-            .map(|target| target.name())
-            .collect();
+        let selected = selection.of(&read)?;
+        let selected: Vec<String> = selected.iter().map(|target| target.name()).collect();
         read.publication
             .targets
             .retain(|name, _| selected.contains(name));
@@ -374,8 +371,12 @@ fn text(overview: &Overview) -> String {
         text.push_str(&format!(
             "{name} ({provider}): {state}, {wanted} record sets wanted, {owned} names owned\n"
         ));
-        text.extend(problems.iter().map(|problem| format!("  ! {problem}\n")));
-        text.extend(remarks.iter().map(|remark| format!("  # {remark}\n")));
+        for problem in problems {
+            text.push_str(&format!("  ! {problem}\n"));
+        }
+        for remark in remarks {
+            text.push_str(&format!("  # {remark}\n"));
+        }
     }
     for document in documents {
         let state = document.last_error.as_deref().unwrap_or("ok");
@@ -384,7 +385,9 @@ fn text(overview: &Overview) -> String {
             document.id, document.observed_generation
         ));
     }
-    text.extend(problems.iter().map(|problem| format!("! {problem}\n")));
+    for problem in problems {
+        text.push_str(&format!("! {problem}\n"));
+    }
     if text.is_empty() {
         text.push_str("no documents; add some to the folder named in the configuration\n");
     }
@@ -449,7 +452,7 @@ fn plan_json(planned: &Planned, failures: &[String]) -> Value {
     for kind in ["create", "update", "delete", "release", "drop_orphan"] {
         lines.insert(kind, Vec::new());
     }
-    for action in planned.zones.iter().flat_map(|zone| zone.plan.actions()) {
+    for action in planned.actions() {
         let (kind, line) = match action {
             Action::Create(record) => ("create", json!(record.to_string())),
             Action::Update { before, after } => {

@@ -102,9 +102,14 @@ impl Folder {
                 Ok(found) => files.extend(found),
                 Err(error) => {
                     // Files in an unreadable folder count as unreadable, not as removed.
-                    let known = self.good.keys().filter(|file| file.starts_with(path));
-                    files.extend(known.cloned());
-                    scan.holds_unknown |= !self.good.keys().any(|file| file.starts_with(path));
+                    let mut is_unknown = true;
+                    for file in self.good.keys() {
+                        if file.starts_with(path) {
+                            files.insert(file.clone());
+                            is_unknown = false;
+                        }
+                    }
+                    scan.holds_unknown |= is_unknown;
                     scan.files.push(unreadable(path, &error));
                 }
             }
@@ -182,7 +187,9 @@ impl Scan {
                     Content::Fleet(names) => names.is_unreadable,
                     Content::UpdateRecord(_) | Content::List(..) | Content::Intent(_) => false,
                 };
-                self.held.extend(is_damaged.then(|| document.id.resource()));
+                if is_damaged {
+                    self.held.insert(document.id.resource());
+                }
                 self.documents.push(document.clone());
                 Some(document.clone())
             }
@@ -209,13 +216,10 @@ impl Scan {
         let mut of_files = Vec::new();
         for file in &self.files {
             for problem in &file.problems {
-                // Documents are sorted by line.
-                let document = file
-                    .documents
-                    .iter()
-                    .rev()
-                    .find(|document| document.line <= problem.line);
-                match document.filter(|document| problem.line <= document.last_line) {
+                let mut documents = file.documents.iter();
+                match documents
+                    .find(|document| (document.line..=document.last_line).contains(&problem.line))
+                {
                     Some(document) => of_documents
                         .entry(document.id.clone())
                         .or_default()
@@ -230,14 +234,11 @@ impl Scan {
 
 /// Returns the documents that a file contained according to its status file.
 fn remembered(path: &Path) -> BTreeMap<DocumentId, Option<Document>> {
-    let Some(status) = StatusFile::read(path) else {
-        return BTreeMap::new();
-    };
-    status
-        .documents
-        .into_iter()
-        .map(|document| (document.id, None))
-        .collect()
+    let mut known = BTreeMap::new();
+    for document in StatusFile::read(path).unwrap_or_default().documents {
+        known.insert(document.id, None);
+    }
+    known
 }
 
 /// Reads a file that held `count` documents before.
@@ -254,11 +255,10 @@ fn read_file(
     let problems = Problems::of(path.display().to_string());
     check_text(path, &text, count, texts.get(path), &problems);
     if problems.count() > 0 {
-        let problems = problems.into_vec();
         return illegible(FileState {
             path: path.to_owned(),
             documents: Vec::new(),
-            problems,
+            problems: problems.into_vec(),
         });
     }
     let mut documents = Vec::new();
@@ -309,7 +309,9 @@ fn check_text(path: &Path, text: &str, count: usize, before: Option<&String>, pr
             format!("the file is empty, but held {count} documents; their records stay unchanged"),
             "restore it, or remove the file to withdraw the records",
         );
-    } else if let Some(remedy) = before.and_then(|before| missing_end(path, text, before)) {
+    } else if let Some(before) = before
+        && let Some(remedy) = missing_end(path, text, before)
+    {
         let reason =
             "the file ends within its earlier text; the records of its documents stay unchanged";
         problems.add(last_line, "", reason, remedy);
@@ -392,10 +394,8 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let files = fs::read_dir(path)?.map(|entry| Ok(entry?.path()));
-    let mut found = files.collect::<io::Result<Vec<_>>>()?;
+    let mut found = atomic::read_folder(path)?;
     found.retain(|file| is_document_file(file));
-    found.sort();
     Ok(found)
 }
 
@@ -470,10 +470,9 @@ impl Kind {
     ];
 
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|(_, known, _)| *known == name)
-            .map(|(kind, ..)| kind)
+        let mut all = Self::ALL.into_iter();
+        let (kind, ..) = all.find(|(_, known, _)| *known == name)?;
+        Some(kind)
     }
 
     pub fn name(self) -> &'static str {
@@ -550,9 +549,8 @@ impl Document {
         let mut fields = root.fields()?;
         let kind = fields.required_as("kind", read_kind)?;
         if let Some(version) = fields.required("apiVersion")
-            && version
-                .text()
-                .is_some_and(|text| text != kind.api_version())
+            && let Some(text) = version.text()
+            && text != kind.api_version()
         {
             version.problem(
                 format!("{} has another apiVersion", kind.name()),
@@ -569,7 +567,7 @@ impl Document {
         };
         let labels = read_labels(members.optional("labels"));
         let generation = members.optional_as("generation", |value| value.integer(0..=u64::MAX));
-        let name = Metadata::read(&mut members).map(|metadata| metadata.name);
+        let named = Metadata::read(&mut members);
         let (id, content) = match kind {
             Kind::List => {
                 finish(fields);
@@ -579,7 +577,7 @@ impl Document {
                 let id = DocumentId {
                     kind,
                     namespace: namespace?,
-                    name: name?,
+                    name: named?.name,
                 };
                 (id, read_content(kind, root, fields))
             }
@@ -606,10 +604,11 @@ fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
     let Value::Map(members) = &root.node.value else {
         return None;
     };
-    let kinds = ["List", "DNSEndpointList"].map(|kind| Value::Text(kind.to_owned()));
-    members
-        .iter()
-        .find(|(name, node)| name == "kind" && kinds.contains(&node.value))?;
+    let mut members = members.iter();
+    let (_, kind) = members.find(|(name, _)| name == "kind")?;
+    if !matches!(&kind.value, Value::Text(kind) if ["List", "DNSEndpointList"].contains(&&**kind)) {
+        return None;
+    }
     Some(root.fields()?.required("items")?.items()?.collect())
 }
 
@@ -668,12 +667,13 @@ fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option
         }
     };
     let id = DocumentId::of_list(&owner);
-    let list = RecordList::read_open(&mut root.fields()?).map(|(list, mut spec)| {
+    let mut content = None;
+    if let Some((list, mut spec)) = RecordList::read_open(&mut root.fields()?) {
         drop((spec.optional("logicalCloud"), spec.optional("cluster")));
         spec.finish();
-        list
-    });
-    Some((id, list.map(|list| Content::List(owner, list))))
+        content = Some(Content::List(owner, list));
+    }
+    Some((id, content))
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -67,9 +67,10 @@ pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
     let mut seen = BTreeSet::new();
     for item in names.into_iter().flatten() {
         let before = item.problems.count();
-        let (external, name) = item
-            .fields()
-            .map_or((None, None), |fields| read_entry(fields, &mut seen));
+        let (external, name) = match item.fields() {
+            Some(fields) => read_entry(fields, &mut seen),
+            None => (None, None),
+        };
         match name {
             Some(name) if item.problems.count() == before => found.names.push(name),
             _ => match external {
@@ -90,7 +91,9 @@ fn read_entry(
     let external = fields.required_as("name", read_name);
     let mut given = Vec::new();
     for member in ["alias", "group", "query"] {
-        given.extend(fields.optional(member).map(|reader| (member, reader)));
+        if let Some(reader) = fields.optional(member) {
+            given.push((member, reader));
+        }
     }
     let ttl = fields.optional_as("ttl", |ttl| ttl.integer(1..=MAX_TTL));
     let hold = match fields.optional("hold") {
@@ -312,16 +315,13 @@ type Answer = Result<FleetAddresses, NoAddresses>;
 impl ServerClient {
     pub(crate) fn of_server(path: &Path) -> anyhow::Result<(Self, ServerConfig)> {
         let config = load_config(path).map_err(anyhow::Error::msg)?.config;
-        let socket = config
-            .control
-            .as_ref()
-            .map(|control| control.socket.clone())
-            .ok_or_else(|| {
-                anyhow!(
-                    "{}: \"control.socket\" is empty; fleet names need the server's socket",
-                    path.display()
-                )
-            })?;
+        let Some(control) = &config.control else {
+            bail!(
+                "{}: \"control.socket\" is empty; fleet names need the server's socket",
+                path.display()
+            );
+        };
+        let socket = control.socket.clone();
         Ok((Self { socket }, config))
     }
 

@@ -27,7 +27,7 @@ use super::ServerClient;
 use crate::{
     config::WebhookConfig,
     go_json,
-    record::{DomainFilter, Key, Name, Record, RecordType, Target},
+    record::{DomainFilter, Key, Name, Record, RecordType, Target, by_key},
     webhook::{Changes, Domains, Endpoint},
 };
 
@@ -178,6 +178,7 @@ impl AliasWriter {
         for endpoint in endpoints {
             let record = match endpoint.record() {
                 Err(error) => Err(error.to_string()),
+                // The server's alias files have names and addresses only.
                 Ok(record) if record.record_type == RecordType::TXT => {
                     Err("an alias has no text".to_owned())
                 }
@@ -276,10 +277,7 @@ impl AliasWriter {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(unusable(path, &error)),
         };
-        let records: Records = read(&endpoints)?
-            .into_iter()
-            .map(|record| (record.key(), record))
-            .collect();
+        let records = by_key(read(&endpoints)?);
         self.records = Some(records.clone());
         Ok(records)
     }
@@ -289,10 +287,9 @@ impl AliasWriter {
         if bounded::read(&self.alias_file).is_ok_and(|current| current == text) {
             return Ok(());
         }
-        let written = atomic::replace(&self.alias_file, &text, Attributes::PUBLIC);
-        written
-            .map(drop)
-            .map_err(|error| unusable(&self.alias_file, &error.cause))
+        atomic::replace(&self.alias_file, &text, Attributes::PUBLIC)
+            .map_err(|error| unusable(&self.alias_file, &error.cause))?;
+        Ok(())
     }
 
     /// Returns the reason why a record cannot be an alias. `names` are the names after the change.
@@ -357,10 +354,9 @@ impl AliasWriter {
         for pair in served.windows(2) {
             let types = [pair[0].record_type, pair[1].record_type];
             if pair[0].name == pair[1].name && types.contains(&RecordType::CNAME) {
-                let reason = "a CNAME excludes other records; remove one of them".to_owned();
                 return Err(WriteError::Unfit {
                     name: pair[0].name.to_string(),
-                    reason,
+                    reason: "a CNAME excludes other records; remove one of them".to_owned(),
                 });
             }
         }
@@ -368,8 +364,9 @@ impl AliasWriter {
         let ours = self.alias_file.display().to_string();
         let mut files: Vec<(String, Vec<u8>)> = vec![(ours.clone(), text)];
         // A malformed pattern matches no file; the server reports it.
-        let paths = glob(&self.alias_files).unwrap_or_default();
-        for path in paths.into_iter().filter(|path| *path != self.alias_file) {
+        let mut paths = glob(&self.alias_files).unwrap_or_default();
+        paths.retain(|path| *path != self.alias_file);
+        for path in paths {
             // The server leaves an unreadable file out as well.
             if let Ok(bytes) = bounded::read(&path) {
                 files.push((path.display().to_string(), bytes));
@@ -419,10 +416,9 @@ fn plain(record: Record) -> Record {
 }
 
 fn unusable(path: &Path, error: &io::Error) -> WriteError {
-    let reason = format!("{error}; the publisher must be able to write this file and its folder");
     WriteError::File {
         path: path.to_owned(),
-        reason,
+        reason: format!("{error}; the publisher must be able to write this file and its folder"),
     }
 }
 

@@ -2,13 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
     path::PathBuf,
     sync::Arc,
     time::Duration,
 };
-
-use dns_kit::files::bounded;
 
 use crate::{
     config::Config,
@@ -18,7 +16,7 @@ use crate::{
     provider::{Parameter, Parameters, ProviderError, ProviderKind, settings},
     publication::{Publication, Target},
     record::{DomainFilter, RecordError, RecordType, TargetSets, host_sets},
-    store::write_json,
+    store::{read_json, write_json},
     text::remedy_for_unknown,
     update_record::UpdateRecord,
 };
@@ -71,11 +69,7 @@ impl LaunchOptions {
 
     /// Returns the saved deletions of all providers, or the reason why they are unknown.
     fn saved_deletions(&self) -> Result<BTreeMap<String, RecentDeletions>, String> {
-        match bounded::read(&self.deletions) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-            Err(error) => Err(error.to_string()),
-        }
+        read_json(&self.deletions)
     }
 }
 
@@ -235,17 +229,15 @@ pub(super) fn parameters(
     let mut all = BTreeMap::new();
     for (variable, setting) in record.provider.definition().environment {
         // An empty variable counts as absent, as for the AWS SDK.
-        if let Some(value) = environment(variable).filter(|value| !value.is_empty()) {
+        if let Some(value) = environment(variable)
+            && !value.is_empty()
+        {
             all.insert((*setting).to_owned(), value);
         }
     }
-    all.extend(
-        options
-            .provider_settings
-            .get(name)
-            .cloned()
-            .unwrap_or_default(),
-    );
+    if let Some(settings) = options.provider_settings.get(name) {
+        all.extend(settings.clone());
+    }
     all.extend(record.parameters.texts());
     Parameters(all)
 }
@@ -277,7 +269,9 @@ pub(super) fn rules(
         managed.clone_from(&options.managed);
     }
     let creates_pointers = parameters.flag("create-ptr")?;
-    managed.extend(creates_pointers.then_some(RecordType::PTR));
+    if creates_pointers {
+        managed.insert(RecordType::PTR);
+    }
     for excluded in record_types(parameters, "exclude-record-types")? {
         managed.remove(&excluded);
     }

@@ -6,7 +6,6 @@ mod launch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,7 +15,7 @@ use std::{
 use anyhow::Context as _;
 use axum::Router;
 use dns_kit::{
-    files::{atomic, bounded},
+    files::atomic,
     http_server::{Listener, Server, ServerLimits},
     tls::RotatingTls,
 };
@@ -34,7 +33,7 @@ use crate::{
     api,
     config::{ApiConfig, Config, WebhookConfig},
     documents::{Folder, Scan, Watch},
-    engine::{Engine, Refusal, Report, ZoneReport},
+    engine::{Engine, Report, ZoneReport},
     fleet::{AliasWriter, Fleet, HealthHistory, ResolveError, SavedHealth, ServerClient},
     plan::Reason,
     provider::ProviderError,
@@ -42,7 +41,7 @@ use crate::{
     status::{
         ApiState, Confirmation, Confirmed, Metrics, ProviderState, StatusWriter, gauge, shortened,
     },
-    store::{Store, write_json},
+    store::{Store, read_json, write_json},
     webhook::MAX_MESSAGE,
 };
 
@@ -72,11 +71,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     listen(&config, &api_state).await?;
-    let states = Mutex::default();
     let changed = Notify::new();
     let shared = Arc::new(Shared {
         api_state: api_state.clone(),
-        states,
+        states: Mutex::default(),
         changed,
         options,
     });
@@ -182,15 +180,16 @@ impl Sources {
     ///
     /// An unreadable configuration of the server is an error, because fleet names have no addresses without it.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        let fleet = config
-            .server
-            .as_deref()
-            .map(|path| FollowedFleet::new(path, config))
-            .transpose()?;
+        let fleet = match &config.server {
+            Some(path) => Some(FollowedFleet::new(path, config)?),
+            None => None,
+        };
         let options = LaunchOptions::of(config)?;
         let mut paths = config.documents.clone();
         // Without it the API was never used.
-        paths.extend(config.store.is_dir().then(|| config.store.clone()));
+        if config.store.is_dir() {
+            paths.push(config.store.clone());
+        }
         Ok(Self {
             folder: Folder::new(paths),
             fleet,
@@ -222,10 +221,11 @@ impl Sources {
         };
         let mut problem = None;
         if !names.is_empty() {
-            let asked = followed.fleet.ask(&names).await;
-            problem = asked
-                .err()
-                .map(|error| format!("the fleet's addresses and health are unknown: {error}"));
+            if let Err(error) = followed.fleet.ask(&names).await {
+                problem = Some(format!(
+                    "the fleet's addresses and health are unknown: {error}"
+                ));
+            }
             next = next
                 .min(now + FLEET_INTERVAL)
                 .min(followed.fleet.next_change(now).unwrap_or(next));
@@ -244,20 +244,11 @@ impl Sources {
     }
 }
 
-/// Reads the health that the last process saved.
-fn read_health(file: &Path) -> Result<SavedHealth, String> {
-    match bounded::read(file) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(SavedHealth::default()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 impl FollowedFleet {
     fn new(path: &Path, config: &Config) -> anyhow::Result<Self> {
         let (server, _) = ServerClient::of_server(path)?;
         let health_file = config.store.with_file_name(HEALTH_FILE);
-        let saved = read_health(&health_file).unwrap_or_else(|error| {
+        let saved = read_json(&health_file).unwrap_or_else(|error| {
             tracing::warn!(
                 file = %health_file.display(), error,
                 "the saved health is unknown: unhealthy addresses are published again for their hold time; the next \
@@ -266,9 +257,8 @@ impl FollowedFleet {
             SavedHealth::default()
         });
         let history = HealthHistory::restore(&saved, Instant::now(), SystemTime::now());
-        let fleet = Fleet::new(server, history);
         Ok(Self {
-            fleet,
+            fleet: Fleet::new(server, history),
             health_file: Some(health_file),
             saved,
             problem: None,
@@ -419,11 +409,8 @@ impl Workers {
 
     /// Waits until rounds in progress have ended.
     async fn end(self) -> anyhow::Result<()> {
-        let tasks: Vec<JoinHandle<()>> = self
-            .0
-            .into_values()
-            .map(|Worker { targets: _, task }| task)
-            .collect();
+        // Without its sender of targets, a worker ends after its round.
+        let tasks = self.0.into_values().map(|worker| worker.task);
         let all = futures_util::future::join_all(tasks);
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
             tracing::warn!("a round did not finish in time; the next start continues it");
@@ -458,11 +445,8 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
     loop {
         let target = targets.borrow_and_update().clone();
         let begun = Instant::now();
-        let is_outdated =
-            |before: &Target| before.record != target.record || before.rival != target.rival;
-        if launched
-            .as_ref()
-            .is_some_and(|(before, _)| is_outdated(before))
+        if let Some((before, _)) = &launched
+            && (before.record != target.record || before.rival != target.rival)
         {
             launched = None;
         }
@@ -587,7 +571,9 @@ impl Shared {
             for note in &zone.notes {
                 foreign += usize::from(matches!(note.reason, Reason::Foreign { .. }));
             }
-            awaiting += zone.refusal.as_ref().map_or(0, Refusal::deletions);
+            if let Some(refusal) = &zone.refusal {
+                awaiting += refusal.deletions();
+            }
         }
         // An unavailable zone keeps its last counts.
         let records: usize = state.zones.values().map(|counts| counts.records).sum();
@@ -650,7 +636,7 @@ async fn dry_round(
     let listing = engine.list().await?;
     engine.prepare(&target.desired).await?;
     let planned = engine.plan(&listing, &target.desired);
-    for action in planned.zones.iter().flat_map(|zone| zone.plan.actions()) {
+    for action in planned.actions() {
         tracing::info!(provider = name, "dry run: {action}");
     }
     let mut zones = Vec::with_capacity(listing.len());
@@ -677,7 +663,6 @@ async fn dry_round(
 }
 
 fn seconds_now() -> f64 {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0.0, |elapsed| elapsed.as_secs_f64())
+    let since = SystemTime::UNIX_EPOCH.elapsed();
+    since.unwrap_or_default().as_secs_f64()
 }

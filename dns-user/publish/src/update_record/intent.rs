@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{Metadata, read_identifier};
 use crate::{
@@ -223,25 +223,25 @@ fn records(
             "{name}: a host name cannot be combined with other addresses; use IP addresses only"
         )
     })?;
-    Ok(sets
-        .into_iter()
-        .map(|(record_type, targets)| Record {
+    let mut records = Vec::new();
+    for (record_type, targets) in sets {
+        records.push(Record {
             ttl,
             ..Record::new(owner.clone(), record_type, targets)
-        })
-        .collect())
+        });
+    }
+    Ok(records)
 }
 
 impl Placement {
     fn read(reader: &Reader<'_>) -> Option<Self> {
         let mut fields = reader.fields()?;
         let logical_cloud = fields.required_as("logicalCloud", read_identifier);
-        let clusters = fields.required_as("clusters", Reader::items);
-        let clusters = clusters
-            .into_iter()
-            .flatten()
-            .filter_map(|item| ClusterAddresses::read(&item))
-            .collect();
+        let items = fields.required_as("clusters", Reader::items);
+        let mut clusters = Vec::new();
+        for item in items.into_iter().flatten() {
+            clusters.extend(ClusterAddresses::read(&item));
+        }
         fields.finish();
         Some(Self {
             logical_cloud: logical_cloud?,
@@ -250,23 +250,21 @@ impl Placement {
     }
 
     fn to_json(&self) -> Value {
-        let clusters: Vec<_> = self
-            .clusters
-            .iter()
-            .map(
-                |ClusterAddresses {
-                     cluster,
-                     public,
-                     local,
-                 }| {
-                    let name = match cluster {
-                        ListOwner::Cluster { provider, name } => format!("{provider}/{name}"),
-                        ListOwner::LogicalCloud { name, .. } => name.clone(),
-                    };
-                    json!({ "cluster": name, "publicAddresses": public, "localAddresses": local })
-                },
-            )
-            .collect();
+        let mut clusters = Vec::new();
+        for addresses in &self.clusters {
+            let ClusterAddresses {
+                cluster,
+                public,
+                local,
+            } = addresses;
+            let name = match cluster {
+                ListOwner::Cluster { provider, name } => format!("{provider}/{name}"),
+                ListOwner::LogicalCloud { name, .. } => name.clone(),
+            };
+            clusters.push(
+                json!({ "cluster": name, "publicAddresses": public, "localAddresses": local }),
+            );
+        }
         json!({ "logicalCloud": self.logical_cloud, "clusters": clusters })
     }
 }
@@ -317,25 +315,28 @@ impl RecordList {
     pub fn read_open<'a>(fields: &mut Fields<'a>) -> Option<(Self, Fields<'a>)> {
         let problems = fields.map.problems;
         let before = problems.count();
-        let metadata = fields.required("metadata");
-        let name = metadata
-            .as_ref()
-            .and_then(|metadata| metadata.fields()?.optional("name"));
-        let metadata = metadata.and_then(|metadata| Metadata::read_member(&metadata));
-        if let (Some(reader), Some(metadata)) = (name, &metadata)
-            && metadata.name != Self::NAME
-        {
-            reader.problem(
-                format!("a list named {:?} has no effect", metadata.name),
-                format!("name it {}", Self::NAME),
-            );
-        }
+        let metadata = fields.required_as("metadata", |reader| {
+            let metadata = Metadata::read_member(reader)?;
+            if metadata.name != Self::NAME {
+                let name = reader.fields()?.optional("name")?;
+                name.problem(
+                    format!("a list named {:?} has no effect", metadata.name),
+                    format!("name it {}", Self::NAME),
+                );
+            }
+            Some(metadata)
+        });
         let mut spec = fields.required("spec")?.fields()?;
         let items = spec.required_as("kv", Reader::items).into_iter().flatten();
         let mut pairs = Vec::new();
-        for mut fields in items.filter_map(|item| item.fields()) {
+        for item in items {
+            let Some(mut fields) = item.fields() else {
+                continue;
+            };
             for (key, value) in fields.others() {
-                pairs.extend(read_identifier(&value).map(|value| (key.to_owned(), value)));
+                if let Some(record) = read_identifier(&value) {
+                    pairs.push((key.to_owned(), record));
+                }
             }
         }
         let list = Self {
@@ -347,12 +348,11 @@ impl RecordList {
 
     pub fn to_json(&self) -> Value {
         let Self { metadata, pairs } = self;
-        json!({
-            "metadata": metadata.to_json("userData"),
-            "spec": { "kv": pairs.iter().map(|(key, record)| {
-            Value::Object(Map::from_iter([(key.clone(), record.as_str().into())]))
-        }).collect::<Vec<_>>() },
-        })
+        let mut kv = Vec::new();
+        for (key, record) in pairs {
+            kv.push(json!({ key: record }));
+        }
+        json!({ "metadata": metadata.to_json("userData"), "spec": { "kv": kv } })
     }
 
     /// Returns the distinct names of the records, in order.

@@ -53,9 +53,9 @@ impl UpdateRecord {
         let metadata = fields.required_as("metadata", Metadata::read_member);
         let mut spec = fields.required("spec")?.fields()?;
         let provider = spec.required_as("provider", read_provider);
-        let parameters = spec.optional("external-dns-parameters");
-        let parameters =
-            parameters.map(|parameters| DocumentParameters::read(&parameters, provider));
+        let parameters = spec.optional_as("external-dns-parameters", |parameters| {
+            Some(DocumentParameters::read(parameters, provider))
+        });
         let selector = spec.optional_as("selector", Selector::read);
         spec.finish();
         let record = Self {
@@ -251,7 +251,8 @@ impl DocumentParameters {
         };
         // The document's schema also requires `provider` among the general parameters.
         if let (Some(again), Some(provider)) = (fields.optional("provider"), provider)
-            && again.text().is_some_and(|name| name != provider.name())
+            && let Some(name) = again.text()
+            && name != provider.name()
         {
             again.problem(
                 "it differs from spec.provider",
@@ -302,7 +303,10 @@ impl DocumentParameters {
             Some(Setting::Text(text)) => text.as_str(),
             _ => Parameter::named(name)?.default?,
         };
-        Some(text.trim()).filter(|text| !text.is_empty())
+        match text.trim() {
+            "" => None,
+            text => Some(text),
+        }
     }
 
     pub fn is_blank(&self, name: &str) -> bool {
