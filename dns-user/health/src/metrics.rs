@@ -182,30 +182,20 @@ impl fmt::Display for HealthOutage {
         match self {
             Self::OwnCertificate(why) => write!(f, "the health client's own certificate {why}"),
             Self::Authorities => f.write_str("no CA of health.ca_file is valid now"),
-            Self::Untrusted(NoAnswers {
-                checked,
-                concerned,
-                error,
-            }) => write!(
+            Self::Untrusted(answers) => write!(
                 f,
-                "no checked instance can be reached ({concerned} of {checked} because of TLS: {error})"
+                "no checked instance can be reached ({answers} because of TLS: {})",
+                answers.error
             ),
-            Self::Refused(NoAnswers {
-                checked,
-                concerned,
-                error,
-            }) => write!(
+            Self::Refused(answers) => write!(
                 f,
-                "no checked instance accepts this machine's certificate ({concerned} of {checked} refuse it: \
-                 {error})"
+                "no checked instance accepts this machine's certificate ({answers} refuse it: {})",
+                answers.error
             ),
-            Self::Unusable(NoAnswers {
-                checked,
-                concerned,
-                error,
-            }) => write!(
+            Self::Unusable(answers) => write!(
                 f,
-                "no checked instance gives a usable answer ({concerned} of {checked} answer: {error})"
+                "no checked instance gives a usable answer ({answers} answer: {})",
+                answers.error
             ),
             Self::Silent(NoAnswers { checked, .. }) => write!(
                 f,
@@ -224,6 +214,12 @@ pub struct NoAnswers {
     pub concerned: usize,
     /// Error of the latest check that failed for this reason; empty if it had none.
     pub error: String,
+}
+
+impl fmt::Display for NoAnswers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.concerned, self.checked)
+    }
 }
 
 /// Results of the latest check of each instance.

@@ -191,14 +191,12 @@ impl Health for HealthStates {
         let Some(health) = shard.get(&ip) else {
             return HealthState::Unchecked;
         };
-        group
-            .and_then(|wanted| {
-                health
-                    .groups
-                    .binary_search_by(|(id, _)| (**id).cmp(wanted))
-                    .ok()
-            })
-            .map_or(health.state, |place| health.groups[place].1)
+        if let Some(wanted) = group
+            && let Ok(place) = health.groups.binary_search_by(|(id, _)| (**id).cmp(wanted))
+        {
+            return health.groups[place].1;
+        }
+        health.state
     }
 }
 
