@@ -139,7 +139,6 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     } = options;
     let now = SystemTime::now();
     let _lock = lock_folder(&folder)?;
-
     let control = control.as_deref().map(bind_control).transpose()?;
     let pool = KeyPool::start(leaf.key_type, pool).context("key pool")?;
     let settings = RotatorSettings {

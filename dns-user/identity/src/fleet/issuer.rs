@@ -180,7 +180,7 @@ impl Refusal {
 
 /// Serves agents until SIGTERM or SIGINT.
 pub(crate) async fn run(options: IssuerOptions) -> anyhow::Result<()> {
-    // A connection needs a descriptor, and the usual limit is as high as that of connections.
+    // A connection needs a descriptor, and the usual limit of descriptors equals our limit of connections.
     dns_kit::limits::raise_file_limit();
     let listen = options.listen;
     let metrics = options.metrics;

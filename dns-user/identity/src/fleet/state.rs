@@ -334,7 +334,7 @@ impl StateFolder {
         self.token(token).exists()
     }
 
-    /// Removes tokens that expired long ago, because nobody will use them.
+    /// Removes tokens that expired long ago.
     fn forget_tokens(&self, now: SystemTime) {
         let Ok(paths) = atomic::read_folder(&self.path.join("tokens")) else {
             return;

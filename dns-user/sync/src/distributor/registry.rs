@@ -314,7 +314,7 @@ impl AgentRegistry {
         if call.version == 0 {
             return;
         }
-        // Each agent has a pause of its own, so that a silent one delays no other.
+        // Each agent has a separate pause, so that a silent one delays no other.
         let pause = (REPLY_TIMEOUT_MS << agent.failures.min(6)).min(MAX_PAUSE_MS);
         agent.asked = Some(at);
         agent.failures = agent.failures.saturating_add(1);

@@ -158,7 +158,7 @@ fn stamp(path: &Path) -> Option<FileStamp> {
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
     read: Option<Stamps>,
-    /// What an earlier process read last.
+    /// Stamps that an earlier process read last.
     earlier: Option<Stamps>,
     /// The last seen stamps, and the time at which they were first seen.
     seen: Option<(Stamps, u64)>,
@@ -243,7 +243,7 @@ impl Quiet {
     }
 }
 
-/// Returns whether a file's inode changed later than its content, as a rename does: nobody writes to it any more.
+/// Returns whether a file's inode changed later than its content, as a rename does: it is complete.
 pub(super) fn is_renamed(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|facts| {
         (facts.ctime(), facts.ctime_nsec()) > (facts.mtime(), facts.mtime_nsec())
