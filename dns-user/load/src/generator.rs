@@ -30,7 +30,7 @@ use nix::{
 use serde_json::Value;
 
 use crate::{
-    orders::{BUCKETS, Counts, FRACTION_BITS, Frame, MOMENT_BITS, Orders, Replies, sets},
+    orders::{BUCKETS, Counts, FRACTION_BITS, Frame, Orders, Replies, sets},
     pauses::Moment,
 };
 
@@ -53,6 +53,12 @@ const RUNS: u32 = u32::MAX;
 
 /// Time of a recorded load for its last replies, and for its end to be noticed.
 const RECORDED_LONGER: Duration = Duration::from_secs(2);
+
+/// Bits of the nanoseconds of the shortest moment that is recorded, about a tenth of a millisecond.
+const MIN_MOMENT_BITS: u64 = 17;
+
+/// Maximum number of moments; those of long loads are longer.
+const MAX_MOMENTS: u64 = 1 << 18;
 
 /// Interrupts the system call.
 const WAKE: Signal = Signal::SIGUSR1;
@@ -197,12 +203,15 @@ impl Generator {
 
     /// Does the same for loads up to this length that are recorded, see [`Self::begin_record`].
     pub fn recording(settings: &Settings<'_>, length: Duration) -> Result<Self> {
-        let moments = if length.is_zero() {
-            0
-        } else {
-            let moments = (length + RECORDED_LONGER).as_nanos() as u64 >> MOMENT_BITS;
-            moments.next_power_of_two()
-        };
+        let mut moment_bits = MIN_MOMENT_BITS;
+        let mut moments = 0;
+        if !length.is_zero() {
+            let nanoseconds = (length + RECORDED_LONGER).as_nanos() as u64;
+            while nanoseconds >> moment_bits > MAX_MOMENTS {
+                moment_bits += 1;
+            }
+            moments = (nanoseconds >> moment_bits).next_power_of_two();
+        }
         let cpus = settings.cpus.to_vec();
         let generators = cpus.len() as u64;
         ensure!(generators > 0, "no CPU to generate load");
@@ -217,6 +226,7 @@ impl Generator {
             generators,
             set_mask: sets(ports) - 1,
             moments,
+            moment_bits,
         };
 
         let cpu_count = nr_cpus()
@@ -352,14 +362,14 @@ impl Generator {
                 counts.set(index as u32, 0, 0)?;
             }
         }
-        this_moment()
+        self.this_moment()
     }
 
     /// Returns the record since its first moment. What is longer than the loads that were announced is cut off.
     pub fn record_since(&self, first: u64) -> Result<Vec<Moment>> {
         let [sent_at, received_at] = &*lock(&self.moments);
         let mut moments = Vec::new();
-        let end = this_moment()? + 1;
+        let end = self.this_moment()? + 1;
         for moment in first..end.min(first + self.replies.moments) {
             let index = (moment & (self.replies.moments - 1)) as u32;
             moments.push(Moment {
@@ -368,6 +378,17 @@ impl Generator {
             });
         }
         Ok(moments)
+    }
+
+    /// Returns the length of a moment.
+    pub fn moment(&self) -> Duration {
+        Duration::from_nanos(1 << self.replies.moment_bits)
+    }
+
+    /// Returns the present moment of the clock that `bpf_ktime_get_ns` reads.
+    fn this_moment(&self) -> Result<u64> {
+        let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+        Ok(now.as_nanos() as u64 >> self.replies.moment_bits)
     }
 
     /// Returns the frames with their counters, in the order of [`Settings::frames`].
@@ -486,12 +507,6 @@ fn interrupt_by_signals() -> Result<()> {
     // SAFETY: the handler does nothing.
     unsafe { sigaction(WAKE, &action)? };
     Ok(())
-}
-
-/// Returns the moment of the clock that `bpf_ktime_get_ns` reads.
-fn this_moment() -> Result<u64> {
-    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
-    Ok(now.as_nanos() as u64 >> MOMENT_BITS)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -15,8 +15,9 @@ pub const BUCKETS_PER_DOUBLING: u64 = 128;
 /// Buckets of the histogram of latencies in nanoseconds, up to 17 s. The kernel gives a value of a map per CPU at most 32 KiB.
 pub const BUCKETS: usize = 28 * BUCKETS_PER_DOUBLING as usize;
 
-/// Bits of the nanoseconds of a moment, the unit in which a recorded load counts: about a millisecond.
-pub const MOMENT_BITS: u32 = 20;
+/// Bits of the nanoseconds, about a millisecond, from which on the CPU of a generator was taken away: it sends its frames
+/// in batches that take a tenth of that.
+pub const STALL_BITS: u32 = 20;
 
 /// Number of RCODEs in a header.
 pub const RCODES: usize = 16;
@@ -91,6 +92,8 @@ pub struct Replies {
     pub set_mask: u64,
     /// Number of moments that are recorded, a power of two; 0: none.
     pub moments: u64,
+    /// Bits of a moment's nanoseconds.
+    pub moment_bits: u64,
 }
 
 /// Sets of 2^16 queries in flight that a generator can tell apart by id and port: the largest power of two in its

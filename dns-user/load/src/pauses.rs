@@ -3,14 +3,17 @@
 //! A server that is too slow answers some queries of every moment. One whose CPU, or whose whole machine, was taken away
 //! answers none of some milliseconds, and loses what its buffers have no room for: that tells their size, not its rate.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
-use crate::orders::MOMENT_BITS;
+/// Length of a pause at least. A server that is too slow takes its queries in batches, which are shorter.
+const MIN_LENGTH: Duration = Duration::from_micros(250);
 
 /// Queries without a reply that a pause has at least: a single lost one is none.
 const MIN_UNANSWERED: u64 = 10;
 
-/// Queries that were due in a moment of 2^[`MOMENT_BITS`] nanoseconds, and the replies to them.
+/// Queries that were due in a moment, and the replies to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
     /// Queries.
@@ -24,10 +27,9 @@ impl Moment {
         self.sent.saturating_sub(self.received)
     }
 
-    /// Returns the part without a reply, in seconds.
-    fn lost_seconds(self) -> f64 {
-        let length = (1_u64 << MOMENT_BITS) as f64 / 1e9;
-        length * self.lost() as f64 / self.sent.max(1) as f64
+    /// Returns the share without a reply.
+    fn loss(self) -> f64 {
+        self.lost() as f64 / self.sent.max(1) as f64
     }
 }
 
@@ -44,8 +46,8 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// Returns the pauses of consecutive moments.
-    pub(crate) fn of(moments: &[Moment]) -> Self {
+    /// Returns the pauses of consecutive moments of this length.
+    pub(crate) fn of(moments: &[Moment], length: Duration) -> Self {
         let mut pauses = Self::default();
         let mut first_free = 0;
         let mut begin = 0;
@@ -57,23 +59,25 @@ impl Pauses {
                 unanswered += moment.sent;
                 end += 1;
             }
-            if unanswered >= MIN_UNANSWERED {
+            let is_long = length * (end - begin) as u32 >= MIN_LENGTH;
+            if is_long && unanswered >= MIN_UNANSWERED {
                 // A pause begins and ends within a moment that has replies too.
                 let first = begin.saturating_sub(1).max(first_free);
                 first_free = moments.len().min(end + 1);
-                pauses.add(&moments[first..first_free]);
+                pauses.add(&moments[first..first_free], length);
             }
             begin = end + 1;
         }
         pauses
     }
 
-    fn add(&mut self, moments: &[Moment]) {
-        let mut seconds = 0.0;
+    fn add(&mut self, moments: &[Moment], length: Duration) {
+        let mut silent = 0.0;
         for moment in moments {
             self.lost += moment.lost();
-            seconds += moment.lost_seconds();
+            silent += moment.loss();
         }
+        let seconds = silent * length.as_secs_f64();
         self.count += 1;
         self.seconds += seconds;
         self.longest = self.longest.max(seconds * 1e3);
@@ -84,8 +88,11 @@ impl Pauses {
 mod tests {
     use super::*;
 
-    /// Length of a moment in milliseconds.
-    const LENGTH: f64 = 1.048576;
+    const LENGTH: Duration = Duration::from_millis(1);
+
+    fn of(moments: &[Moment]) -> Pauses {
+        Pauses::of(moments, LENGTH)
+    }
 
     /// Returns moments with 100 queries, of which these many were answered.
     fn moments(received: &[u64]) -> Vec<Moment> {
@@ -102,28 +109,28 @@ mod tests {
 
     #[test]
     fn slow_server_has_no_pauses() {
-        assert_eq!(Pauses::of(&moments(&[50; 20])), Pauses::default());
-        assert_eq!(Pauses::of(&moments(&[100; 20])), Pauses::default());
-        assert_eq!(Pauses::of(&[]), Pauses::default());
+        assert_eq!(of(&moments(&[50; 20])), Pauses::default());
+        assert_eq!(of(&moments(&[100; 20])), Pauses::default());
+        assert_eq!(of(&[]), Pauses::default());
     }
 
     #[test]
     fn pause_has_its_edges() {
         // A buffer's content is answered later, so that the pause begins within a moment.
-        let found = Pauses::of(&moments(&[100, 90, 60, 0, 0, 0, 20, 99, 100]));
+        let found = of(&moments(&[100, 90, 60, 0, 0, 0, 20, 99, 100]));
         assert_eq!((found.count, found.lost), (1, 40 + 300 + 80));
-        assert!(is_near(found.longest, 4.2 * LENGTH), "{found:?}");
-        assert!(is_near(found.seconds, 4.2 * LENGTH / 1e3), "{found:?}");
+        assert!(is_near(found.longest, 4.2), "{found:?}");
+        assert!(is_near(found.seconds, 0.0042), "{found:?}");
     }
 
     #[test]
     fn pauses_share_no_moment() {
-        let found = Pauses::of(&moments(&[0, 50, 0, 50, 0]));
+        let found = of(&moments(&[0, 50, 0, 50, 0]));
         assert_eq!((found.count, found.lost), (3, 400));
-        assert!(is_near(found.longest, 1.5 * LENGTH), "{found:?}");
-        let all = Pauses::of(&moments(&[0; 10]));
+        assert!(is_near(found.longest, 1.5), "{found:?}");
+        let all = of(&moments(&[0; 10]));
         assert_eq!((all.count, all.lost), (1, 1000));
-        assert!(is_near(all.seconds, 10.0 * LENGTH / 1e3), "{all:?}");
+        assert!(is_near(all.seconds, 0.01), "{all:?}");
     }
 
     /// At low rates a lost query is no pause, and neither is a generator that sends nothing.
@@ -131,12 +138,21 @@ mod tests {
     fn pause_takes_several_queries() {
         let moment = |sent, received| Moment { sent, received };
         let single = [moment(1, 1), moment(1, 0), moment(1, 1), moment(9, 0)];
-        assert_eq!(Pauses::of(&single), Pauses::default());
+        assert_eq!(of(&single), Pauses::default());
         let nothing_sent = vec![Moment::default(); 20];
-        assert_eq!(Pauses::of(&nothing_sent), Pauses::default());
+        assert_eq!(of(&nothing_sent), Pauses::default());
         let around = [moment(5, 0), Moment::default(), moment(5, 0), moment(5, 5)];
-        let found = Pauses::of(&around);
+        let found = of(&around);
         assert_eq!((found.count, found.lost), (1, 10));
-        assert!(is_near(found.longest, 2.0 * LENGTH), "{found:?}");
+        assert!(is_near(found.longest, 2.0), "{found:?}");
+    }
+
+    #[test]
+    fn pause_takes_some_time() {
+        let received = [100, 0, 0, 100, 0, 100];
+        for (length, expected) in [(100, 0), (124, 0), (125, 1), (249, 1), (250, 2)] {
+            let found = Pauses::of(&moments(&received), Duration::from_micros(length));
+            assert_eq!(found.count, expected, "{length}");
+        }
     }
 }

@@ -32,8 +32,8 @@ pub(crate) struct Search {
     /// Highest loss of a rate that holds, in percent.
     #[arg(long, default_value_t = 0.1, value_parser = percent)]
     max_loss: f64,
-    /// Maximum share of the time, in percent, of pauses whose losses do not count: a pause is a millisecond or longer in
-    /// which the server answers nothing, or the generator has no CPU. With 0 every loss counts, as in RFC 2544.
+    /// Maximum share of the time, in percent, of pauses whose losses do not count: a pause is a quarter of a millisecond or longer
+    /// in which the server answers nothing, or a millisecond in which the generator has no CPU. With 0 every loss counts, as in RFC 2544.
     #[arg(long, default_value_t = 10.0, value_parser = percent)]
     max_pauses: f64,
     /// Seconds for which a rate is tried. One that fails is tried up to three times, and holds if it does so twice.
@@ -332,7 +332,8 @@ impl Search {
         };
         let first_moment = generator.begin_record()?;
         let (trial, ended) = measure(generator, interface, &plan, length, &mut |_| Ok(()))?;
-        let pauses = Pauses::of(&generator.record_since(first_moment)?);
+        let moments = generator.record_since(first_moment)?;
+        let pauses = Pauses::of(&moments, generator.moment());
         let trial = Report {
             pauses: Some(pauses),
             // Histograms of all trials would be large.

@@ -22,7 +22,7 @@ use core::arch::asm;
 use crate::{
     bytes::{barrier, barrier_and, load, store},
     orders::{
-        BUCKETS, Counts, FRACTION_BITS, Frame, MAX_FRAME_LEN, MOMENT_BITS, Orders, Replies, Slot,
+        BUCKETS, Counts, FRACTION_BITS, Frame, MAX_FRAME_LEN, Orders, Replies, STALL_BITS, Slot,
         bucket_of,
     },
 };
@@ -212,7 +212,7 @@ fn query(context: &XdpContext) -> Option<()> {
 #[inline(always)]
 fn count_at(moments: &Array<u64>, replies: &Replies, due: u64) -> Option<()> {
     if replies.moments != 0 {
-        let moment = (due >> MOMENT_BITS) & (replies.moments - 1);
+        let moment = (due >> replies.moment_bits) & (replies.moments - 1);
         increment(moments.get_ptr(moment as u32)?);
     }
     Some(())
@@ -312,7 +312,7 @@ fn due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> Option<u64>
         if late > backlog {
             let skipped = (late - backlog) / orders.interval;
             counts.skipped += skipped;
-            if skipped * orders.interval >= 1 << (MOMENT_BITS + FRACTION_BITS) {
+            if skipped * orders.interval >= 1 << (STALL_BITS + FRACTION_BITS) {
                 counts.stalled += skipped;
             }
             memory.due += skipped * orders.interval;
