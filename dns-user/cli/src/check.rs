@@ -1,6 +1,10 @@
 //! `check`: validates a configuration without starting a server.
 
-use std::{fmt::Write, path::PathBuf, process::ExitCode};
+use std::{
+    fmt::{Display, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::Args;
 
@@ -50,67 +54,52 @@ impl CheckArguments {
 }
 
 fn table(report: &CheckReport) -> String {
-    let mut text = String::new();
-    let mut row = |name: &str, value: &str| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{name:<18} {}", terminal::line(value));
+    let mut rows = match &report.serves {
+        Some(serves) => rows(serves),
+        None => Vec::new(),
     };
-    if let Some(serves) = &report.serves {
-        for (name, value) in rows(serves) {
-            row(name, &value);
-        }
-    }
     for warning in report.warnings.iter().take(SHOWN_WARNINGS) {
-        row("warning", warning);
+        rows.push(("warning", warning.clone()));
     }
     if report.warnings.len() > SHOWN_WARNINGS {
-        row(
-            "warning",
-            &format!(
-                "and {} more (--json shows all)",
-                report.warnings.len() - SHOWN_WARNINGS
-            ),
-        );
+        let more = report.warnings.len() - SHOWN_WARNINGS;
+        rows.push(("warning", format!("and {more} more (--json shows all)")));
     }
-    row("result", if report.ok { "ok" } else { "not ok" });
+    let result = if report.ok { "ok" } else { "not ok" };
+    rows.push(("result", result.to_owned()));
+    let mut text = String::new();
+    for (name, value) in rows {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:<18} {}", terminal::line(&value));
+    }
     text
 }
 
 fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
-    let joined = |list: &[String], none: &str| {
-        if list.is_empty() {
-            none.to_owned()
-        } else {
-            list.join(", ")
-        }
+    let version = match serves.records_version {
+        Some(version) => format!("version {version}"),
+        None => "without version".to_owned(),
     };
-    let listen: Vec<String> = serves.listen.iter().map(ToString::to_string).collect();
-    let version = serves
-        .records_version
-        .map_or_else(|| "without version".to_owned(), |v| format!("version {v}"));
     let recursors = match (serves.recursion, serves.recursor_addresses.is_empty()) {
         (false, _) => "off".to_owned(),
         (true, true) => "the ones of /etc/resolv.conf".to_owned(),
         (true, false) => serves.recursor_addresses.join(", "),
     };
     let mut rows = vec![
-        ("listen", format!("{} (UDP and TCP)", listen.join(", "))),
+        (
+            "listen",
+            format!("{} (UDP and TCP)", joined(&serves.listen)),
+        ),
         (
             "records",
             format!("{version}, {} instances", serves.instances),
         ),
-        ("domains", joined(&serves.domains, "none")),
+        ("domains", joined(&serves.domains)),
         ("aliases", serves.aliases.to_string()),
-        ("handlers", joined(&serves.handlers, "none")),
-        (
-            "Consul's names",
-            serves
-                .consul_names
-                .clone()
-                .unwrap_or_else(|| "off".to_owned()),
-        ),
+        ("handlers", joined(&serves.handlers)),
+        ("Consul's names", or_off(serves.consul_names.as_ref())),
         ("recursors", recursors),
-        ("up-checks", joined(&serves.upcheck_domains, "none")),
+        ("up-checks", joined(&serves.upcheck_domains)),
         (
             "fast path",
             format!(
@@ -124,32 +113,42 @@ fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
         ),
         (
             "API",
-            serves
-                .api_port
-                .map_or_else(|| "off".to_owned(), |port| format!("127.0.0.1:{port}")),
+            or_off(serves.api_port.map(|port| format!("127.0.0.1:{port}"))),
         ),
-        (
-            "metrics",
-            serves
-                .metrics_address
-                .map_or_else(|| "off".to_owned(), |address| address.to_string()),
-        ),
+        ("metrics", or_off(serves.metrics_address)),
     ];
     for (kind, state) in &serves.files {
-        let files: Vec<String> = state
-            .files
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
+        let mut files = Vec::new();
+        for path in &state.files {
+            files.push(path.display());
+        }
         let verdict = if state.errors.is_empty() {
             "ok"
         } else {
             "not usable"
         };
-        rows.push((
-            "file",
-            format!("{kind}: {verdict}: {}", joined(&files, "none")),
-        ));
+        rows.push(("file", format!("{kind}: {verdict}: {}", joined(&files))));
     }
     rows
+}
+
+/// Returns a list in one line.
+fn joined(list: &[impl Display]) -> String {
+    let mut text = String::new();
+    for item in list {
+        let comma = if text.is_empty() { "" } else { ", " };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{comma}{item}");
+    }
+    if list.is_empty() {
+        text.push_str("none");
+    }
+    text
+}
+
+fn or_off(value: Option<impl Display>) -> String {
+    match value {
+        Some(value) => value.to_string(),
+        None => "off".to_owned(),
+    }
 }

@@ -34,11 +34,15 @@ fn text() -> String {
         about,
         starter,
         ..
-    } in KEYS.iter().filter(|key| !key.starter.is_empty())
+    } in KEYS
     {
-        let (place, key) = path
-            .rsplit_once('.')
-            .map_or((None, *path), |(place, key)| (Some(place), key));
+        if starter.is_empty() {
+            continue;
+        }
+        let (place, key) = match path.rsplit_once('.') {
+            Some((place, key)) => (Some(place), key),
+            None => (None, *path),
+        };
         if place != object {
             if object.is_some() {
                 lines.push("  },".to_owned());
@@ -69,23 +73,17 @@ fn text() -> String {
 
 /// Returns all keys, Consul's too, by the object that contains them; its name is empty for the top level.
 pub(super) fn sections() -> Vec<(String, Vec<&'static ConfigKey>)> {
-    let object = |path: &str| match path.strip_prefix("consul.") {
-        Some(path) => path.rsplit_once('.').map_or_else(
-            || "consul".to_owned(),
-            |(inner, _)| format!("consul.{inner}"),
-        ),
-        None => path
-            .split_once('.')
-            .map_or("", |(object, _)| object)
-            .to_owned(),
-    };
     let mut sections: Vec<(String, Vec<&ConfigKey>)> = Vec::new();
     // Keys of the same object are adjacent.
     for key in KEYS.iter().chain(dns_consul::config::KEYS) {
-        let name = object(key.path);
-        match sections.last_mut().filter(|(last, _)| *last == name) {
-            Some((_, keys)) => keys.push(key),
-            None => sections.push((name, vec![key])),
+        // Consul's objects are nested, the others are one level deep.
+        let name = match key.path.rsplit_once('.') {
+            Some((object, _)) if object.starts_with("consul") => object,
+            _ => key.path.split_once('.').map_or("", |(object, _)| object),
+        };
+        match sections.last_mut() {
+            Some((last, keys)) if last == name => keys.push(key),
+            _ => sections.push((name.to_owned(), vec![key])),
         }
     }
     sections

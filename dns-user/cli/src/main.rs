@@ -186,11 +186,6 @@ fn main() -> ExitCode {
 /// Go's `flag` accepts `-config` for `--config` and stops at the first word that is not an option;
 /// bosh-dns ignores the rest (observed).
 fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
-    let is_config = |word: &OsString| {
-        let word = word.to_string_lossy();
-        let name = word.split('=').next().unwrap_or_default();
-        matches!(name, "-config" | "--config")
-    };
     if !given.get(1).is_some_and(is_config) {
         return (given, Vec::new());
     }
@@ -199,13 +194,11 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
     ours.push("run".into());
     while let Some(word) = given.next() {
         if !word.to_string_lossy().starts_with('-') {
-            let ignored = std::iter::once(word).chain(given);
-            return (
-                ours,
-                ignored
-                    .map(|word| word.to_string_lossy().into_owned())
-                    .collect(),
-            );
+            let mut ignored = vec![word.to_string_lossy().into_owned()];
+            for word in given {
+                ignored.push(word.to_string_lossy().into_owned());
+            }
+            return (ours, ignored);
         }
         if !is_config(&word) {
             ours.push(word);
@@ -221,6 +214,12 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
         }
     }
     (ours, Vec::new())
+}
+
+fn is_config(word: &OsString) -> bool {
+    let word = word.to_string_lossy();
+    let name = word.split('=').next().unwrap_or_default();
+    matches!(name, "-config" | "--config")
 }
 
 //----------- Names of the program ----------------------------------------------

@@ -257,18 +257,18 @@ const FILES: &[(&str, &str)] = &[
 
 /// Adds the grouped list of commands to the help of the whole command line.
 pub(super) fn grouped(command: clap::Command) -> clap::Command {
-    let about = |name: &str| {
-        let found = command
-            .find_subcommand(name)
-            .and_then(clap::Command::get_about);
-        found.map(ToString::to_string).unwrap_or_default()
-    };
     let mut groups = String::new();
     for (title, entries) in GROUPS {
         groups.push_str(&format!("{title}:\n"));
         for entry in *entries {
-            let about =
-                wrapped(&about(entry.command()), WIDTH - INDENT).join(&format!("\n{:INDENT$}", ""));
+            let mut about = String::new();
+            if let Some(found) = command.find_subcommand(entry.command())
+                && let Some(text) = found.get_about()
+            {
+                about = text.to_string();
+            }
+            let lines = wrapped(&about, WIDTH - INDENT);
+            let about = lines.join(&format!("\n{:INDENT$}", ""));
             groups.push_str(&format!("  {:<13} {about}\n", entry.command()));
         }
         groups.push('\n');

@@ -56,7 +56,7 @@ const UNREACHABLE: u8 = 3;
 #[derive(Debug, Subcommand)]
 pub(super) enum Operate {
     /// Show the health of the server: version, records, fast path, recursors, last reload, newest problems
-    Status(status::StatusArgs),
+    Status(WholeServer),
     /// List all instances, or the instances behind a name
     Instances(Instances),
     /// List the links of this VM's jobs with their health
@@ -72,9 +72,9 @@ pub(super) enum Operate {
     /// List, look up and flush cached answers of recursors and handlers
     Cache(cache::Cache),
     /// Empty all caches of forwarded answers, as `cache flush all` does
-    Flush(Flush),
+    Flush(WholeServer),
     /// Reload all files, as SIGHUP does
-    Reload(Reload),
+    Reload(WholeServer),
     /// Show or change log levels
     Log(Log),
     /// Detach the fast path from all interfaces, even if the server died
@@ -107,7 +107,7 @@ impl Operate {
     /// page.
     pub(super) fn run(self, command: clap::Command) -> ExitCode {
         let result = match self {
-            Self::Status(status) => status.run(),
+            Self::Status(server) => status::run(server),
             Self::Instances(instances) => instances.run(),
             Self::LocalGroups(groups) => groups.run(),
             Self::Resolve(resolve) => resolve.run(),
@@ -115,8 +115,8 @@ impl Operate {
             Self::Tap(tap) => tap.run(),
             Self::Top(top) => top.run(),
             Self::Cache(cache) => cache.run(),
-            Self::Flush(flush) => flush.run(),
-            Self::Reload(reload) => reload.run(),
+            Self::Flush(server) => server.flush(),
+            Self::Reload(server) => server.reload(),
             Self::Log(log) => log.run(),
             Self::Detach(detach) => detach.run(),
             Self::Completions(completions) => write(&completions.text(command)),
@@ -129,11 +129,13 @@ impl Operate {
 /// Returns the addresses on which the running server listens that a configuration's control socket or port
 /// leads to; empty without one.
 pub(super) fn served_addresses(config: &Path) -> Vec<SocketAddr> {
-    let status = wait_for(client::status_of(config));
-    status.map_or_else(
-        |_| Vec::new(),
-        |status| status.listen.iter().flat_map(|text| text.parse()).collect(),
-    )
+    let mut addresses = Vec::new();
+    if let Ok(status) = wait_for(client::status_of(config)) {
+        for text in status.listen {
+            addresses.extend(text.parse::<SocketAddr>());
+        }
+    }
+    addresses
 }
 
 fn exit_code(result: Result<(), Problem>) -> ExitCode {
@@ -196,24 +198,26 @@ const GREEN: u8 = 32;
 
 /// Returns whether output may have colours: on a terminal, unless `NO_COLOR` is set (no-color.org).
 fn colours_wanted() -> bool {
-    let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    // Set to nothing, the variable has no effect (no-color.org).
+    let is_refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let is_dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
-    io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb
+    io::stdout().is_terminal() && !is_refused && !is_dumb
 }
 
 /// Colours the lines for which `colour` returns one. `text` is already escaped.
 fn coloured(text: &str, colour: impl Fn(&str) -> Option<u8>) -> String {
-    text.split_inclusive('\n')
-        .map(|line: &str| match colour(line) {
-            Some(colour) => {
-                let (text, end) = line
-                    .strip_suffix('\n')
-                    .map_or((line, ""), |text| (text, "\n"));
-                format!("\x1b[{colour}m{text}\x1b[0m{end}")
-            }
-            None => line.to_owned(),
-        })
-        .collect()
+    let mut all = String::new();
+    for line in text.split_inclusive('\n') {
+        let Some(colour) = colour(line) else {
+            all += line;
+            continue;
+        };
+        // The end of the line stays outside, so that a terminal does not colour the rest of it.
+        let bare = line.trim_end_matches('\n');
+        let end = &line[bare.len()..];
+        all += &format!("\x1b[{colour}m{bare}\x1b[0m{end}");
+    }
+    all
 }
 
 //----------- Instances ---------------------------------------------------------
@@ -347,22 +351,22 @@ impl Resolve {
             query_type,
             json,
         } = self;
-        let query_type = query_type
-            .map(|text| format!("&type={}", escaped(&text)))
-            .unwrap_or_default();
-        let path = format!("/resolve?name={}{query_type}", escaped(&name));
+        let mut path = format!("/resolve?name={}", escaped(&name));
+        if let Some(query_type) = query_type {
+            path += &format!("&type={}", escaped(&query_type));
+        }
         let explanation: Value = get(&connection, &path)?.json()?;
         if json {
             print_json(&(serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"))?;
         } else {
-            let [text, answered_by] =
-                ["text", "answered_by"].map(|key| explanation[key].as_str().unwrap_or_default());
+            let text = explanation["text"].as_str().unwrap_or_default();
+            let answered_by = explanation["answered_by"].as_str().unwrap_or_default();
             print(&format!(
                 "{}\nanswered by: {answered_by}\n",
                 text.trim_end()
             ))?;
         }
-        match explanation.get("rcode").and_then(Value::as_str) {
+        match explanation["rcode"].as_str() {
             Some(rcode) if rcode != "NOERROR" => {
                 Err(Problem::BadAnswer(format!("{name}: {rcode}")))
             }
@@ -426,16 +430,13 @@ impl Log {
         let mut tags = Table::new(&["TAG", "LEVEL", "ABOUT"]);
         for tag in shown["known_tags"].as_array().into_iter().flatten() {
             let name = table::plain(&tag["name"]);
-            let own = levels["tags"].as_object().and_then(|own| {
-                own.iter()
-                    .find(|(key, _)| key.eq_ignore_ascii_case(&name))
-                    .map(|(_, level)| table::plain(level))
-            });
-            tags.line([
-                name,
-                own.unwrap_or_else(|| "-".to_owned()),
-                table::plain(&tag["about"]),
-            ]);
+            let mut own = "-".to_owned();
+            for (key, level) in levels["tags"].as_object().into_iter().flatten() {
+                if key.eq_ignore_ascii_case(&name) {
+                    own = table::plain(level);
+                }
+            }
+            tags.line([name, own, table::plain(&tag["about"])]);
         }
         text.push_str(&tags.text(0));
         print(&text)
@@ -453,16 +454,18 @@ fn level(text: &str) -> Result<String, &'static str> {
 
 /// Accepts the name of a tag in any letter case.
 fn tag(text: &str) -> Result<String, String> {
-    tags::spelt(text).map(str::to_owned).ok_or_else(|| {
-        format!(
-            "the tags are {}",
-            tags::names().collect::<Vec<_>>().join(", ")
-        )
-    })
+    match tags::spelt(text) {
+        Some(tag) => Ok(tag.to_owned()),
+        None => {
+            let known: Vec<_> = tags::names().collect();
+            Err(format!("the tags are {}", known.join(", ")))
+        }
+    }
 }
 
+// The options of a command that concerns the whole server.
 #[derive(Debug, Args)]
-pub(super) struct Reload {
+pub(super) struct WholeServer {
     #[command(flatten)]
     connection: Connection,
     /// Print one JSON object
@@ -470,9 +473,19 @@ pub(super) struct Reload {
     json: bool,
 }
 
-impl Reload {
+impl WholeServer {
+    /// Empties all caches.
+    fn flush(self) -> Result<(), Problem> {
+        let Self { connection, json } = self;
+        let everything = CacheFlush {
+            all: true,
+            ..CacheFlush::default()
+        };
+        cache::flush(&connection, &everything, json)
+    }
+
     /// Reloads every file; an unusable file is a negative result.
-    fn run(self) -> Result<(), Problem> {
+    fn reload(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         let answer = wait_for(async {
             Client::new(&connection)
@@ -486,18 +499,12 @@ impl Reload {
         if json {
             print_json(&(answer.text() + "\n"))?;
         } else {
-            print(
-                &done
-                    .iter()
-                    .map(|part| format!("ok      {part}\n"))
-                    .collect::<String>(),
-            )?;
-            print(
-                &failed
-                    .iter()
-                    .map(|part| format!("failed  {part}\n"))
-                    .collect::<String>(),
-            )?;
+            for part in &done {
+                print(&format!("ok      {part}\n"))?;
+            }
+            for part in &failed {
+                print(&format!("failed  {part}\n"))?;
+            }
         }
         match failed.len() {
             0 => Ok(()),
@@ -505,29 +512,6 @@ impl Reload {
                 "{count} part(s) could not be used; the last good state stays in use"
             ))),
         }
-    }
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Flush {
-    #[command(flatten)]
-    connection: Connection,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-impl Flush {
-    fn run(self) -> Result<(), Problem> {
-        let Self { connection, json } = self;
-        cache::flush(
-            &connection,
-            &CacheFlush {
-                all: true,
-                ..CacheFlush::default()
-            },
-            json,
-        )
     }
 }
 

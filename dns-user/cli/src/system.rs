@@ -37,19 +37,20 @@ fn run_while_stopping(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
 
 /// Runs a program to completion; returns its standard output.
 fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
-    let failed = |problem: String| anyhow!("{program} {} failed: {problem}", arguments.join(" "));
-    let output = Command::new(program)
-        .args(arguments)
-        .output()
-        .map_err(|error| failed(error.to_string()))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(failed(format!(
-            "{} ({})",
-            String::from_utf8_lossy(&output.stderr).trim(),
-            output.status
-        ))),
-    }
+    let problem = match Command::new(program).args(arguments).output() {
+        Ok(output) if output.status.success() => {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        Ok(output) => {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            format!("{} ({})", complaint.trim(), output.status)
+        }
+        Err(error) => error.to_string(),
+    };
+    Err(anyhow!(
+        "{program} {} failed: {problem}",
+        arguments.join(" ")
+    ))
 }
 
 //----------- resolv.conf -------------------------------------------------------
@@ -113,12 +114,14 @@ impl ResolvConf {
     /// Returns whether the first `nameserver` is the server.
     fn is_first(&self) -> anyhow::Result<bool> {
         let text = read(&self.file)?;
-        let first = text.lines().find_map(|line| {
+        for line in text.lines() {
             let mut words = line.split_whitespace();
-            (words.next() == Some("nameserver"))
-                .then(|| words.next().unwrap_or_default().to_owned())
-        });
-        Ok(first.is_some_and(|first| first.parse() == Ok(self.address)))
+            if words.next() == Some("nameserver") {
+                let first = words.next().unwrap_or_default();
+                return Ok(first.parse() == Ok(self.address));
+            }
+        }
+        Ok(false)
     }
 
     /// Makes resolvconf rewrite the file and waits for the result.

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::{complain, resolver};
 use dns_kit::logs::LogFormat;
 use dns_resolver::daemon::{self, OnHangup, RunOptions};
+use dns_shadow::process::Process;
 
 /// A name in the example foundation.
 const NAME: &str = "web.internal";
@@ -75,15 +76,15 @@ impl Try {
         let folder = tempfile::Builder::new()
             .prefix("bosh-dns-xdp-try-")
             .tempdir()?;
-        let file = |name: &str| folder.path().join(name);
         let own = records.is_some();
         let records = match records {
             Some(given) => fs::canonicalize(&given).map_err(|problem| {
                 io::Error::new(problem.kind(), format!("{}: {problem}", given.display()))
             })?,
             None => {
-                fs::write(file("records.json"), foundation().to_string())?;
-                file("records.json")
+                let file = folder.path().join("records.json");
+                fs::write(&file, foundation().to_string())?;
+                file
             }
         };
         let address = loopback();
@@ -95,7 +96,7 @@ impl Try {
             None => free_port(address)?,
         };
         let root = nix::unistd::geteuid().is_root();
-        let config = file("config.json");
+        let config = folder.path().join("config.json");
         let text = json!({
             "address": address,
             "port": port,
@@ -103,7 +104,7 @@ impl Try {
             "records_file": records,
             "alias_files_glob": aliases.unwrap_or_default(),
             "upcheck_domains": [UPCHECK],
-            "control": {"socket": file("control.sock")},
+                        "control": {"socket": folder.path().join("control.sock")},
             // Only root may attach programs, which are detached when the server ends.
             "xdp": {"enabled": root, "interfaces": ["lo"], "on_stop": "detach"},
         });
@@ -171,8 +172,11 @@ fn is_free(address: SocketAddr) -> io::Result<()> {
     match TcpListener::bind(address).and_then(|_| UdpSocket::bind(address)) {
         Ok(_) => Ok(()),
         Err(problem) if problem.kind() == io::ErrorKind::AddrInUse => {
-            let holder =
-                port_holder(address.port()).unwrap_or_else(|| "another process".to_owned());
+            let tables = ["udp", "udp6", "tcp", "tcp6"];
+            let holder = match Process::with_socket(&tables, |own| own.port() == address.port()) {
+                Some(Process { number, name }) => format!("{name} (pid {number})"),
+                None => "another process".to_owned(),
+            };
             Err(io::Error::new(
                 problem.kind(),
                 format!("{address} is in use by {holder}; choose another --port, or omit it"),
@@ -183,48 +187,6 @@ fn is_free(address: SocketAddr) -> io::Result<()> {
             format!("{address}: {problem}"),
         )),
     }
-}
-
-/// Returns the name and id of a process with a UDP or TCP socket on this local port, if `/proc`
-/// shows it.
-fn port_holder(port: u16) -> Option<String> {
-    let mut sockets = Vec::new();
-    for table in ["udp", "udp6", "tcp", "tcp6"] {
-        let text = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
-        for line in text.lines().skip(1) {
-            // proc_net(5): the second column is the local address, the tenth the inode.
-            let columns: Vec<&str> = line.split_whitespace().collect();
-            let local = columns.get(1).and_then(|local| local.rsplit_once(':'));
-            if local.is_some_and(|(_, digits)| u16::from_str_radix(digits, 16) == Ok(port)) {
-                sockets.extend(columns.get(9).map(|inode| format!("socket:[{inode}]")));
-            }
-        }
-    }
-    // Numeric names only, because `/proc/self` is listed as well.
-    let processes = fs::read_dir("/proc")
-        .ok()?
-        .flatten()
-        .map(|entry| entry.path());
-    for process in processes.filter(|path: &PathBuf| {
-        path.file_name()
-            .is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit())
-    }) {
-        let descriptors = fs::read_dir(process.join("fd"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        let mut targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
-        if targets.any(|target| {
-            sockets
-                .iter()
-                .any(|socket| target.as_os_str() == socket.as_str())
-        }) {
-            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-            let pid = process.file_name()?.to_string_lossy().into_owned();
-            return Some(format!("{} (pid {pid})", name.trim()));
-        }
-    }
-    None
 }
 
 fn explanation(server: SocketAddr, config: &Path, name: &str, root: bool) -> String {

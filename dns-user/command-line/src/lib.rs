@@ -1,4 +1,4 @@
-//! What the command lines of all programs share: manual pages and completions, generated from their definitions;
+//! The common parts of all programs' command lines: manual pages and completions, generated from their definitions;
 //! standard output; errors. Libraries do without it, and without clap.
 
 use std::{
@@ -80,8 +80,9 @@ impl Completions {
             // clap_complete 4.6 spells a program's name with hyphens in two ways, so no state after the first
             // word has any completions.
             Shell::Bash => {
-                let spelt = |hyphen: &str| format!("{}__subcmd__", name.replace('-', hyphen));
-                text.replace(&spelt("__subcmd__"), &spelt("__"))
+                let wrong = format!("{}__subcmd__", name.replace('-', "__subcmd__"));
+                let right = format!("{}__subcmd__", name.replace('-', "__"));
+                text.replace(&wrong, &right)
             }
             _ => text,
         }

@@ -51,11 +51,11 @@ pub const FORMS: [Form; 6] = [
 /// A question in a form.
 #[derive(Clone, Debug)]
 pub struct PlannedQuery {
-    /// Name.
+    /// Name of the question.
     pub name: Name,
-    /// Type.
+    /// Type of the question.
     pub qtype: u16,
-    /// Transport and EDNS.
+    /// Transport and EDNS of the query.
     pub form: Form,
 }
 
@@ -93,9 +93,9 @@ pub fn repeated(name: &Name, qtype: u16) -> Vec<PlannedQuery> {
 /// How a server is asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
-    /// The server.
+    /// Address of the server.
     pub server: SocketAddr,
-    /// Queries per second.
+    /// Maximum number of queries per second.
     pub rate: u32,
     /// Time limit of all queries.
     pub time: Duration,

@@ -71,7 +71,7 @@ impl Capture {
     ///
     /// # Errors
     ///
-    /// Fails without CAP_NET_RAW.
+    /// Fails if the process lacks CAP_NET_RAW.
     pub fn open(endpoints: &[SocketAddr]) -> Result<Self, CaptureError> {
         if endpoints.len() > MAX_ENDPOINTS {
             return Err(CaptureError::TooManyEndpoints(endpoints.len()));

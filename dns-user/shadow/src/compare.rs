@@ -17,13 +17,13 @@ pub enum Cause {
     NoReply,
     /// Another source answered, such as a recursor instead of the fleet.
     Route,
-    /// Another RCODE.
+    /// The RCODE differs.
     Rcode,
     /// Another opcode or flag than TC.
     Flags,
     /// Another question, or the question in another letter case.
     Question,
-    /// Addresses are missing.
+    /// Addresses that we would return are missing.
     MissingAddresses,
     /// Addresses that we would not return.
     ExtraAddresses,
@@ -31,11 +31,11 @@ pub enum Cause {
     RepeatedAddresses,
     /// Records other than addresses, or owners or classes, differ.
     Records,
-    /// Other TTLs.
+    /// The TTLs of the answers differ.
     Ttl,
     /// The authority or additional section differs.
     OtherSections,
-    /// TC is missing.
+    /// TC is clear although we would truncate.
     TcMissing,
     /// TC is set although the answer fits.
     TcUnneeded,
@@ -43,7 +43,7 @@ pub enum Cause {
     TruncatedTooFar,
     /// Larger than the client accepts.
     TooLarge,
-    /// No OPT.
+    /// The OPT is missing.
     OptMissing,
     /// An OPT to a query without one.
     OptUnasked,
@@ -150,11 +150,7 @@ pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limits: ReplyLimit) 
         }
     }
     if theirs.question != ours.question {
-        let text = |reply: &Reply| match &reply.question {
-            Some((name, qtype, class)) => format!("{name} {class} {qtype}"),
-            None => "none".to_owned(),
-        };
-        let detail = format!("{} instead of {}", text(theirs), text(ours));
+        let detail = format!("{} instead of {}", asked_in(theirs), asked_in(ours));
         found.push(Finding::new(Cause::Question, detail));
     }
     if theirs.length > limits.size {
@@ -176,6 +172,14 @@ pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limits: ReplyLimit) 
     found
 }
 
+/// Returns the question that a reply repeats.
+fn asked_in(reply: &Reply) -> String {
+    match &reply.question {
+        Some((name, qtype, class)) => format!("{name} {class} {qtype}"),
+        None => "none".to_owned(),
+    }
+}
+
 fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<Finding>) {
     match (theirs.is_truncated(), ours.is_truncated()) {
         (false, true) => found.push(Finding::new(Cause::TcMissing, "")),
@@ -191,6 +195,7 @@ fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<
         }
         _ => {}
     }
+    // Each truncated reply holds other records, all of the whole answer.
     let reference = if theirs.is_truncated() || ours.is_truncated() {
         whole
     } else {
@@ -213,6 +218,7 @@ fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<
     }
     for (record, &count) in &expected {
         let got = observed.get(record).copied().unwrap_or(0);
+        // Truncation leaves records out by itself.
         if got >= count || theirs.is_truncated() {
             continue;
         }

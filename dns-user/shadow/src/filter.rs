@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// An instruction.
+/// An instruction of classic BPF.
 pub type Instruction = libc::sock_filter;
 
 /// Maximum number of endpoints; each takes at most 44 of the kernel's 4,096 instructions (`BPF_MAXINSNS`).
@@ -22,10 +22,10 @@ const WHOLE: u32 = 1 << 16;
 const SPREAD: u32 = 40_503;
 
 impl Share {
-    /// All packets.
+    /// Every packet passes.
     pub const ALL: Self = Self(WHOLE);
 
-    /// No packets.
+    /// No packet passes.
     pub const NONE: Self = Self(0);
 
     /// Returns the share from 0 to 1.

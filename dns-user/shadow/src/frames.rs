@@ -24,11 +24,11 @@ const UDP_HEADER: usize = 8;
 /// A packet between two endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// Sender.
+    /// Endpoint that sent it.
     pub source: SocketAddr,
-    /// Receiver.
+    /// Endpoint to which it was sent.
     pub destination: SocketAddr,
-    /// What it carries.
+    /// Payload of UDP or TCP.
     pub content: Content<'a>,
 }
 
@@ -98,18 +98,25 @@ fn read_v6(bytes: &[u8]) -> Result<Packet<'_>, Unreadable> {
         return Err(Unreadable::Fragment);
     }
     let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    // 0 in a jumbogram (RFC 2675), or in segments that the kernel has merged beyond 64 KiB (BIG TCP, Linux 5.19).
     let end = if length == 0 {
         bytes.len()
     } else {
         IPV6_HEADER + length
     };
     let payload = bytes.get(IPV6_HEADER..end).ok_or(Unreadable::Malformed)?;
-    let address = |at: usize| {
-        let mut octets = [0; 16];
-        octets.copy_from_slice(&header[at..at + 16]);
-        IpAddr::from(Ipv6Addr::from(octets))
-    };
-    read_transport(header[6], payload, address(8), address(24))
+    let source = v6_at(bytes, 8).ok_or(Unreadable::Malformed)?;
+    let destination = v6_at(bytes, 24).ok_or(Unreadable::Malformed)?;
+    read_transport(header[6], payload, source, destination)
+}
+
+fn v6_at(header: &[u8], at: usize) -> Option<IpAddr> {
+    let octets: &[u8; 16] = header.get(at..)?.first_chunk()?;
+    Some(Ipv6Addr::from(*octets).into())
+}
+
+fn field(payload: &[u8], at: usize) -> Result<u16, Unreadable> {
+    u16_at(payload, at).ok_or(Unreadable::Malformed)
 }
 
 fn read_transport(
@@ -118,12 +125,11 @@ fn read_transport(
     source: IpAddr,
     destination: IpAddr,
 ) -> Result<Packet<'_>, Unreadable> {
-    let port = |at| u16_at(payload, at).ok_or(Unreadable::Malformed);
-    let source = SocketAddr::new(source, port(0)?);
-    let destination = SocketAddr::new(destination, port(2)?);
+    let source = SocketAddr::new(source, field(payload, 0)?);
+    let destination = SocketAddr::new(destination, field(payload, 2)?);
     let content = match protocol {
         UDP => {
-            let length = usize::from(port(4)?);
+            let length = usize::from(field(payload, 4)?);
             let message = payload
                 .get(UDP_HEADER..length)
                 .ok_or(Unreadable::Malformed)?;

@@ -4,7 +4,7 @@ use std::hash::Hasher;
 
 use siphasher::sip::SipHasher13;
 
-/// What a report may show.
+/// The names and addresses that a report may show.
 #[derive(Clone, Debug)]
 pub struct Disclosure {
     /// Whether addresses of clients are shown.
@@ -14,12 +14,12 @@ pub struct Disclosure {
 }
 
 impl Disclosure {
-    /// Returns what a report shows. With `hashes`, names and addresses are replaced by hashes with a random key, so
+    /// Creates the choice. With `hashes`, names and addresses are replaced by hashes with a random key, so
     /// equal names stay equal within a report, and no list of likely names reveals them.
     pub fn new(shows_clients: bool, hashes: bool) -> Self {
         Self {
             shows_clients,
-            key: hashes.then(|| (rand::random(), rand::random())),
+            key: if hashes { Some(rand::random()) } else { None },
         }
     }
 
@@ -33,18 +33,18 @@ impl Disclosure {
         let Some(key) = self.key else {
             return name.to_owned();
         };
-        let labels: Vec<String> = name
-            .trim_end_matches('.')
-            .split('.')
-            .map(|label| {
-                if is_query(&label.to_ascii_lowercase()) {
-                    label.to_owned()
-                } else {
-                    format!("x{}", short_hash(key, &label.to_ascii_lowercase()))
-                }
-            })
-            .collect();
-        labels.join(".") + "."
+        let mut hidden = String::new();
+        for label in name.trim_end_matches('.').split('.') {
+            // The same name in another letter case has the same hash.
+            let lower = label.to_ascii_lowercase();
+            if is_query(&lower) {
+                hidden += label;
+            } else {
+                hidden += &format!("x{}", short_hash(key, &lower));
+            }
+            hidden.push('.');
+        }
+        hidden
     }
 
     /// Returns data of a record, an address or another text, or its hash.
@@ -63,13 +63,17 @@ impl Disclosure {
 
 /// Returns whether a label is a query (`q-s0`, `q-m1s0`) without a value that someone chose.
 fn is_query(label: &str) -> bool {
-    label.strip_prefix("q-").is_some_and(|criteria| {
-        !criteria.is_empty()
-            && criteria.bytes().enumerate().all(|(at, byte)| match byte {
-                b'a' | b'g' | b'i' | b'm' | b'n' | b's' | b'y' => true,
-                _ => at > 0 && byte.is_ascii_digit(),
-            })
-    })
+    let Some(criteria) = label.strip_prefix("q-") else {
+        return false;
+    };
+    for (at, byte) in criteria.bytes().enumerate() {
+        match byte {
+            b'a' | b'g' | b'i' | b'm' | b'n' | b's' | b'y' => {}
+            b'0'..=b'9' if at > 0 => {}
+            _ => return false,
+        }
+    }
+    !criteria.is_empty()
 }
 
 fn short_hash((first, second): (u64, u64), text: &str) -> String {

@@ -24,7 +24,7 @@ const ANSWERERS: [&str; 7] = [
     "#1b7837", "#4393c3", "#92c5de", "#2166ac", "#d1e5f0", "#67a9cf", "#3288bd",
 ];
 
-/// Returns the page.
+/// Returns the text of the page.
 pub fn page(report: &Report) -> String {
     let mut page = String::new();
     // Writing to a string cannot fail.

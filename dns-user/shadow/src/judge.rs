@@ -73,15 +73,15 @@ pub struct Group {
 /// A difference, as reports show it.
 #[derive(Clone, Debug)]
 pub struct Example {
-    /// The query.
+    /// The question of the query.
     pub question: Question,
-    /// Its sender.
+    /// The sender of the query.
     pub client: IpAddr,
-    /// The findings.
+    /// The differences of the replies.
     pub findings: Vec<Finding>,
     /// The observed reply; `None` if there was none or it cannot be parsed.
     pub theirs: Option<Reply>,
-    /// Ours.
+    /// Our reply; `None` if there is none to compare.
     pub ours: Option<Reply>,
     /// The source that answers the name here.
     pub route: Route,
@@ -98,7 +98,7 @@ pub enum GroupCause {
     Unexplained(Vec<Cause>),
 }
 
-/// What was counted.
+/// The result of the comparisons so far.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Exchanges that were compared.
@@ -107,7 +107,7 @@ pub struct Tally {
     pub equal: u64,
     /// Exchanges of which only the route was compared, and is the same.
     pub same_route: u64,
-    /// Exchanges in transition.
+    /// Exchanges that differ because records or health were changing.
     pub in_transition: u64,
     /// Exchanges whose differences are documented.
     pub documented: u64,
@@ -117,7 +117,7 @@ pub struct Tally {
     pub unjudged: u64,
     /// Queries without a reply, where ours would have been one.
     pub unanswered: u64,
-    /// Differences by cause.
+    /// Groups of differences by their cause.
     pub groups: BTreeMap<GroupCause, Group>,
     /// Compared exchanges by route.
     pub routes: BTreeMap<Route, u64>,
@@ -390,19 +390,19 @@ impl<R: Reference> Judge<R> {
 
     /// Returns whether a reply has the form of one from records: addresses of the fleet with TTL 0 and AA.
     fn is_like_fleet(&self, reply: &Reply) -> bool {
-        let is_of_fleet = |data: &str| {
-            let address = data.parse::<IpAddr>();
-            address.is_ok_and(|address| self.reference.is_of_fleet(address))
-        };
-        reply.is_authoritative()
-            && !reply.answers.is_empty()
-            && reply
-                .answers
-                .iter()
-                .all(|record| record.ttl == 0 && is_of_fleet(&record.data))
+        if !reply.is_authoritative() || reply.answers.is_empty() {
+            return false;
+        }
+        for record in &reply.answers {
+            match record.data.parse() {
+                Ok(address) if record.ttl == 0 && self.reference.is_of_fleet(address) => {}
+                _ => return false,
+            }
+        }
+        true
     }
 
-    /// Explains findings by rows, or leaves those that have no explanation.
+    /// Explains findings by rows, or leaves the ones without an explanation.
     fn explain(&mut self, exchange: &Exchange, case: &Case, state: usize) -> Verdict {
         let given = self.circumstances(exchange, case);
         // bosh-dns never uses such a handler again, so everything is the recursors'.
@@ -427,11 +427,11 @@ impl<R: Reference> Judge<R> {
             .findings
             .iter()
             .find(|finding| finding.cause == Cause::Rcode);
-        let is_rcode_explained =
-            rcode.is_some_and(|rcode| !unexplained.iter().any(|other| other == rcode));
-        let is_subsumed =
-            |finding: &Finding| is_rcode_explained && finding.cause != Cause::Question;
-        if unexplained.iter().all(is_subsumed) {
+        let is_rcode_explained = rcode.is_some_and(|rcode| !unexplained.contains(rcode));
+        let is_documented = unexplained
+            .iter()
+            .all(|finding| is_rcode_explained && finding.cause != Cause::Question);
+        if is_documented {
             Verdict::Documented(rows)
         } else {
             Verdict::Unexplained(unexplained)
@@ -480,7 +480,11 @@ impl<R: Reference> Judge<R> {
 
     /// Follows which address comes first.
     fn follow_order(&mut self, exchange: &Exchange, case: &Case) {
-        let (Route::Fleet, Some(theirs)) = (case.ours.route, &case.theirs) else {
+        // Only the fleet's answers are shuffled by the server itself.
+        if case.ours.route != Route::Fleet {
+            return;
+        }
+        let Some(theirs) = &case.theirs else {
             return;
         };
         if theirs.answers.len() < 2 || theirs.is_truncated() {
@@ -627,24 +631,32 @@ fn is_due_to_health(case: &Case) -> bool {
         return false;
     };
     // An alias may have addresses beside its instances, which have no health.
-    let ours = case.our_reply.iter().flat_map(|reply| &reply.answers);
-    let ours: Vec<&str> = ours.map(|record| &*record.data).collect();
-    let is_of_name = |data: &str| {
-        let address = data.parse::<IpAddr>();
-        ours.contains(&data) || address.is_ok_and(|address| case.ours.instances.contains(&address))
-    };
-    case.ours.health != HealthKnowledge::Settled
-        && case.findings.iter().all(|finding| {
-            matches!(
-                finding.cause,
-                Cause::MissingAddresses
-                    | Cause::ExtraAddresses
-                    | Cause::TcMissing
-                    | Cause::TcUnneeded
-                    | Cause::TruncatedTooFar
-            )
-        })
-        && theirs.answers.iter().all(|record| is_of_name(&record.data))
+    let mut ours = Vec::new();
+    if let Some(reply) = &case.our_reply {
+        ours.extend(reply.answers.iter().map(|record| &*record.data));
+    }
+    if case.ours.health == HealthKnowledge::Settled {
+        return false;
+    }
+    for finding in &case.findings {
+        match finding.cause {
+            Cause::MissingAddresses
+            | Cause::ExtraAddresses
+            | Cause::TcMissing
+            | Cause::TcUnneeded
+            | Cause::TruncatedTooFar => {}
+            _ => return false,
+        }
+    }
+    for Record { data, .. } in &theirs.answers {
+        let is_instance = data
+            .parse()
+            .is_ok_and(|address| case.ours.instances.contains(&address));
+        if !is_instance && !ours.contains(&&**data) {
+            return false;
+        }
+    }
+    true
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ const BOUNDS: [u64; 18] = [
     500_000, 1_000_000, 2_000_000, 5_000_000,
 ];
 
-/// Latencies by bucket.
+/// Numbers of replies by bucket of their latency.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies {
     counts: [u64; BOUNDS.len() + 1],
@@ -19,7 +19,7 @@ pub struct Latencies {
 /// Latencies, as reports show them.
 #[derive(Clone, Debug, Serialize)]
 pub struct LatencyReport {
-    /// Replies measured.
+    /// Number of replies that were measured.
     pub replies: u64,
     /// Upper bound in microseconds of the bucket that holds the median.
     pub median_us: Option<u64>,
@@ -39,31 +39,30 @@ impl Latencies {
 
     /// Returns the latencies for a report.
     pub fn report(&self) -> LatencyReport {
-        let bound = |bucket: usize| BOUNDS.get(bucket).copied();
-        let buckets = self
-            .counts
-            .iter()
-            .enumerate()
-            .filter(|(_, count)| **count > 0);
+        let mut buckets = Vec::new();
+        for (bucket, &count) in self.counts.iter().enumerate() {
+            if count > 0 {
+                buckets.push((BOUNDS.get(bucket).copied(), count));
+            }
+        }
         LatencyReport {
             replies: self.counts.iter().sum(),
-            median_us: self.quantile(50).and_then(bound),
-            p99_us: self.quantile(99).and_then(bound),
-            buckets: buckets
-                .map(|(bucket, &count)| (bound(bucket), count))
-                .collect(),
+            median_us: self.quantile(50),
+            p99_us: self.quantile(99),
+            buckets,
         }
     }
 
-    /// Returns the bucket that holds this percentile; `None` without any latency.
-    fn quantile(&self, percent: u64) -> Option<usize> {
+    /// Returns the upper bound of the bucket that holds this percentile; `None` without any latency, or
+    /// in the last bucket.
+    fn quantile(&self, percent: u64) -> Option<u64> {
         let total: u64 = self.counts.iter().sum();
         let wanted = (total * percent).div_ceil(100);
         let mut sum = 0;
         for (bucket, count) in self.counts.iter().enumerate() {
             sum += count;
             if total > 0 && sum >= wanted {
-                return Some(bucket);
+                return BOUNDS.get(bucket).copied();
             }
         }
         None

@@ -103,15 +103,14 @@ impl Pairs {
         let Some(key) = Key::of(seen) else {
             return false;
         };
-        let is_copy = self
-            .waiting
-            .get(&key)
-            .is_some_and(|waiting| waiting.query == seen.message)
+        let mut is_copy = false;
+        if let Some(waiting) = self.waiting.get(&key) {
+            is_copy = waiting.query == seen.message;
+        }
+        if let Some((_, interface)) = self.answered.get(&key) {
             // On the same interface it is a new query: clients with few ports soon use an id again.
-            || self
-                .answered
-                .get(&key)
-                .is_some_and(|(_, interface)| *interface != seen.interface);
+            is_copy |= *interface != seen.interface;
+        }
         if is_copy {
             self.unpaired.copies += 1;
             return false;
@@ -155,6 +154,13 @@ impl Pairs {
             self.answered.insert(key, (seen.at, interface));
             self.answered_order.push_back((seen.at, key));
         }
+        let mut latency = None;
+        if let Some(asked) = stamp
+            && let Some(replied) = seen.stamp
+        {
+            // None if the clock was set back in between.
+            latency = replied.checked_sub(asked);
+        }
         Some(Exchange {
             client: seen.client,
             transport: seen.transport,
@@ -162,9 +168,7 @@ impl Pairs {
             reply: seen.message.to_vec(),
             asked,
             replied: seen.at,
-            latency: stamp
-                .zip(seen.stamp)
-                .and_then(|(asked, replied)| replied.checked_sub(asked)),
+            latency,
         })
     }
 
@@ -175,7 +179,9 @@ impl Pairs {
         {
             self.answered_order.pop_front();
             // The port and id may have been used again since.
-            if self.answered.get(&key).is_some_and(|(last, _)| *last == at) {
+            if let Some((last, _)) = self.answered.get(&key)
+                && *last == at
+            {
                 self.answered.remove(&key);
             }
         }
@@ -184,8 +190,9 @@ impl Pairs {
             && now.duration_since(at) > PATIENCE
         {
             self.asked_order.pop_front();
-            let waiting = self.waiting.get(&key);
-            if waiting.is_some_and(|waiting| waiting.asked == at) {
+            if let Some(waiting) = self.waiting.get(&key)
+                && waiting.asked == at
+            {
                 self.waiting.remove(&key);
                 expired += 1;
             }

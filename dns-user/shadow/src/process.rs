@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
@@ -16,9 +16,9 @@ const MAX_DESCRIPTORS: usize = 65_536;
 /// A process that has one of the observed sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Number.
+    /// Number of the process.
     pub number: i32,
-    /// Name.
+    /// Name of its program.
     pub name: String,
 }
 
@@ -26,10 +26,21 @@ impl Process {
     /// Finds the process that receives datagrams at one of these addresses; `None` if it is not visible, as in another
     /// network namespace or without the right to see its descriptors.
     pub fn of(addresses: &[SocketAddr]) -> Option<Self> {
+        Self::with_socket(&["udp", "udp6"], |local| {
+            addresses.iter().any(|address| {
+                local.port() == address.port()
+                    && (local.ip() == address.ip() || local.ip().is_unspecified())
+            })
+        })
+    }
+
+    /// Finds a process with a socket in one of these tables of /proc/net whose local address `fits`; `None` if it is
+    /// not visible.
+    pub fn with_socket(tables: &[&str], fits: impl Fn(SocketAddr) -> bool) -> Option<Self> {
         let mut inodes = Vec::new();
-        for table in ["/proc/net/udp", "/proc/net/udp6"] {
-            let text = fs::read_to_string(table).unwrap_or_default();
-            inodes.extend(sockets(&text, addresses));
+        for table in tables {
+            let text = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
+            inodes.extend(sockets(&text, &fits));
         }
         let numbers = fs::read_dir("/proc").ok()?.flatten().take(MAX_PROCESSES);
         for entry in numbers {
@@ -57,22 +68,18 @@ impl Process {
     }
 }
 
-/// Returns the inodes of the sockets in /proc/net/udp that have one of these addresses.
-fn sockets(table: &str, addresses: &[SocketAddr]) -> Vec<String> {
+/// Returns the inodes of the sockets in a table whose local address fits.
+fn sockets(table: &str, fits: &impl Fn(SocketAddr) -> bool) -> Vec<String> {
     let mut inodes = Vec::new();
     for line in table.lines().skip(1) {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let (Some(local), Some(inode)) = (fields.get(1), fields.get(9)) else {
+        // The fields `local_address` and `inode` of proc_pid_net(5).
+        let &[_, local, _, _, _, _, _, _, _, inode, ..] = &fields[..] else {
             continue;
         };
-        let Some(local) = endpoint(local) else {
-            continue;
-        };
-        let is_observed = addresses.iter().any(|address| {
-            local.port() == address.port()
-                && (local.ip() == address.ip() || local.ip().is_unspecified())
-        });
-        if is_observed {
+        if let Some(local) = endpoint(local)
+            && fits(local)
+        {
             inodes.push(format!("socket:[{inode}]"));
         }
     }
@@ -100,15 +107,15 @@ fn has_socket(process: &Path, inodes: &[String]) -> bool {
     let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
         return false;
     };
-    descriptors
-        .flatten()
-        .take(MAX_DESCRIPTORS)
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .any(|target: PathBuf| {
-            inodes
-                .iter()
-                .any(|inode| target.as_os_str() == inode.as_str())
-        })
+    for descriptor in descriptors.flatten().take(MAX_DESCRIPTORS) {
+        if let Ok(target) = fs::read_link(descriptor.path())
+            && let Some(target) = target.to_str()
+            && inodes.iter().any(|inode| inode == target)
+        {
+            return true;
+        }
+    }
+    false
 }
 
 #[cfg(test)]

@@ -65,17 +65,14 @@ impl Question {
                 return;
             };
             at += length;
-            let (Some(rtype), Some(class)) = (u16_at(query, at), u16_at(query, at + 2)) else {
+            let Some(fields) = query.get(at..at + 10) else {
                 return;
             };
-            let Some(data_len) = u16_at(query, at + 8) else {
-                return;
-            };
-            if rtype == TYPE_OPT {
-                self.opts = (self.opts.0 + 1, query[at + 5]);
-                self.size = Some(class);
+            if u16_at(fields, 0) == Some(TYPE_OPT) {
+                self.opts = (self.opts.0 + 1, fields[5]);
+                self.size = u16_at(fields, 2);
             }
-            at += 10 + usize::from(data_len);
+            at += 10 + usize::from(u16_at(fields, 8).unwrap_or(0));
         }
     }
 

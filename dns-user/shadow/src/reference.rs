@@ -1,4 +1,4 @@
-//! What the shadow needs from a server that it does not start: answers, and the reasons for them.
+//! The part of our server that the shadow needs without starting it: answers, and the reasons for them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,9 +10,9 @@ use dns_core::{name::Name, wire::Transport};
 /// A query as it was seen.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// The message.
+    /// The message as received.
     pub query: &'a [u8],
-    /// Its sender.
+    /// The endpoint that sent it.
     pub client: SocketAddr,
     /// How it was carried.
     pub transport: Transport,
@@ -21,7 +21,7 @@ pub struct Asked<'a> {
 /// The settings with which our server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settings {
-    /// Those of the configuration.
+    /// The settings of config.json.
     Configured,
     /// The same with every compatibility setting.
     Compatible,
@@ -41,11 +41,11 @@ pub trait Reference {
     /// Explains step by step how a name resolves.
     fn steps(&self, name: &Name) -> String;
 
-    /// Returns what kind of name it is, for the explanation of a difference.
+    /// Returns the properties of a name that explain differences.
     fn nature(&self, name: &Name) -> Nature;
 }
 
-/// What kind of name it is.
+/// Properties of a name that explain differences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Nature {
     /// An alias covers it.
@@ -63,45 +63,45 @@ pub struct Nature {
 /// Our answer to a query.
 #[derive(Clone, Debug)]
 pub struct Ours {
-    /// The reply.
+    /// The reply of our server.
     pub reply: OurReply,
     /// The source that answers the name.
     pub route: Route,
     /// Instances of the name before the filter of health.
     pub instances: Vec<IpAddr>,
-    /// What is known of their health.
+    /// Reliability of their health.
     pub health: HealthKnowledge,
     /// Whether an interface would have answered, or why not.
     pub interface: Result<(), &'static str>,
 }
 
-/// Our reply.
+/// The reply of our server, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OurReply {
-    /// This message.
+    /// A reply made from local data.
     Message(Vec<u8>),
-    /// That of a recursor, a handler or another source, which is not asked.
+    /// The reply of a recursor, a handler or another source, which is not asked.
     Elsewhere,
-    /// None.
+    /// No reply at all.
     Silence,
 }
 
 /// The source that answers a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Route {
-    /// The up-check.
+    /// The names of the up-check.
     Upcheck,
     /// The records and aliases.
     Fleet,
     /// Reverse names of the records.
     Reverse,
-    /// Names of Consul.
+    /// The names of Consul.
     Consul,
-    /// A handler.
+    /// The handler of a domain.
     Handler,
-    /// The recursors.
+    /// The recursors of the configuration.
     Recursors,
-    /// Nobody: REFUSED, or the message is no valid query.
+    /// No source: REFUSED, or the message is no valid query.
     Nobody,
 }
 
@@ -120,7 +120,7 @@ impl Route {
     }
 }
 
-/// What is known of the health of a name's instances.
+/// Reliability of the health of a name's instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthKnowledge {
     /// It has been the same for a while.

@@ -22,10 +22,10 @@ pub const FLAGS: [(u16, &str); 7] = [
     (0x0010, "CD"),
 ];
 
-/// A reply.
+/// A reply in its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Length in bytes.
+    /// Length of the message in bytes.
     pub length: usize,
     /// The second 16 bits of the header.
     pub flags: u16,
@@ -33,24 +33,24 @@ pub struct Reply {
     pub rcode: u16,
     /// Name as written, type and class of the first question; `None` without one.
     pub question: Option<(String, RecordType, DNSClass)>,
-    /// The answer section.
+    /// Records of the answer section.
     pub answers: Vec<Record>,
-    /// The authority section.
+    /// Records of the authority section.
     pub authority: Vec<Record>,
     /// The additional section without the OPT.
     pub additional: Vec<Record>,
-    /// The OPT.
+    /// The OPT, if there is one.
     pub opt: Option<Opt>,
 }
 
 /// A record; ordered by its parts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Record {
-    /// Owner as written.
+    /// Owner in its letter case.
     pub owner: String,
-    /// Type.
+    /// Type of the record.
     pub rtype: RecordType,
-    /// Class.
+    /// Class of the record.
     pub class: u16,
     /// Data in presentation form.
     pub data: String,
@@ -63,9 +63,9 @@ pub struct Record {
 pub struct Opt {
     /// The server's UDP payload size.
     pub size: u16,
-    /// DO.
+    /// Whether DO is set.
     pub dnssec_ok: bool,
-    /// Version.
+    /// Version of EDNS.
     pub version: u8,
     /// Codes of its options.
     pub options: Vec<u16>,
@@ -79,24 +79,24 @@ impl Reply {
             return None;
         }
         let parsed = Message::from_vec(message).ok()?;
-        let question = parsed.queries.first().map(|query| {
-            (
-                query.name().to_ascii(),
-                query.query_type(),
-                query.query_class(),
-            )
-        });
-        let opt = parsed.edns.as_ref().map(|edns| Opt {
-            size: edns.max_payload(),
-            dnssec_ok: edns.flags().dnssec_ok,
-            version: edns.version(),
-            options: edns
-                .options()
-                .options
-                .iter()
-                .map(|(code, _)| u16::from(*code))
-                .collect(),
-        });
+        let mut question = None;
+        if let Some(query) = parsed.queries.first() {
+            let name = query.name().to_ascii();
+            question = Some((name, query.query_type(), query.query_class()));
+        }
+        let mut opt = None;
+        if let Some(edns) = &parsed.edns {
+            let mut options = Vec::new();
+            for (code, _) in &edns.options().options {
+                options.push(u16::from(*code));
+            }
+            opt = Some(Opt {
+                size: edns.max_payload(),
+                dnssec_ok: edns.flags().dnssec_ok,
+                version: edns.version(),
+                options,
+            });
+        }
         Some(Self {
             length: message.len(),
             flags,
@@ -130,12 +130,12 @@ impl Reply {
 
     /// Returns the reply in lines, as reports show it.
     pub fn lines(&self) -> Vec<String> {
-        let flags: Vec<&str> = FLAGS
-            .iter()
-            .chain(&[(TC, "TC")])
-            .filter(|(bit, _)| self.flags & bit != 0)
-            .map(|(_, name)| *name)
-            .collect();
+        let mut flags = Vec::new();
+        for (bit, name) in FLAGS.iter().chain(&[(TC, "TC")]) {
+            if self.flags & bit != 0 {
+                flags.push(*name);
+            }
+        }
         let mut lines = vec![format!(
             "{} [{}], {} bytes",
             self.rcode_name(),
@@ -173,14 +173,15 @@ impl Reply {
 const MAX_SHOWN_RECORDS: usize = 8;
 
 fn records(records: &[hickory_proto::rr::Record]) -> Vec<Record> {
-    records
-        .iter()
-        .map(|record| Record {
+    let mut all = Vec::with_capacity(records.len());
+    for record in records {
+        all.push(Record {
             owner: record.name.to_ascii(),
             rtype: record.record_type(),
             class: u16::from(record.dns_class),
             data: record.data.to_string(),
             ttl: record.ttl,
-        })
-        .collect()
+        });
+    }
+    all
 }

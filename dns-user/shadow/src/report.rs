@@ -22,7 +22,7 @@ pub struct Report {
     pub program: String,
     /// `watch`, or `ask` with the address asked.
     pub mode: String,
-    /// Seconds observed.
+    /// Duration of the observation in seconds.
     pub seconds: f64,
     /// Addresses of the observed server.
     pub addresses: Vec<SocketAddr>,
@@ -30,9 +30,9 @@ pub struct Report {
     pub health: String,
     /// Number of instances in the records.
     pub instances: usize,
-    /// What was seen.
+    /// Packets on the interfaces.
     pub seen: Seen,
-    /// Verdicts.
+    /// Results of the comparisons.
     pub verdicts: Verdicts,
     /// Differences, unexplained ones first.
     pub differences: Vec<Difference>,
@@ -48,7 +48,7 @@ pub struct Report {
     pub remarks: Vec<String>,
 }
 
-/// What was seen on the interfaces.
+/// Numbers of packets that were seen on the interfaces.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Seen {
     /// Queries, as far as they were sampled.
@@ -63,7 +63,7 @@ pub struct Seen {
     pub dropped: u64,
     /// TCP segments that hold parts of messages.
     pub split_segments: u64,
-    /// Fragments of datagrams.
+    /// Fragments of datagrams, which are not reassembled.
     pub fragments: u64,
     /// Packets that cannot be read.
     pub malformed: u64,
@@ -78,15 +78,15 @@ pub struct Seen {
 /// Verdicts on the compared queries.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Verdicts {
-    /// All compared ones.
+    /// All queries that were compared.
     pub compared: u64,
-    /// The same reply.
+    /// Queries with the same reply.
     pub equal: u64,
-    /// Forwarded by both; the content is that of another server.
+    /// Forwarded by both; another server determines the content.
     pub same_route: u64,
     /// Different only because records or health were changing.
     pub in_transition: u64,
-    /// Different as documented.
+    /// Different as docs/differences.md states.
     pub documented: u64,
     /// Different without an explanation.
     pub unexplained: u64,
@@ -101,7 +101,7 @@ pub struct Difference {
     pub cause: String,
     /// Section and row of docs/differences.md; `None` if unexplained.
     pub documented: Option<[String; 2]>,
-    /// How often.
+    /// Number of queries with this difference.
     pub count: u64,
     /// The first of them.
     pub examples: Vec<ShownExample>,
@@ -110,18 +110,18 @@ pub struct Difference {
 /// A difference, with what the report may show of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct ShownExample {
-    /// Name.
+    /// Name of the question.
     pub name: String,
     /// Type, class and EDNS.
     pub about: String,
     /// Client; `None` unless clients are shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Findings in words.
+    /// Differences of the replies in words.
     pub findings: Vec<String>,
     /// The observed reply in lines.
     pub theirs: Vec<String>,
-    /// Ours in lines.
+    /// Our reply in lines.
     pub ours: Vec<String>,
     /// The source that answers the name here.
     pub route: String,
@@ -138,7 +138,7 @@ pub struct InterfaceShare {
     pub others: Vec<(String, u64)>,
 }
 
-/// CPU times.
+/// CPU times of the observed server, of ours and of this process.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Cpu {
     /// The observed process: its number and name.
@@ -348,19 +348,20 @@ impl Report {
     }
 
     fn write_costs(&self, text: &mut String) -> std::fmt::Result {
-        let micros = |bound: Option<u64>| match bound {
-            Some(bound) => format!("<= {bound} us"),
-            None => "not measured".to_owned(),
-        };
-        let latency = format!(
-            "median {}, 99 of 100 {}",
-            micros(self.latency.median_us),
-            micros(self.latency.p99_us)
-        );
+        let median = microseconds(self.latency.median_us);
+        let p99 = microseconds(self.latency.p99_us);
+        let latency = format!("median {median}, 99 of 100 {p99}");
         row(text, "their latency", &latency)?;
         row(text, "their CPU", &self.cpu.observed())?;
         row(text, "our CPU", &self.cpu.estimated())?;
         row(text, "CPU of shadow", &self.cpu.own())
+    }
+}
+
+fn microseconds(bound: Option<u64>) -> String {
+    match bound {
+        Some(bound) => format!("<= {bound} us"),
+        None => "not measured".to_owned(),
     }
 }
 

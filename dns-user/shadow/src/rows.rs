@@ -12,7 +12,7 @@ pub enum Row {
     MalformedNames,
     /// Setting `nxdomain_for_empty_non_terminals`, names of the fleet.
     EmptyNonTerminals,
-    /// The same setting, names above those of the fleet.
+    /// The same setting, names above the fleet's.
     NamesAbove,
     /// Setting `any_class`.
     AnyClass,
@@ -161,7 +161,7 @@ impl Row {
     ];
 }
 
-/// What decides which rows apply to a query.
+/// The properties of an exchange that decide which rows apply.
 #[derive(Clone, Copy, Debug)]
 pub struct Circumstances {
     /// Whether the question is of another class than IN.
@@ -174,7 +174,7 @@ pub struct Circumstances {
     pub is_of_ipv6: bool,
     /// Whether the fleet answers the name here.
     pub is_fleet: bool,
-    /// What kind of name it is.
+    /// Properties of the name.
     pub nature: Nature,
     /// Whether the message is malformed or unusual, so that our parser rejected it.
     pub is_rejected: bool,
@@ -182,7 +182,7 @@ pub struct Circumstances {
     pub is_odd: bool,
     /// Whether the observed reply has an AAAA record without data.
     pub has_empty_address: bool,
-    /// Whether the observed reply looks like that of another server.
+    /// Whether the observed reply looks forwarded.
     pub looks_forwarded: bool,
     /// How many OPTs the query has, and the version of the last.
     pub opts: (usize, u8),
@@ -204,6 +204,7 @@ const TYPE_ANY: u16 = 255;
 /// all compatibility settings, so a setting restores what was observed.
 pub fn explain(finding: &Finding, is_restored: bool, given: &Circumstances) -> Option<Row> {
     match finding.cause {
+        // bosh-dns omits it in some replies, whatever the name.
         Cause::OptMissing => return Some(Row::OptOmitted),
         Cause::TooLarge if given.is_reverse => return Some(Row::ReverseTruncation),
         Cause::TooLarge => return Some(Row::LargeReplies),
@@ -245,6 +246,7 @@ fn explain_name(finding: &Finding, given: &Circumstances) -> Option<Row> {
         (NOERROR, NXDOMAIN) if nature.is_malformed && !is_of_addresses => {
             return Some(Row::MalformedNames);
         }
+        // NOERROR for a name that is no query: it has names below it (RFC 8020).
         (FORMERR | NXDOMAIN, NOERROR) if nature.is_malformed => {
             return Some(Row::EmptyNonTerminals);
         }

@@ -9,7 +9,10 @@ use std::{
 };
 
 use dns_core::wire::Transport;
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike,
+};
 
 use crate::{
     capture::{Capture, SeenPacket},
@@ -36,22 +39,22 @@ const MAX_CREDIT: Duration = Duration::from_millis(250);
 /// How long and with how much CPU to watch.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Duration.
+    /// Time after which watching ends.
     pub time: Duration,
     /// Share of a core, 0 to 1.
     pub cpu: f64,
 }
 
-/// What was seen.
+/// The result of watching.
 #[derive(Debug, Default)]
 pub struct Watched {
-    /// Counts.
+    /// Numbers of packets.
     pub seen: Seen,
     /// Latency of the observed server.
     pub latencies: Latencies,
     /// CPU time of this thread.
     pub cpu: Duration,
-    /// Time spent.
+    /// Time for which was watched.
     pub time: Duration,
 }
 
@@ -65,7 +68,7 @@ struct Watcher<'a, R> {
     watched: Watched,
     /// Packets that were read, with copies on `lo`.
     read: u64,
-    /// Estimate of the packets that passed the interfaces: those that passed the filter, by its share.
+    /// Estimate of the packets that passed the interfaces: the number behind the filter, divided by its share.
     packets: f64,
     /// Whether packets were left out.
     is_sampled: bool,
@@ -229,7 +232,7 @@ impl<R: Reference> Watcher<'_, R> {
         let statistics = self.capture.statistics()?;
         self.watched.seen.dropped += statistics.dropped;
         self.is_sampled |= statistics.dropped > 0;
-        // Counted when packets arrive: those in the queue came with the same share.
+        // Counted when packets arrive, so packets in the queue came with the same share.
         self.packets += statistics.passed as f64 / self.share.fraction();
 
         let share = if statistics.dropped > 0 {
@@ -308,7 +311,7 @@ impl Budget {
         }
     }
 
-    /// Returns whether some CPU time is left, given the thread's CPU time. What a step takes beyond it is paid back.
+    /// Returns whether some CPU time is left, given the thread's CPU time. A step that takes more owes the rest.
     fn permits(&mut self, now: Instant, used: Duration) -> bool {
         let most = MAX_CREDIT.as_secs_f64() * self.share;
         let passed = now.duration_since(self.granted).as_secs_f64();
@@ -334,11 +337,8 @@ pub fn thread_cpu() -> Duration {
         // Cannot fail with these arguments (getrusage(2)).
         return Duration::ZERO;
     };
-    let total = |value: nix::sys::time::TimeVal| {
-        let seconds = Duration::from_secs(u64::try_from(value.tv_sec()).unwrap_or(0));
-        seconds + Duration::from_micros(u64::try_from(value.tv_usec()).unwrap_or(0))
-    };
-    total(usage.user_time()) + total(usage.system_time())
+    let total = usage.user_time() + usage.system_time();
+    Duration::from_micros(total.num_microseconds().unsigned_abs())
 }
 
 #[cfg(test)]

@@ -133,11 +133,10 @@ impl Address {
             Some(id) => AddressGroup::Id(id.clone()),
             None => {
                 // clap requires all three if there is no group id.
-                let part = |part: &Option<String>| part.clone().unwrap_or_default();
                 AddressGroup::Names {
-                    instance_group: part(&self.instance_group),
-                    network: part(&self.network),
-                    deployment: part(&self.deployment),
+                    instance_group: self.instance_group.clone().unwrap_or_default(),
+                    network: self.network.clone().unwrap_or_default(),
+                    deployment: self.deployment.clone().unwrap_or_default(),
                 }
             }
         };
@@ -149,29 +148,21 @@ impl Address {
     }
 
     fn zones(&self) -> Result<Vec<String>, Problem> {
-        let is_id =
-            |zone: &String| !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit());
-        if self.az.iter().all(is_id) {
+        if self.az.iter().all(|zone| is_id(zone)) {
             return Ok(self.az.clone());
         }
         let known = self.known_zones()?;
-        let id = |zone: &String| {
+        let mut ids = Vec::with_capacity(self.az.len());
+        for zone in &self.az {
             if is_id(zone) {
-                return Ok(zone.clone());
+                ids.push(zone.clone());
+            } else if let Some((_, id)) = known.iter().find(|(name, _)| name == zone) {
+                ids.push(id.clone());
+            } else {
+                return Err(unknown_zone(zone, &known));
             }
-            let found = known
-                .iter()
-                .find(|(name, _)| name == zone)
-                .map(|(_, id)| id.clone());
-            found.ok_or_else(|| {
-                let names: Vec<&str> = known.iter().map(|(name, _)| name.as_str()).collect();
-                Problem::BadAnswer(format!(
-                    "the records do not contain the availability zone {zone}; they contain {}",
-                    names.join(", ")
-                ))
-            })
-        };
-        self.az.iter().map(id).collect()
+        }
+        Ok(ids)
     }
 
     /// Reads the names and ids of the availability zones from the records.
@@ -196,6 +187,22 @@ impl Address {
     }
 }
 
+/// Returns whether a zone is given by its id. A name of digits alone cannot be told from one.
+fn is_id(zone: &str) -> bool {
+    !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn unknown_zone(zone: &str, known: &[(String, String)]) -> Problem {
+    let mut names = Vec::new();
+    for (name, _) in known {
+        names.push(name.as_str());
+    }
+    Problem::BadAnswer(format!(
+        "the records do not contain the availability zone {zone}; they contain {}",
+        names.join(", ")
+    ))
+}
+
 /// The part of records.json that lists availability zones.
 #[derive(Deserialize)]
 struct Records {
@@ -209,17 +216,21 @@ fn zones_of(bytes: &[u8]) -> Result<Vec<(String, String)>, serde_json::Error> {
         record_keys,
         record_infos,
     } = serde_json::from_slice(bytes)?;
-    let column = |name: &str| record_keys.iter().position(|key| key == name);
-    let (Some(name), Some(id)) = (column("az"), column("az_id")) else {
+    let Some(name) = record_keys.iter().position(|key| key == "az") else {
         return Ok(Vec::new());
     };
-    let cell = |row: &Vec<Value>, column: usize| {
-        row.get(column).and_then(Value::as_str).map(str::to_owned)
+    let Some(id) = record_keys.iter().position(|key| key == "az_id") else {
+        return Ok(Vec::new());
     };
-    let mut zones: Vec<_> = record_infos
-        .iter()
-        .filter_map(|row| Some((cell(row, name)?, cell(row, id)?)))
-        .collect();
+    let mut zones = Vec::new();
+    for row in record_infos {
+        // Both columns may be null.
+        if let Some(Value::String(name)) = row.get(name)
+            && let Some(Value::String(id)) = row.get(id)
+        {
+            zones.push((name.clone(), id.clone()));
+        }
+    }
     zones.sort_unstable();
     zones.dedup();
     Ok(zones)

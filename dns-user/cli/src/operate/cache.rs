@@ -125,7 +125,7 @@ impl List {
                 entry.ttl.to_string(),
                 entry.bytes.to_string(),
                 if entry.on_interface { "yes" } else { "-" }.to_owned(),
-                entry.handler.unwrap_or_else(|| "-".to_owned()),
+                table::or_dash(entry.handler),
             ]);
         }
         for reply in local_replies {
@@ -182,10 +182,9 @@ impl Lookup {
         if json {
             print_json(&format!("{}\n", answer.json::<Value>()?))?;
         } else {
-            listing
-                .entries
-                .iter()
-                .try_for_each(|entry| print(&entry_text(entry)))?;
+            for entry in &listing.entries {
+                print(&entry_text(entry))?;
+            }
             for LocalReply {
                 name,
                 query_type,
@@ -249,21 +248,20 @@ impl FlushArguments {
             zone,
             json,
         } = self;
-        let all = name.as_deref() == Some("all");
-        let name = name.filter(|_| !all);
-        let all = all && query_type.is_none();
-        flush(
-            &connection,
-            &CacheFlush {
-                all,
-                criteria: Criteria {
-                    name,
-                    zone,
-                    query_type,
-                },
+        let mut selection = CacheFlush {
+            all: false,
+            criteria: Criteria {
+                name,
+                zone,
+                query_type,
             },
-            json,
-        )
+        };
+        if selection.criteria.name.as_deref() == Some("all") {
+            selection.criteria.name = None;
+            // With a type, it is every answer of this type.
+            selection.all = selection.criteria.query_type.is_none();
+        }
+        flush(&connection, &selection, json)
     }
 }
 
@@ -277,11 +275,7 @@ pub(super) fn flush(
     if json {
         return print_json(&(answer.text() + "\n"));
     }
-    match answer
-        .json::<Value>()?
-        .get("flushed")
-        .and_then(Value::as_u64)
-    {
+    match answer.json::<Value>()?["flushed"].as_u64() {
         Some(count) => print(&format!("{} cached answers dropped\n", table::count(count))),
         None => print("there is no cache\n"),
     }
@@ -291,11 +285,13 @@ fn fetch(
     connection: &Connection,
     parameters: [(&str, Option<String>); 3],
 ) -> Result<Answer, Problem> {
-    let given = parameters
-        .iter()
-        .filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
-    let path = format!("/cache?{}", given.collect::<Vec<_>>().join("&"));
-    get(connection, &path)
+    let mut given = Vec::new();
+    for (key, value) in parameters {
+        if let Some(value) = value {
+            given.push(format!("{key}={}", escaped(&value)));
+        }
+    }
+    get(connection, &format!("/cache?{}", given.join("&")))
 }
 
 /// Returns the flags of the queries that an answer is for.

@@ -531,29 +531,33 @@ impl Connection {
         environment: &dyn Fn(&str) -> Option<OsString>,
         job_config: &Path,
     ) -> Result<Target, Problem> {
-        let variable = |names: &[&str]| {
-            let found = names
-                .iter()
-                .find_map(|name| environment(name).filter(|value| !value.is_empty()));
-            found.filter(|_| self.config.is_none())
-        };
-        let path = |option: &Option<PathBuf>, names: &[&str]| {
-            option
-                .clone()
-                .or_else(|| variable(names).map(PathBuf::from))
-        };
-        let address = self.api.clone().or_else(|| {
-            variable(&["DNS_API_ADDRESS"]).map(|value| value.to_string_lossy().into_owned())
-        });
-        let ca = path(&self.ca, &["DNS_API_TLS_CA_CERT_PATH"]);
-        let certificate = path(
-            &self.cert,
-            &["DNS_API_TLS_CERTIFICATE_PATH", "DNS_API_TLS_CERT_PATH"],
-        );
-        let private_key = path(
-            &self.key,
-            &["DNS_API_TLS_PRIVATE_KEY_PATH", "DNS_API_TLS_KEY_PATH"],
-        );
+        let mut address = self.api.clone();
+        let mut ca = self.ca.clone();
+        let mut certificate = self.cert.clone();
+        let mut private_key = self.key.clone();
+        // A configuration on the command line names another server than the variables may.
+        if self.config.is_none() {
+            if address.is_none()
+                && let Some(value) = variable(environment, &["DNS_API_ADDRESS"])
+            {
+                address = Some(value.to_string_lossy().into_owned());
+            }
+            for (option, names) in [
+                (&mut ca, &["DNS_API_TLS_CA_CERT_PATH"][..]),
+                (
+                    &mut certificate,
+                    &["DNS_API_TLS_CERTIFICATE_PATH", "DNS_API_TLS_CERT_PATH"],
+                ),
+                (
+                    &mut private_key,
+                    &["DNS_API_TLS_PRIVATE_KEY_PATH", "DNS_API_TLS_KEY_PATH"],
+                ),
+            ] {
+                if option.is_none() {
+                    *option = variable(environment, names).map(PathBuf::from);
+                }
+            }
+        }
         if let (Some(address), Some(ca), Some(certificate), Some(private_key)) =
             (&address, &ca, &certificate, &private_key)
         {
@@ -601,6 +605,18 @@ impl Connection {
     }
 }
 
+/// Returns the value of the first of these variables that is set to something.
+fn variable(environment: &dyn Fn(&str) -> Option<OsString>, names: &[&str]) -> Option<OsString> {
+    for name in names {
+        if let Some(value) = environment(name)
+            && !value.is_empty()
+        {
+            return Some(value);
+        }
+    }
+    None
+}
+
 /// Reads the valid part of a configuration, and its errors: the server runs with the last good
 /// version, whose socket and port are probably the same. Fails if nothing can be read.
 fn read(file: &Path) -> Result<(Config, Vec<ConfigError>), ConfigError> {
@@ -615,18 +631,18 @@ fn read(file: &Path) -> Result<(Config, Vec<ConfigError>), ConfigError> {
 /// `server` (the reverse for the CA), as in the bosh-dns job. Falls back to the server's own files
 /// if they do not exist.
 pub(crate) fn client_files(server: &TlsFiles) -> TlsFiles {
-    let client = |path: &Path| sibling(path, "server", "client");
-    let (certificate, private_key) =
-        match (client(&server.certificate), client(&server.private_key)) {
-            (Some(certificate), Some(private_key)) => (certificate, private_key),
-            _ => (server.certificate.clone(), server.private_key.clone()),
-        };
-    let ca = sibling(&server.ca, "client", "server").unwrap_or_else(|| server.ca.clone());
-    TlsFiles {
-        certificate,
-        private_key,
-        ca,
+    let mut files = server.clone();
+    // A certificate of one side does not match the other side's key.
+    if let Some(certificate) = sibling(&server.certificate, "server", "client")
+        && let Some(private_key) = sibling(&server.private_key, "server", "client")
+    {
+        files.certificate = certificate;
+        files.private_key = private_key;
     }
+    if let Some(ca) = sibling(&server.ca, "client", "server") {
+        files.ca = ca;
+    }
+    files
 }
 
 /// Returns the file next to `path` with `old` replaced by `new` in its name, if it exists.

@@ -2,14 +2,13 @@
 
 use std::fmt::Write;
 
-use clap::Args;
 use dns_core::terminal;
 
 use super::{
-    GREEN, Problem, RED, YELLOW,
-    client::{Connection, get},
+    GREEN, Problem, RED, WholeServer, YELLOW,
+    client::get,
     print_coloured, print_json,
-    table::{self, Table, count, duration, percent},
+    table::{self, Table, count, duration, milliseconds, or_dash, percent},
 };
 use dns_kit::logs::time_of;
 use dns_resolver::ops::{
@@ -21,47 +20,37 @@ use dns_resolver::ops::{
 };
 use dns_upstream::RecursorStatus;
 
-#[derive(Debug, Args)]
-pub(crate) struct StatusArgs {
-    #[command(flatten)]
-    connection: Connection,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-impl StatusArgs {
-    /// Prints the status; a server that is not ready is a negative result.
-    pub(super) fn run(self) -> Result<(), Problem> {
-        let Self { connection, json } = self;
-        let answer = get(&connection, "/status")?;
-        let status: ServerStatus = answer.json()?;
-        if json {
-            print_json(&(answer.text() + "\n"))?;
-        } else {
-            print_coloured(&text(&status), colour_of)?;
-        }
-        if status.ready {
-            Ok(())
-        } else {
-            Err(Problem::BadAnswer("the server is not ready".to_owned()))
-        }
+/// Prints the status; a server that is not ready is a negative result.
+pub(super) fn run(server: WholeServer) -> Result<(), Problem> {
+    let WholeServer { connection, json } = server;
+    let answer = get(&connection, "/status")?;
+    let status: ServerStatus = answer.json()?;
+    if json {
+        print_json(&(answer.text() + "\n"))?;
+    } else {
+        print_coloured(&text(&status), colour_of)?;
+    }
+    if status.ready {
+        Ok(())
+    } else {
+        Err(Problem::BadAnswer("the server is not ready".to_owned()))
     }
 }
 
 fn colour_of(line: &str) -> Option<u8> {
-    let starts = |texts: &[&str]| texts.iter().any(|text| line.starts_with(text));
-    if starts(&["  FAIL"]) || (starts(&["bosh-dns-xdp "]) && line.trim_end().ends_with("NOT READY"))
-    {
-        Some(RED)
-    } else if starts(&["  warn", "  note"])
-        || (starts(&["bosh-dns-xdp "]) && line.contains("degraded"))
-    {
-        Some(YELLOW)
-    } else if starts(&["bosh-dns-xdp "]) {
-        Some(GREEN)
-    } else {
-        None
+    if line.starts_with("bosh-dns-xdp ") {
+        return Some(if line.trim_end().ends_with("NOT READY") {
+            RED
+        } else if line.contains("degraded") {
+            YELLOW
+        } else {
+            GREEN
+        });
+    }
+    match line.get(..6)? {
+        "  FAIL" => Some(RED),
+        "  warn" | "  note" => Some(YELLOW),
+        _ => None,
     }
 }
 
@@ -133,12 +122,11 @@ fn text(status: &ServerStatus) -> String {
 }
 
 fn records_text(out: &mut String, records: &RecordsStatus) {
-    let version = records
-        .version
-        .map_or_else(|| "-".to_owned(), |version| version.to_string());
-    let age = records
-        .age_seconds
-        .map_or_else(|| "never".to_owned(), |age| duration(age) + " ago");
+    let version = or_dash(records.version);
+    let age = match records.age_seconds {
+        Some(age) => duration(age) + " ago",
+        None => "never".to_owned(),
+    };
     let _ = writeln!(
         out,
         "records     version {version}, read {age}: {} instances, {} aliases, domains {}",
@@ -172,16 +160,13 @@ fn certificates_text(out: &mut String, certificates: &[CertificateStatus]) {
         let left = certificate.not_after - seconds_since_1970();
         lines.line([
             certificate.purpose.clone(),
-            certificate
-                .subject
-                .clone()
-                .unwrap_or_else(|| "-".to_owned()),
+            or_dash(certificate.subject.as_ref()),
             if left > 0.0 {
                 duration(left)
             } else {
                 "EXPIRED".to_owned()
             },
-            certificate.error.clone().unwrap_or_else(|| "-".to_owned()),
+            or_dash(certificate.error.as_ref()),
         ]);
     }
     lines.add_to(out, 0);
@@ -207,16 +192,20 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
         "MOST BY",
         "REFUSED",
     ]);
-    for Budget { name, status } in budgets.iter().filter(|budget| budget.status.refused > 0) {
-        let most = status
-            .heaviest
-            .map(|(client, queries)| format!("{client} ({})", count(queries as u64)));
+    for Budget { name, status } in budgets {
+        if status.refused == 0 {
+            continue;
+        }
+        let most = match status.heaviest {
+            Some((client, queries)) => format!("{client} ({})", count(queries as u64)),
+            None => "-".to_owned(),
+        };
         lines.line([
             terminal::line(name).into_owned(),
             count(status.waiting as u64),
             count(status.limit as u64),
             count(status.clients as u64),
-            most.unwrap_or_else(|| "-".to_owned()),
+            most,
             count(status.refused),
         ]);
     }
@@ -241,9 +230,10 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
 }
 
 fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
-    let lease = fast_path
-        .lease_seconds
-        .map_or_else(|| "RUN OUT".to_owned(), duration);
+    let lease = match fast_path.lease_seconds {
+        Some(left) => duration(left),
+        None => "RUN OUT".to_owned(),
+    };
     let _ = writeln!(
         out,
         "fast path   {} names published, {} learned, {} negative, {} left to userspace; map {:.0} % full, \
@@ -280,33 +270,26 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         lines.line([
             program.name.to_string(),
             program.state.label().to_owned(),
-            program
-                .instructions
-                .map_or_else(|| "-".to_owned(), |number| count(number.into())),
-            program
-                .load_ms
-                .map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
+            or_dash(program.instructions.map(|number| count(number.into()))),
+            milliseconds(program.load_ms),
             program.why.clone().unwrap_or_default(),
         ]);
     }
     lines.add_to(out, 2);
-    for program in fast_path
-        .programs
-        .iter()
-        .filter(|program| !program.verifier.is_empty())
-    {
+    for program in &fast_path.programs {
+        if program.verifier.is_empty() {
+            continue;
+        }
         let _ = writeln!(out, "\n  the verifier's last lines on {}", program.name);
         for line in &program.verifier {
             let _ = writeln!(out, "    {line}");
         }
     }
     let mut lines = Table::new(&["OUTCOME", "PACKETS"]);
-    for (outcome, packets) in fast_path
-        .outcomes
-        .iter()
-        .filter(|(_, packets)| **packets > 0)
-    {
-        lines.line([outcome.clone(), count(*packets)]);
+    for (outcome, packets) in &fast_path.outcomes {
+        if *packets > 0 {
+            lines.line([outcome.clone(), count(*packets)]);
+        }
     }
     lines.add_to(out, 2);
 }
@@ -328,10 +311,10 @@ impl<'a> InterfaceGroup<'a> {
     /// Groups the interfaces in this state, largest group first.
     fn all(interfaces: &'a [InterfaceView], state: &str) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
-        for interface in interfaces
-            .iter()
-            .filter(|interface| interface.state == state)
-        {
+        for interface in interfaces {
+            if interface.state != state {
+                continue;
+            }
             let InterfaceView {
                 name,
                 hook,
@@ -383,10 +366,10 @@ fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
     for recursor in recursors {
         let mut failures: Vec<_> = recursor.failures.iter().collect();
         failures.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-        let mut reasons: Vec<String> = failures
-            .into_iter()
-            .map(|(reason, failed)| format!("{reason} {}", count(*failed)))
-            .collect();
+        let mut reasons = Vec::new();
+        for (reason, failed) in failures {
+            reasons.push(format!("{reason} {}", count(*failed)));
+        }
         if recursor.drops_edns {
             reasons.push("drops EDNS".to_owned());
         }
@@ -402,9 +385,7 @@ fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
             count(recursor.tries),
             count(recursor.failures.values().sum()),
             recursor.recent_failures.to_string(),
-            recursor
-                .latency_ms
-                .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            milliseconds(recursor.latency_ms),
             reasons.join(", "),
         ]);
     }
@@ -431,9 +412,7 @@ fn reloads_text(out: &mut String, status: &ServerStatus) {
                 kind.clone(),
                 result.to_owned(),
                 duration((now - event.time).max(0.0)) + " ago",
-                event
-                    .took_ms
-                    .map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
+                milliseconds(event.took_ms),
                 event.detail.clone(),
             ]);
         }

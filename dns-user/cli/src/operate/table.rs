@@ -1,6 +1,6 @@
 //! Formats tables and numbers for display.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use dns_core::terminal;
 use serde_json::Value;
@@ -13,19 +13,20 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(heading: &[&str]) -> Self {
-        Self {
-            lines: vec![heading.iter().map(|&text| text.to_owned()).collect()],
+        let mut cells = Vec::with_capacity(heading.len());
+        for &text in heading {
+            cells.push(text.to_owned());
         }
+        Self { lines: vec![cells] }
     }
 
     /// Adds a row; control characters are escaped, so that it stays on one line.
     pub(super) fn line(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.lines.push(
-            cells
-                .into_iter()
-                .map(|cell| terminal::line(&cell).into_owned())
-                .collect(),
-        );
+        let mut line = Vec::new();
+        for cell in cells {
+            line.push(terminal::line(&cell).into_owned());
+        }
+        self.lines.push(line);
     }
 
     /// Adds an empty line and the table, unless it has only a heading.
@@ -38,17 +39,13 @@ impl Table {
 
     /// Returns the table as text, each line indented by `indent` spaces.
     pub(super) fn text(&self, indent: usize) -> String {
-        let columns = self.lines.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            self.lines
-                .iter()
-                .filter_map(|line| line.get(column))
-                .map(|cell| cell.chars().count())
-                .max()
-        };
-        let widths: Vec<usize> = (0..columns)
-            .map(|column| width(column).unwrap_or(0))
-            .collect();
+        let mut widths: Vec<usize> = Vec::new();
+        for line in &self.lines {
+            widths.resize(widths.len().max(line.len()), 0);
+            for (cell, width) in line.iter().zip(&mut widths) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
         let mut text = String::new();
         for line in &self.lines {
             let mut out = " ".repeat(indent);
@@ -61,6 +58,19 @@ impl Table {
         }
         text
     }
+}
+
+/// Formats a value, or a dash in place of none.
+pub(super) fn or_dash(value: Option<impl Display>) -> String {
+    match value {
+        Some(value) => value.to_string(),
+        None => "-".to_owned(),
+    }
+}
+
+/// Formats a time in milliseconds, or a dash in place of none.
+pub(super) fn milliseconds(time: Option<f64>) -> String {
+    or_dash(time.map(|time| format!("{time:.1} ms")))
 }
 
 /// Formats a number with thousands separators: `12,345`.
@@ -124,33 +134,38 @@ pub(super) fn value(value: &Value, indent: usize) -> String {
             text
         }
         Value::Array(items) if !items.is_empty() && items.iter().all(is_flat_object) => {
-            let mut keys: Vec<&str> = Vec::new();
-            for item in items.iter().filter_map(Value::as_object) {
-                keys.extend(
-                    item.keys()
-                        .map(String::as_str)
-                        .filter(|key| !keys.contains(key))
-                        .collect::<Vec<_>>(),
-                );
-            }
-            let headings: Vec<String> = keys.iter().map(|key| key.replace('_', " ")).collect();
-            let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+            // Older and newer servers may leave out members.
+            let mut keys = Vec::new();
+            let mut headings = Vec::new();
             for item in items {
-                table.line(
-                    keys.iter()
-                        .map(|key| item.get(key).map_or_else(String::new, plain)),
-                );
+                for (key, _) in item.as_object().into_iter().flatten() {
+                    if !keys.contains(&key) {
+                        keys.push(key);
+                        headings.push(key.replace('_', " "));
+                    }
+                }
+            }
+            let mut table = Table {
+                lines: vec![headings],
+            };
+            for item in items {
+                let mut cells = Vec::new();
+                for &key in &keys {
+                    cells.push(item.get(key).map_or_else(String::new, plain));
+                }
+                table.line(cells);
             }
             table.text(indent)
         }
-        Value::Array(items) => items
-            .iter()
-            .map(|item| {
-                let text = self::value(item, indent + 2);
+        Value::Array(items) => {
+            let mut text = String::new();
+            for item in items {
+                let item = self::value(item, indent + 2);
                 // The first line starts with the dash.
-                format!("{:indent$}- {}", "", text.trim_start())
-            })
-            .collect(),
+                text.push_str(&format!("{:indent$}- {}", "", item.trim_start()));
+            }
+            text
+        }
         other => format!("{:indent$}{}\n", "", plain(other)),
     }
 }

@@ -60,23 +60,19 @@ impl States {
         let config = &fleet.config;
         let state = fleet.state(health.states());
         let identity = Arc::new(Identity::of_this_host(config.identity));
-        let server = |compat: Compat| {
-            SocketlessServer::new(
-                state.clone(),
-                identity.clone(),
-                compat,
-                Cookies::new(&config.cookies),
-            )
-        };
+        let [configured, compatible] = [config.compat, Compat::REFERENCE].map(|compat: Compat| {
+            let cookies = Cookies::new(&config.cookies);
+            SocketlessServer::new(state.clone(), identity.clone(), compat, cookies)
+        });
         let snapshot = fleet.snapshot();
-        let addresses = snapshot
-            .instances()
-            .filter_map(|instance| instance.ip)
-            .collect();
+        let mut addresses = HashSet::new();
+        for instance in snapshot.instances() {
+            addresses.extend(instance.ip);
+        }
         let new = State {
             until: None,
-            configured: server(config.compat),
-            compatible: server(Compat::REFERENCE),
+            configured,
+            compatible,
             snapshot,
             addresses,
             former_handlers: fleet.former_handlers().clone(),
@@ -85,7 +81,7 @@ impl States {
         let now = Instant::now();
         if let Some(last) = states.front_mut() {
             last.until = Some(now);
-            // Only those of the current state are asked for.
+            // Only the addresses of the current state are asked for.
             last.addresses = HashSet::new();
         }
         states.push_front(new);
@@ -107,7 +103,7 @@ impl States {
     }
 }
 
-/// Our server.
+/// The server of this program, without sockets.
 pub(super) struct OurServer {
     states: States,
     health: FollowedHealth,

@@ -96,32 +96,26 @@ impl Model {
 
     pub(super) fn update(&mut self, status: ServerStatus) {
         let seconds = self.read_at.elapsed().as_secs_f64().max(0.001);
-        // A restarted server counts from zero.
-        let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
         let new = &status.replies;
         let old = &self.status.replies;
         let mut rates = Rates {
-            fast: rate(new.fast, old.fast),
-            userspace: rate(new.userspace, old.userspace),
-            external: rate(new.external, old.external),
+            fast: per_second(new.fast, old.fast, seconds),
+            userspace: per_second(new.userspace, old.userspace, seconds),
+            external: per_second(new.external, old.external, seconds),
             ..Rates::default()
         };
         if let (Some(new), Some(old)) = (&status.fast_path, &self.status.fast_path) {
             for (outcome, packets) in &new.outcomes {
                 let before = old.outcomes.get(outcome).copied().unwrap_or(0);
-                rates
-                    .outcomes
-                    .insert(outcome.clone(), rate(*packets, before));
+                let rate = per_second(*packets, before, seconds);
+                rates.outcomes.insert(outcome.clone(), rate);
             }
             for interface in &new.interfaces {
-                let before = old
-                    .interfaces
-                    .iter()
-                    .find(|other| other.name == interface.name);
+                let mut known = old.interfaces.iter();
+                let before = known.find(|other| other.name == interface.name);
                 let before = before.map_or(0, |other| other.replies);
-                rates
-                    .interfaces
-                    .insert(interface.name.clone(), rate(interface.replies, before));
+                let rate = per_second(interface.replies, before, seconds);
+                rates.interfaces.insert(interface.name.clone(), rate);
             }
         }
         if self.history.len() == HISTORY {
@@ -173,11 +167,14 @@ impl Model {
         allow(dead_code, reason = "only the screen shows it")
     )]
     pub(super) fn refused(&self, client: IpAddr) -> u64 {
-        let limited = self.status.overload.limited();
-        let of_client = limited
-            .iter()
-            .filter(|(_, limited)| limited.client == client_of(client));
-        of_client.map(|(_, limited)| limited.refused).sum()
+        let mut refused = 0;
+        for (_, limited) in self.status.overload.limited() {
+            // A network of IPv6 counts as one client.
+            if limited.client == client_of(client) {
+                refused += limited.refused;
+            }
+        }
+        refused
     }
 
     pub(super) fn clients(&self) -> Vec<Ranked<'_, IpAddr>> {
@@ -262,26 +259,15 @@ impl Model {
     }
 
     pub(super) fn json(&self) -> String {
-        let names: Vec<Value> = self
-            .names()
-            .into_iter()
-            .map(|Ranked { key: (name, query_type), queries, per_second }| {
-                json!({
-                    "name": name, "type": query_type, "fast": queries.fast, "userspace": queries.userspace,
-                    "lines": queries.lines, "queries_per_second": per_second, "relative_error": queries.relative_error(),
-                })
-            })
-            .collect();
-        let clients: Vec<Value> = self
-            .clients()
-            .into_iter()
-            .map(|Ranked { key: client, queries, per_second }| {
-                json!({
-                    "client": client, "fast": queries.fast, "userspace": queries.userspace,
-                    "lines": queries.lines, "queries_per_second": per_second, "relative_error": queries.relative_error(),
-                })
-            })
-            .collect();
+        let mut names = Vec::new();
+        for ranked in self.names() {
+            let (name, query_type) = ranked.key;
+            names.push(ranked.json(json!({ "name": name, "type": query_type })));
+        }
+        let mut clients = Vec::new();
+        for ranked in self.clients() {
+            clients.push(ranked.json(json!({ "client": ranked.key })));
+        }
         let Rates {
             fast,
             userspace,
@@ -303,20 +289,23 @@ impl Model {
     /// Returns the reasons for which recent queries were passed to userspace, most frequent first.
     /// Packets that are not queries to this server are excluded.
     pub(super) fn misses(&self) -> Vec<(&str, f64)> {
-        let mut misses: Vec<(&str, f64)> = self
-            .rates
-            .outcomes
-            .iter()
-            .filter(|(outcome, rate)| {
-                let is_miss = !outcome.starts_with("hit")
-                    && !matches!(outcome.as_str(), "not_ours" | "response");
-                is_miss && **rate > 0.0
-            })
-            .map(|(outcome, rate)| (outcome.as_str(), *rate))
-            .collect();
+        let mut misses: Vec<(&str, f64)> = Vec::new();
+        for (outcome, &rate) in &self.rates.outcomes {
+            let is_miss =
+                !outcome.starts_with("hit") && !matches!(outcome.as_str(), "not_ours" | "response");
+            if is_miss && rate > 0.0 {
+                misses.push((outcome, rate));
+            }
+        }
         misses.sort_by(|one, other| other.1.total_cmp(&one.1));
         misses
     }
+}
+
+/// Returns the rate of a counter.
+fn per_second(new: u64, old: u64, seconds: f64) -> f64 {
+    // A restarted server counts from zero.
+    new.saturating_sub(old) as f64 / seconds
 }
 
 /// Formats a rate; whole numbers from 10 on.
@@ -378,26 +367,38 @@ impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
 
     /// Returns all keys, most frequent first. `rate` is the total rate in queries per second.
     fn ranked(&self, rate: f64) -> Vec<Ranked<'_, K>> {
-        let mut ranked: Vec<(&K, QueryCount)> = self
-            .counts
-            .iter()
-            .map(|(key, queries)| (key, *queries))
-            .collect();
-        ranked.sort_by(|(key, queries), (other_key, other)| {
-            other
-                .total()
-                .cmp(&queries.total())
-                .then_with(|| key.cmp(other_key))
-        });
         let per_query = rate / self.total.max(1) as f64;
-        ranked
-            .into_iter()
-            .map(|(key, queries)| Ranked {
+        let mut ranked = Vec::with_capacity(self.counts.len());
+        for (key, &queries) in &self.counts {
+            ranked.push(Ranked {
                 key,
                 queries,
                 per_second: queries.total() as f64 * per_query,
-            })
-            .collect()
+            });
+        }
+        // Equally frequent keys keep their places from one update to the next.
+        ranked.sort_by(|one, other| {
+            let by_count = other.queries.total().cmp(&one.queries.total());
+            by_count.then_with(|| one.key.cmp(other.key))
+        });
+        ranked
+    }
+}
+
+impl<K> Ranked<'_, K> {
+    /// Adds the counts to an object that names the key.
+    fn json(&self, mut named: Value) -> Value {
+        let QueryCount {
+            fast,
+            userspace,
+            lines,
+        } = self.queries;
+        named["fast"] = json!(fast);
+        named["userspace"] = json!(userspace);
+        named["lines"] = json!(lines);
+        named["queries_per_second"] = json!(self.per_second);
+        named["relative_error"] = json!(self.queries.relative_error());
+        named
     }
 }
 
