@@ -109,14 +109,11 @@ struct Clocks {
 
 impl Clocks {
     fn now() -> Self {
-        let read = |clock| {
-            clock_gettime(clock)
-                .expect("every Linux kernel since 2.6.39 has both clocks")
-                .into()
-        };
+        let [boot, monotonic] =
+            [ClockId::CLOCK_BOOTTIME, ClockId::CLOCK_MONOTONIC].map(clock_gettime);
         Self {
-            boot: read(ClockId::CLOCK_BOOTTIME),
-            monotonic: read(ClockId::CLOCK_MONOTONIC),
+            boot: boot.expect("Linux has it since 2.6.39").into(),
+            monotonic: monotonic.expect("Linux has it since 2.6").into(),
         }
     }
 

@@ -290,19 +290,14 @@ fn uid_of(local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
     let mut reply = [0; MAX_REPLY];
     let length = socket.read(&mut reply)?;
     let reply = &reply[..length];
-    let field = |at: usize| {
-        reply
-            .get(at..at + 4)
-            .and_then(|bytes| bytes.try_into().ok())
-    };
-    let kind = reply
-        .get(4..6)
-        .and_then(|bytes| bytes.try_into().ok())
-        .map(u16::from_ne_bytes);
-    match (kind, field(HEADER + UID)) {
-        (Some(SOCK_DIAG_BY_FAMILY), Some(uid)) => Ok(u32::from_ne_bytes(uid)),
-        _ => Err(io::ErrorKind::NotFound.into()),
+    // Any other kind is NLMSG_ERROR: the socket is closed.
+    if reply.get(4..6) == Some(&SOCK_DIAG_BY_FAMILY.to_ne_bytes()[..])
+        && let Some(rest) = reply.get(HEADER + UID..)
+        && let Some(uid) = rest.first_chunk()
+    {
+        return Ok(u32::from_ne_bytes(*uid));
     }
+    Err(io::ErrorKind::NotFound.into())
 }
 
 /// Builds an `inet_diag_req_v2` for exactly this socket, with its `nlmsghdr`.

@@ -10,7 +10,7 @@ use url::Url;
 /// Maximum number of characters that are shown of a peer's text.
 pub const MAX_TEXT: usize = 300;
 
-/// What is shown of a secret.
+/// The text that is shown in place of a secret.
 const MASK: &str = "***";
 
 /// Returns a peer's text for a log or a terminal: at most [`MAX_TEXT`] characters, on one line, with escaped
@@ -54,7 +54,7 @@ pub fn redacted_text(text: &str) -> String {
         && url.has_host()
     {
         let shown = redacted(&url);
-        // The standard form of a URL without a path ends with a slash, which nobody wrote.
+        // The standard form of a URL without a path ends with a slash that is not in the configuration.
         let is_added = url.path() == "/" && url.query().is_none() && !text.ends_with('/');
         return if is_added {
             shown.trim_end_matches('/').to_owned()

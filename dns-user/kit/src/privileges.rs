@@ -20,7 +20,7 @@ const ATTACHING: [Capability; 3] = [
     Capability::CAP_PERFMON,
 ];
 
-/// Drops all capabilities but CAP_NET_RAW, unless running as root, whose report may go into anybody's folder.
+/// Drops all capabilities but CAP_NET_RAW, unless running as root, who may write a report into any user's folder.
 pub fn keep_for_watching() -> anyhow::Result<()> {
     if Uid::effective().is_root() {
         return Ok(());
@@ -71,21 +71,23 @@ fn become_user(user: &User, needed: &CapsHashSet) -> anyhow::Result<()> {
             user.name
         );
     }
-    let failed = |what| move |reason: nix::Error| anyhow!("xdp.user: {what}: {reason}");
     // Dropping from the bounding set requires root.
     shrink_bounding_set(needed)?;
     // Permitted capabilities survive the switch, effective ones do not.
-    nix::sys::prctl::set_keepcaps(true).map_err(failed("keeping capabilities"))?;
-    let group_list = unistd::getgrouplist(
-        &std::ffi::CString::new(user.name.as_str()).unwrap_or_default(),
-        user.gid,
-    )
-    .map_err(failed("reading its groups"))?;
-    unistd::setgroups(&group_list).map_err(failed("setting its groups"))?;
-    unistd::setresgid(user.gid, user.gid, user.gid).map_err(failed("setting its group"))?;
-    unistd::setresuid(user.uid, user.uid, user.uid).map_err(failed("setting the user"))?;
-    nix::sys::prctl::set_keepcaps(false).map_err(failed("keeping capabilities"))?;
+    nix::sys::prctl::set_keepcaps(true).map_err(step("keeping capabilities"))?;
+    let name = std::ffi::CString::new(user.name.as_str()).unwrap_or_default();
+    let group_list = unistd::getgrouplist(&name, user.gid).map_err(step("reading its groups"))?;
+    // Groups before the user, who may not set them.
+    unistd::setgroups(&group_list).map_err(step("setting its groups"))?;
+    unistd::setresgid(user.gid, user.gid, user.gid).map_err(step("setting its group"))?;
+    unistd::setresuid(user.uid, user.uid, user.uid).map_err(step("setting the user"))?;
+    nix::sys::prctl::set_keepcaps(false).map_err(step("keeping capabilities"))?;
     keep_only(needed)
+}
+
+/// Returns the error of a step of the switch.
+fn step(what: &str) -> impl FnOnce(nix::Error) -> anyhow::Error {
+    move |reason| anyhow!("xdp.user: {what}: {reason}")
 }
 
 /// Removes all other capabilities from the bounding set, so that no executed program gains them.

@@ -53,7 +53,7 @@ pub mod memory {
             // Idle connections end some seconds after the burst.
             if has_grown || self.is_returned {
                 give_back();
-                // What is left is in use.
+                // The rest is in use.
                 self.least = anonymous();
             } else {
                 self.least = self.least.min(before);
@@ -164,11 +164,11 @@ pub mod priority {
 
 /// Waits for SIGTERM or SIGINT.
 pub async fn until_ended() {
-    let (Ok(mut terminate), Ok(mut interrupt)) = (
-        signal(SignalKind::terminate()),
-        signal(SignalKind::interrupt()),
-    ) else {
-        // Without handlers, the default action of the signals ends the process.
+    // Without handlers, the default action of the signals ends the process.
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return future::pending().await;
+    };
+    let Ok(mut interrupt) = signal(SignalKind::interrupt()) else {
         return future::pending().await;
     };
     tokio::select! {

@@ -82,17 +82,14 @@ impl EachSecond {
     /// Counts an event in a second; returns `false`, and does not count it, after `max` of them.
     pub fn take(&self, max: u32, second: u32) -> bool {
         let second = u64::from(second) << 32;
-        let count = |counted: u64| {
-            let before = if counted >> 32 == second >> 32 {
-                counted & u64::from(u32::MAX)
-            } else {
-                0
-            };
-            (before < u64::from(max)).then_some(second | (before + 1))
-        };
-        self.counted
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
-            .is_ok()
+        let counted = self
+            .counted
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |counted| {
+                let is_same = counted >> 32 == second >> 32;
+                let before = if is_same { counted as u32 } else { 0 };
+                (before < max).then_some(second | (u64::from(before) + 1))
+            });
+        counted.is_ok()
     }
 }
 

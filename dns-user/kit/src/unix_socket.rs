@@ -45,7 +45,6 @@ pub struct Access {
 /// Listens at `path`, replacing an existing socket. A missing folder is created, writable only by this
 /// process's user. A folder that users other than root, this one and `trusted` can write to is rejected.
 pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixListener> {
-    let Access { user, group } = access;
     let (folder, name) = match (path.parent(), path.file_name()) {
         (Some(folder), Some(name)) => (
             if folder.as_os_str().is_empty() {
@@ -83,45 +82,47 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         Ok(()) | Err(Errno::ENOENT) => {}
         Err(error) => return Err(error.into()),
     }
-    let put = || -> io::Result<OwnedFd> {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        // bind(2) derives the file's mode from the socket's (undocumented in unix(7); since Linux
-        // 2.6).
-        fchmod(&listener, Mode::S_IRUSR | Mode::S_IWUSR)?;
-        bind_in(&folder, &part, &listener, group)?;
-        let bound = openat(
-            &folder,
-            &*part,
-            OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
-            Mode::empty(),
-        )?;
-        let found = fstat(&bound)?;
-        if kind(&found) != SFlag::S_IFSOCK || found.st_nlink != 1 {
-            return Err(io::Error::other("was replaced by another file immediately"));
-        }
-        // Setting the group by the file system id needs root; group membership suffices for
-        // changing it afterwards.
-        if let Some(group) = group.filter(|group| group.as_raw() != found.st_gid) {
-            fchownat(&bound, "", None, Some(group), AtFlags::AT_EMPTY_PATH)?;
-        }
-        if group.is_some() {
-            // bind(2) applies the umask, which threads share: it is not changed for this. Only the new owner
-            // could change the mode later.
-            fs::set_permissions(place(&bound), Permissions::from_mode(0o660))?;
-        }
-        if let Some(user) = user.filter(|user| user.as_raw() != found.st_uid) {
-            fchownat(&bound, "", Some(user), None, AtFlags::AT_EMPTY_PATH)?;
-        }
-        listen(&listener, Backlog::MAXCONN)?;
-        renameat(&folder, &*part, &folder, name)?;
-        Ok(listener)
-    };
-    let listener = put().inspect_err(|_| {
+    let listener = put(&folder, &part, name, access).inspect_err(|_| {
         // Clean up; the first error is the one to report.
         let _ = unlinkat(&folder, &*part, UnlinkatFlags::NoRemoveDir);
     })?;
     Ok(UnixListener::from(listener))
+}
+
+/// Listens at `part` in a folder, with the rights of `access`, and renames it to `name`.
+fn put(folder: &OwnedFd, part: &OsStr, name: &OsStr, access: Access) -> io::Result<OwnedFd> {
+    let Access { user, group } = access;
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    // bind(2) derives the file's mode from the socket's (undocumented in unix(7); since Linux 2.6).
+    fchmod(&listener, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    bind_in(folder, part, &listener, group)?;
+    let bound = openat(
+        folder,
+        part,
+        OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )?;
+    let found = fstat(&bound)?;
+    if kind(&found) != SFlag::S_IFSOCK || found.st_nlink != 1 {
+        return Err(io::Error::other("was replaced by another file immediately"));
+    }
+    // Setting the group by the file system id needs root; group membership suffices for
+    // changing it afterwards.
+    if let Some(group) = group.filter(|group| group.as_raw() != found.st_gid) {
+        fchownat(&bound, "", None, Some(group), AtFlags::AT_EMPTY_PATH)?;
+    }
+    if group.is_some() {
+        // bind(2) applies the umask, which threads share: it is not changed for this. Only the new owner
+        // could change the mode later.
+        fs::set_permissions(place(&bound), Permissions::from_mode(0o660))?;
+    }
+    if let Some(user) = user.filter(|user| user.as_raw() != found.st_uid) {
+        fchownat(&bound, "", Some(user), None, AtFlags::AT_EMPTY_PATH)?;
+    }
+    listen(&listener, Backlog::MAXCONN)?;
+    renameat(folder, part, folder, name)?;
+    Ok(listener)
 }
 
 /// Binds in an open folder; the socket file is created with `group`.

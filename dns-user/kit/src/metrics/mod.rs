@@ -331,16 +331,20 @@ impl Stat {
         // The name, the second field, is in parentheses and may contain any character.
         let (_, rest) = text.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // The manual counts from 1, and the first field here is the third.
-        let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
         Some(Self {
-            cpu: field(14)? + field(15)?,
-            threads: field(20)?,
-            start: field(22)?,
-            virtual_memory: field(23)?,
-            resident_pages: field(24)?,
+            cpu: field(&fields, 14)? + field(&fields, 15)?,
+            threads: field(&fields, 20)?,
+            start: field(&fields, 22)?,
+            virtual_memory: field(&fields, 23)?,
+            resident_pages: field(&fields, 24)?,
         })
     }
+}
+
+/// Returns a field by its number in proc_pid_stat(5), without the first two.
+fn field(fields: &[&str], number: usize) -> Option<f64> {
+    // The manual counts from 1.
+    fields.get(number - 3)?.parse().ok()
 }
 
 /// Returns the time of the machine's start in seconds since 1970.

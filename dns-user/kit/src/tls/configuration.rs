@@ -40,14 +40,14 @@ pub enum ServerTrust {
     Verifier(ServerVerifier),
 }
 
-/// What a client presents to a server that asks for a certificate.
+/// The certificate that a client presents to a server that asks for one.
 #[derive(Debug)]
 pub enum ClientIdentity {
-    /// Nothing.
+    /// No certificate.
     Anonymous,
     /// A certificate, with those above it, and its key.
     Pair(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
-    /// What is right at the time of the handshake.
+    /// The certificate that is right at the time of the handshake.
     Resolver(Arc<dyn ResolvesClientCert>),
 }
 
