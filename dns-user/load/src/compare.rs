@@ -108,14 +108,14 @@ impl Compare {
             servers,
             output: Output::new(self.json, Some(all_turns))?,
             looks: looks(most_blocks),
-            pairs: Vec::new(),
+            turns: [Vec::new(), Vec::new()],
             prepared: &prepared,
         };
         let generator = &prepared.generator;
         let ended = generator.during(&|| Ok(()), || course.measure())?;
         course.output.finish();
         if let Some(file) = &self.plot {
-            write(file, plot::over_turns(&course.pairs)?)?;
+            write(file, plot::over_turns(&course.turns)?)?;
         }
         let comparison = course.comparison(ended);
         if self.json {
@@ -178,8 +178,8 @@ struct Course<'a> {
     output: Output,
     looks: Vec<u32>,
     prepared: &'a Prepared,
-    /// Turns of both servers, two pairs for each complete block.
-    pairs: Vec<[Report; 2]>,
+    /// Turns of each server, two in each complete block.
+    turns: [Vec<Report>; 2],
 }
 
 impl Course<'_> {
@@ -190,42 +190,33 @@ impl Course<'_> {
                 return Ok(End::Interrupted);
             }
         }
+        let mut blocks = 0;
         for look in self.looks.clone() {
-            while self.pairs.len() < 2 * look as usize {
-                let Some(pairs) = self.block()? else {
+            while blocks < look {
+                if !self.block(blocks)? {
                     return Ok(End::Interrupted);
-                };
-                self.pairs.extend(pairs);
+                }
+                blocks += 1;
             }
-            let comparison = self.comparison(End::Turns);
-            if self.options.is_precise(&comparison) {
+            if self.options.is_precise(&self.comparison(End::Turns)) {
                 return Ok(End::Precise);
             }
         }
         Ok(End::Turns)
     }
 
-    /// Measures a block; `None` if a signal ended it.
-    fn block(&mut self) -> Result<Option<[[Report; 2]; 2]>> {
-        let begins_with = self.pairs.len() / 2 % 2;
-        let mut turns = [Vec::new(), Vec::new()];
+    /// Measures a block, and returns whether no signal ended it.
+    fn block(&mut self, number: u32) -> Result<bool> {
+        let begins_with = number as usize % 2;
         for place in BLOCK {
             let server = (begins_with + place) % 2;
             let Some(report) = self.turn(server)? else {
-                return Ok(None);
+                return Ok(false);
             };
             self.show(server, &report)?;
-            turns[server].push(report);
+            self.turns[server].push(report);
         }
-        let [first, second] = turns;
-        let mut pairs = first
-            .into_iter()
-            .zip(second)
-            .map(|(one, other)| [one, other]);
-        Ok(pairs
-            .next()
-            .zip(pairs.next())
-            .map(|(one, other)| [one, other]))
+        Ok(true)
     }
 
     /// Measures a turn; `None` if a signal ended it.
@@ -271,7 +262,7 @@ impl Course<'_> {
             kind: "comparison",
             first: self.servers[0],
             second: self.servers[1],
-            turns: self.pairs.len(),
+            turns: self.turns[0].len().min(self.turns[1].len()),
             received: self.ratio(|report| Some(report.received_per_second)),
             p50: self.ratio(|report| Some(report.latency?.p50)),
             p99: self.ratio(|report| Some(report.latency?.p99)),
@@ -283,20 +274,28 @@ impl Course<'_> {
     fn ratio(&self, figure: fn(&Report) -> Option<f64>) -> Option<Ratio> {
         // Each look has its part of the error (Bonferroni).
         let max_error = MAX_ERROR / self.looks.len() as f64;
-        Ratio::of(&blocks(&self.pairs, figure), max_error)
+        Ratio::of(&blocks(&self.turns, figure), max_error)
     }
 }
 
 /// Returns the sums of a figure of both servers in each block in which all turns have it.
-fn blocks(pairs: &[[Report; 2]], figure: fn(&Report) -> Option<f64>) -> Vec<[f64; 2]> {
+fn blocks(turns: &[Vec<Report>; 2], figure: fn(&Report) -> Option<f64>) -> Vec<[f64; 2]> {
     let mut blocks = Vec::new();
-    for block in pairs.chunks_exact(2) {
-        let sum = |server: usize| Some(figure(&block[0][server])? + figure(&block[1][server])?);
-        if let (Some(first), Some(second)) = (sum(0), sum(1)) {
+    let [first, second] = turns;
+    for (first, second) in first.chunks_exact(2).zip(second.chunks_exact(2)) {
+        if let (Some(first), Some(second)) = (sum(first, figure), sum(second, figure)) {
             blocks.push([first, second]);
         }
     }
     blocks
+}
+
+fn sum(turns: &[Report], figure: fn(&Report) -> Option<f64>) -> Option<f64> {
+    let mut sum = 0.0;
+    for turn in turns {
+        sum += figure(turn)?;
+    }
+    Some(sum)
 }
 
 impl Comparison {
@@ -338,17 +337,16 @@ mod tests {
     fn blocks_are_free_of_drift() {
         let received = |report: &Report| Some(report.received_per_second);
         // Turn by turn 40 queries fewer, in the order first, second, second, first.
-        let block = [
-            [report(1000, 400), report(1000, 360)],
-            [report(1000, 280), report(1000, 320)],
+        let mut turns = [
+            vec![report(1000, 400), report(1000, 280)],
+            vec![report(1000, 360), report(1000, 320)],
         ];
-        assert_eq!(blocks(&block, received), [[340.0, 340.0]]);
-        // Half a block is none, and neither is one without latencies.
-        assert_eq!(blocks(&block[..1], received), [[0.0; 2]; 0]);
-        assert_eq!(
-            blocks(&block, |report| Some(report.latency?.p50)),
-            [[0.0; 2]; 0]
-        );
+        assert_eq!(blocks(&turns, received), [[340.0, 340.0]]);
+        // A block without latencies is none, and neither is half of one.
+        let p50 = |report: &Report| Some(report.latency?.p50);
+        assert_eq!(blocks(&turns, p50), [[0.0; 2]; 0]);
+        turns[1].pop();
+        assert_eq!(blocks(&turns, received), [[0.0; 2]; 0]);
     }
 
     #[test]

@@ -54,8 +54,8 @@ const RUNS: u32 = u32::MAX;
 /// Time of a recorded load for its last replies, and for its end to be noticed.
 const RECORDED_LONGER: Duration = Duration::from_secs(2);
 
-/// Bits of the nanoseconds of the shortest moment that is recorded, about a tenth of a millisecond.
-const MIN_MOMENT_BITS: u64 = 17;
+/// Bits of the nanoseconds of the shortest moment that is recorded, about a sixteenth of a millisecond.
+const MIN_MOMENT_BITS: u64 = 16;
 
 /// Maximum number of moments; those of long loads are longer.
 const MAX_MOMENTS: u64 = 1 << 18;

@@ -74,14 +74,22 @@ impl Drops {
             }
             // Received: bytes, packets, errs, drop, fifo, frame, compressed, multicast; then the same of sent ones.
             let fields: Vec<u64> = fields.split_whitespace().flat_map(str::parse).collect();
-            let at = |index: usize| fields.get(index).copied().unwrap_or(0);
             return Self {
-                received: at(3) + at(4),
-                sent: at(11) + at(12),
+                received: sum_of(&fields, [3, 4]),
+                sent: sum_of(&fields, [11, 12]),
             };
         }
         Self::default()
     }
+}
+
+/// Returns the sum of two fields; one that is missing is 0.
+fn sum_of(fields: &[u64], places: [usize; 2]) -> u64 {
+    let mut sum = 0;
+    for place in places {
+        sum += fields.get(place).copied().unwrap_or(0);
+    }
+    sum
 }
 
 /// All losses that an interface has counted.
@@ -104,11 +112,11 @@ impl Losses {
                 of_driver.insert(name.clone(), more);
             }
         }
-        let (now, before) = (self.drops, earlier.drops);
+        let before = earlier.drops;
         Self {
             drops: Drops {
-                received: now.received.saturating_sub(before.received),
-                sent: now.sent.saturating_sub(before.sent),
+                received: self.drops.received.saturating_sub(before.received),
+                sent: self.drops.sent.saturating_sub(before.sent),
             },
             of_driver,
         }

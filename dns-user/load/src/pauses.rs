@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 /// Length of a pause at least. A server that is too slow takes its queries in batches, which are shorter.
-const MIN_LENGTH: Duration = Duration::from_micros(250);
+const MIN_LENGTH: Duration = Duration::from_micros(125);
 
 /// Queries without a reply that a pause has at least: a single lost one is none.
 const MIN_UNANSWERED: u64 = 10;
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn pause_takes_some_time() {
         let received = [100, 0, 0, 100, 0, 100];
-        for (length, expected) in [(100, 0), (124, 0), (125, 1), (249, 1), (250, 2)] {
+        for (length, expected) in [(50, 0), (62, 0), (63, 1), (124, 1), (125, 2)] {
             let found = Pauses::of(&moments(&received), Duration::from_micros(length));
             assert_eq!(found.count, expected, "{length}");
         }

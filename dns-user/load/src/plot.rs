@@ -41,13 +41,13 @@ pub(crate) fn over_rates(trials: &[Report]) -> Result<String> {
 }
 
 /// Draws the turns of two servers.
-pub(crate) fn over_turns(pairs: &[[Report; 2]]) -> Result<String> {
+pub(crate) fn over_turns(turns: &[Vec<Report>; 2]) -> Result<String> {
     let names = ["first", "second"];
     let mut rates = names.map(Line::new);
     let mut p50 = names.map(Line::new);
     let mut p99 = names.map(Line::new);
-    for (turn, pair) in (1..).map(f64::from).zip(pairs) {
-        for (server, report) in pair.iter().enumerate() {
+    for (server, reports) in turns.iter().enumerate() {
+        for (turn, report) in (1..).map(f64::from).zip(reports) {
             rates[server]
                 .points
                 .push((turn, report.received_per_second));
@@ -62,7 +62,7 @@ pub(crate) fn over_turns(pairs: &[[Report; 2]]) -> Result<String> {
         Panel::new("p50 in µs", p50),
         Panel::new("p99 in µs", p99),
     ];
-    draw("pair of turns", &panels)
+    draw("turn of each", &panels)
 }
 
 fn of_loads(places: &[f64], reports: &[Report]) -> [Panel; 3] {
@@ -208,8 +208,8 @@ mod tests {
         ] {
             assert!(svg.contains(text), "{text:?}: {svg}");
         }
-        let turns = over_turns(&[[report(1000, 900), report(1000, 800)]]).unwrap();
-        assert!(turns.contains("pair of turns") && turns.contains("second"));
+        let turns = over_turns(&[vec![report(1000, 900)], vec![report(1000, 800)]]).unwrap();
+        assert!(turns.contains("turn of each") && turns.contains("second"));
         assert_eq!(grouped(&1_234_567.0), "1,234,567");
         assert_eq!(grouped(&(0.1 + 0.2)), "0.3");
         assert!(over_rates(&[]).unwrap().contains("wanted queries/s"));
@@ -255,7 +255,7 @@ mod tests {
             over_rates(&[slow.clone(), fast.clone()]).unwrap()
         );
         assert!(ends(&unordered, "9"), "{unordered}");
-        let turns = over_turns(&[[slow.clone(), fast.clone()], [fast, slow]]).unwrap();
+        let turns = over_turns(&[vec![slow.clone(), fast.clone()], vec![fast, slow]]).unwrap();
         assert!(ends(&turns, "2") && turns.contains("p50 in µs"), "{turns}");
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Search {
     /// Highest loss of a rate that holds, in percent.
     #[arg(long, default_value_t = 0.1, value_parser = percent)]
     max_loss: f64,
-    /// Maximum share of the time, in percent, of pauses whose losses do not count: a pause is a quarter of a millisecond or longer
+    /// Maximum share of the time, in percent, of pauses whose losses do not count: a pause is an eighth of a millisecond or longer
     /// in which the server answers nothing, or a millisecond in which the generator has no CPU. With 0 every loss counts, as in RFC 2544.
     #[arg(long, default_value_t = 10.0, value_parser = percent)]
     max_pauses: f64,
