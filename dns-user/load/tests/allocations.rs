@@ -1,11 +1,6 @@
 //! The generator allocates nothing for a query.
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use dns_load::{
@@ -16,32 +11,8 @@ use test_lab::{
     lab::{CLIENT_INTERFACE, Lab, SERVER_INTERFACE},
     process::wait_until,
 };
+use test_support::allocations::Counting;
 use whole_system_tests::requirements;
-
-/// Counts the allocations of threads that generate load.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-thread_local! {
-    static IS_COUNTED: Cell<bool> = const { Cell::new(false) };
-}
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if IS_COUNTED.get() {
-            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -81,7 +52,7 @@ fn queries_need_no_allocation() -> Result<()> {
         let generator = Generator::new(&settings)?;
         generator.order(Load::Saturate, generator.whole())?;
         let count = || -> Result<()> {
-            IS_COUNTED.set(true);
+            Counting::count_thread();
             Ok(())
         };
         generator.during(&count, || {
@@ -93,7 +64,7 @@ fn queries_need_no_allocation() -> Result<()> {
         })?;
         generator.counts()
     })??;
-    let allocations = ALLOCATIONS.load(Ordering::Relaxed);
+    let allocations = Counting::take();
     ensure!(
         (1..=MAX_ALLOCATIONS).contains(&allocations),
         "{allocations} allocations for {} queries",

@@ -2,16 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot run has failed")]
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    net::UdpSocket,
-    sync::{
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc,
-    },
-    thread,
-    time::Duration,
-};
+use std::{net::UdpSocket, sync::mpsc, thread, time::Duration};
 
 use dns_core::{
     config::Config,
@@ -19,28 +10,7 @@ use dns_core::{
 };
 use dns_upstream::{Answer as _, NoInterfaces, OwnAddresses, Upstream, WaitingQuery};
 use futures_util::future::BoxFuture;
-
-/// Counts the allocations of all threads.
-struct Counting;
-
-static IS_COUNTED: AtomicBool = AtomicBool::new(false);
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if IS_COUNTED.load(Ordering::Relaxed) {
-            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use test_support::allocations::Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -75,8 +45,7 @@ fn misses_take_few_allocations() {
         let (replies, received) = mpsc::sync_channel(1);
         for (number, query) in queries.iter().enumerate() {
             if number == WARM_UP {
-                ALLOCATIONS.store(0, Ordering::Relaxed);
-                IS_COUNTED.store(true, Ordering::Relaxed);
+                Counting::count_all(true);
             }
             let Parsed::Query(query) = parse(query) else {
                 panic!("a query of our own making");
@@ -88,8 +57,8 @@ fn misses_take_few_allocations() {
             let (id, is_answer) = received.recv_timeout(Duration::from_secs(60)).unwrap();
             assert!(id == query.id && is_answer);
         }
-        IS_COUNTED.store(false, Ordering::Relaxed);
-        let allocations = ALLOCATIONS.load(Ordering::Relaxed);
+        Counting::count_all(false);
+        let allocations = Counting::take();
         let all = most * QUERIES as u64;
         assert!(
             allocations <= all + OTHERS,

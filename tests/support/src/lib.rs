@@ -1,5 +1,6 @@
 //! Help for tests of several crates.
 
+pub mod allocations;
 #[cfg(feature = "pages")]
 pub mod command_page;
 pub mod forwarded;
