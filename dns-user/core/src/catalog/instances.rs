@@ -8,7 +8,8 @@ use std::sync::{Arc, Weak};
 use smallvec::SmallVec;
 
 use super::columns::{
-    Column, Dictionary, Edits, NO_VALUE, Piece, Postings, Renumbering, Row, Symbol,
+    Column, ColumnBuilder, Dictionary, Edits, NO_VALUE, Piece, Postings, Renumbering, Row, Symbol,
+    value_rows,
 };
 use crate::query::{Domains, Pattern};
 
@@ -81,12 +82,12 @@ pub(crate) struct NewRow<'a> {
 /// Collects the rows of an [`InstanceIndex`]; fields correspond to it.
 #[derive(Debug, Default)]
 pub(crate) struct InstanceIndexBuilder {
-    id: Column,
-    num_id: Column,
-    az: Column,
-    az_id: Column,
-    network_id: Column,
-    agent_id: Column,
+    id: ColumnBuilder,
+    num_id: ColumnBuilder,
+    az: ColumnBuilder,
+    az_id: ColumnBuilder,
+    network_id: ColumnBuilder,
+    agent_id: ColumnBuilder,
     /// Domains as in the file, with a final dot.
     domains: Dictionary,
     places: PlacesBuilder,
@@ -100,6 +101,8 @@ pub(crate) struct InstanceIndexBuilder {
     group_ends: Vec<u32>,
     /// Groups of row 0, then of row 1, and so on.
     group_list: Vec<Symbol>,
+    /// Start of the last row's groups there.
+    last_groups: usize,
 }
 
 impl InstanceIndexBuilder {
@@ -115,13 +118,18 @@ impl InstanceIndexBuilder {
         self.addresses.push(row.address);
         self.indexes.push(row.index);
         let start = self.group_list.len();
-        for group in row.groups {
-            let group = self.groups.intern(group);
+        for (last, group) in (self.last_groups..).zip(row.groups) {
+            // Neighbours are mostly in the same groups: comparing is cheaper than hashing.
+            let symbol = match self.group_list.get(last) {
+                Some(&symbol) if self.groups.text(symbol) == group => symbol,
+                _ => self.groups.intern(group),
+            };
             // A group listed twice holds the row once (a set, not a list).
-            if !self.group_list[start..].contains(&group) {
-                self.group_list.push(group);
+            if !self.group_list[start..].contains(&symbol) {
+                self.group_list.push(symbol);
             }
         }
+        self.last_groups = start;
         self.group_ends.push(self.group_list.len() as u32);
     }
 
@@ -161,6 +169,7 @@ impl InstanceIndexBuilder {
             groups,
             group_ends,
             group_list,
+            last_groups: _,
         } = self;
         let (index_numbers, by_index) = index_postings(&indexes);
         let group_rows = GroupRows {
@@ -195,13 +204,6 @@ impl InstanceIndexBuilder {
 
 /// Symbols of the instance indexes that occur.
 type IndexNumbers = HashMap<i64, Symbol, foldhash::fast::FixedState>;
-
-fn value_rows(values: &[u32]) -> impl Iterator<Item = (u32, Row)> + Clone {
-    values
-        .iter()
-        .enumerate()
-        .map(|(row, &value)| (value, row as Row))
-}
 
 /// Numbers the instance indexes and groups the rows by them.
 fn index_postings(indexes: &[Option<i64>]) -> (IndexNumbers, Postings) {

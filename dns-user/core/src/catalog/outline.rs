@@ -240,7 +240,7 @@ impl<R: io::Read> Scan<'_, R> {
             } else {
                 let text = self.file.list_text()?;
                 let digest = self.new.digest(text)?;
-                let mut later = known + 1..=known + MAX_RUN;
+                let mut later = known + 1..old.len().min(known + 1 + MAX_RUN);
                 if let Some(found) = later.find(|&index| old.get(index) == Some(digest)) {
                     list.edits.remove(known..found);
                     list.edits.keep(found);

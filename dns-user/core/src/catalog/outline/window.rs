@@ -160,44 +160,59 @@ impl<R: io::Read> Window<R> {
     pub(super) fn value_length(&mut self) -> Option<usize> {
         let mut depth = 0;
         let mut length = 0;
+        let mut is_in_string = false;
         loop {
-            let byte = self.byte_at(length)?;
-            length += 1;
-            match byte {
-                b'[' | b'{' => {
-                    depth += 1;
-                    if depth > MAX_DEPTH {
-                        return None;
+            // The text that has been read, so that no byte of it asks for more.
+            let text = &self.buffer[self.at..self.end];
+            while let Some(&byte) = text.get(length) {
+                if is_in_string && let Some(eight) = text[length..].first_chunk() {
+                    let characters = plain_characters(u64::from_le_bytes(*eight));
+                    if characters > 0 {
+                        length += characters;
+                        continue;
                     }
                 }
-                b']' | b'}' => {
-                    depth = depth.checked_sub(1)?;
-                    if depth == 0 {
-                        return Some(length);
+                length += 1;
+                match byte {
+                    b'"' => is_in_string = !is_in_string,
+                    b'\\' if is_in_string => length += 1,
+                    _ if is_in_string => {}
+                    b'[' | b'{' => {
+                        depth += 1;
+                        if depth > MAX_DEPTH {
+                            return None;
+                        }
                     }
+                    b']' | b'}' => {
+                        depth = depth.checked_sub(1)?;
+                        if depth == 0 {
+                            return Some(length);
+                        }
+                    }
+                    _ => {}
                 }
-                b'"' => length = self.string_end(length)?,
-                _ if depth == 0 => return None,
-                _ => {}
+                if depth == 0 {
+                    return None;
+                }
+            }
+            if !self.fill(length + 1) {
+                return None;
             }
         }
     }
+}
 
-    /// Returns the position behind the string whose first character is at `at`.
-    fn string_end(&mut self, mut at: usize) -> Option<usize> {
-        loop {
-            match self.byte_at(at)? {
-                b'"' => return Some(at + 1),
-                b'\\' => at += 2,
-                _ => at += 1,
-            }
-        }
+/// Returns how many of eight characters, the lowest byte first, precede a quotation mark or backslash.
+fn plain_characters(eight: u64) -> usize {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
+    let mut found = 0;
+    for byte in [b'"', b'\\'] {
+        let difference = eight ^ (ONES * u64::from(byte));
+        // The lowest byte that is zero sets its high bit; only those above may set it as well without being zero.
+        found |= difference.wrapping_sub(ONES) & !difference & HIGH;
     }
-
-    #[inline]
-    fn byte_at(&mut self, at: usize) -> Option<u8> {
-        Some(self.peek(at + 1)?[at])
-    }
+    found.trailing_zeros() as usize / 8
 }
 
 #[cfg(test)]
@@ -246,6 +261,27 @@ mod tests {
         let text = format!("[\"{}\"] ", "x".repeat(3 * WINDOW));
         let mut window = Window::new(text.as_bytes());
         assert_eq!(window.list_text().unwrap().len(), 3 * WINDOW + 4);
+    }
+
+    #[test]
+    fn quotation_mark_is_found_at_every_place() {
+        for other in 0..=u8::MAX {
+            let is_plain = !matches!(other, b'"' | b'\\');
+            let first = if is_plain { 8 } else { 0 };
+            assert_eq!(plain_characters(u64::from_le_bytes([other; 8])), first);
+            for place in 0..if is_plain { 8 } else { 0 } {
+                for character in [b'"', b'\\'] {
+                    let mut eight = [other; 8];
+                    eight[place] = character;
+                    assert_eq!(plain_characters(u64::from_le_bytes(eight)), place);
+                }
+            }
+        }
+        for length in 0..40 {
+            let text = format!(r#"["{}","a\"]"]"#, "é".repeat(length));
+            let length = Window::new(text.as_bytes()).value_length();
+            assert_eq!(length, Some(text.len()), "{text}");
+        }
     }
 
     #[test]
