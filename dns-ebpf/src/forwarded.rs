@@ -55,7 +55,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     let key = key(hook, &frame, &question)?;
     // SAFETY: this CPU's own element, not shared while the program runs.
     let words = unsafe { &(*scratch).words };
-    let answer = lookup::forwarded(name_hash, key, question.name_len, words)?;
+    let answer = lookup::forwarded::<H>(zero, name_hash, key, question.name_len, words)?;
     let question = question.value_barrier(zero);
     let header = answer.header();
     let is_local = header.generation == LOCAL;

@@ -3,17 +3,18 @@
 use aya_ebpf::cty::c_void;
 use dns_common::{
     entry::{MAX_V4, MAX_V6},
+    index::BUCKET_SLOTS,
     scope::Interface,
 };
 
 use crate::{
     bytes::{Span, barrier},
-    frame::MAX_QUERY_LEN,
+    frame::{HEADER_LEN, MAX_QUERY_LEN, MAX_QUESTION_LEN, OPT_LEN},
     question::Layout,
 };
 
-/// [`Hook::MAX_QUERY_LEN`] of the first program: a name of any length, an OPT, and some of its options.
-pub const MAX_FIRST_QUERY_LEN: usize = 360;
+/// [`Hook::MAX_QUERY_LEN`] of the first program: a name of any length, and an OPT without options.
+const MAX_FIRST_QUERY_LEN: usize = HEADER_LEN + MAX_QUESTION_LEN + OPT_LEN;
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`] or [`Hook::pull`].
 pub trait Hook {
@@ -21,9 +22,10 @@ pub trait Hook {
     /// whether the checksum is finished and keeps that state when the packet becomes the reply.
     const IS_TC: bool;
 
-    /// Whether this is the program of the first moments after a start. It leaves long lists, large replies and long
-    /// queries to userspace, and takes no samples: the verifier follows every turn of a loop, and accepts it in
-    /// a third of the time.
+    /// Whether this is the program of the first moments after a start, which the verifier accepts in a tenth of the
+    /// time: it follows every turn of a loop, and the rest of the program once for each result of a choice. Left to
+    /// userspace are long lists, names with a policy, queries for ANY or with EDNS options, and large replies; no
+    /// samples are taken.
     const IS_FIRST: bool = false;
 
     /// Most IPv4 addresses of a name that is answered.
@@ -31,6 +33,10 @@ pub trait Hook {
 
     /// Most IPv6 addresses of a name that is answered.
     const MAX_V6: usize = if Self::IS_FIRST { 16 } else { MAX_V6 };
+
+    /// Most entries of a bucket that are looked at because their tags are the name's. A tag has eight bits, so a third
+    /// one is rare.
+    const MAX_TRIES: usize = if Self::IS_FIRST { 2 } else { BUCKET_SLOTS };
 
     /// Longest query that is answered, in bytes.
     const MAX_QUERY_LEN: usize = if Self::IS_FIRST {

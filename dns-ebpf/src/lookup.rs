@@ -14,7 +14,8 @@ use aya_ebpf::maps::Array;
 
 use crate::{
     IS_SKELETON,
-    bytes::{barrier, barrier_and, load},
+    bytes::{Zero, barrier, barrier_and, load},
+    hook::Hook,
     maps::{ANSWER_ENTRIES, ANSWER_NAMES, ENTRIES, NAMES, pass_to_stack},
     question::Words,
 };
@@ -38,8 +39,13 @@ impl Entry {
 
 /// Finds the entry by the name's hash, then compares the whole name.
 #[inline(always)]
-pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
-    let Some(address) = find(&NAMES, &ENTRIES, hash) else {
+pub fn lookup<H: Hook>(
+    zero: Zero,
+    hash: u64,
+    name_len: usize,
+    words: &Words,
+) -> Result<Entry, Outcome> {
+    let Some(address) = find::<H>(zero, &NAMES, &ENTRIES, hash) else {
         return pass_to_stack(Outcome::NotPublished);
     };
     let entry = Entry { address };
@@ -70,13 +76,14 @@ impl Answer {
 
 /// Finds the forwarded answer by the hash of its name, then compares the whole name and the key.
 #[inline(always)]
-pub fn forwarded(
+pub fn forwarded<H: Hook>(
+    zero: Zero,
     name_hash: u64,
     key: QueryKey,
     name_len: usize,
     words: &Words,
 ) -> Result<Answer, Outcome> {
-    let found = find(&ANSWER_NAMES, &ANSWER_ENTRIES, key.hash(name_hash));
+    let found = find::<H>(zero, &ANSWER_NAMES, &ANSWER_ENTRIES, key.hash(name_hash));
     let Some(address) = found else {
         return pass_to_stack(Outcome::NotPublished);
     };
@@ -113,7 +120,7 @@ type Chunks = Array<[u64; CHUNK_SIZE / 8]>;
 
 /// Returns the address of the entry with this hash.
 #[inline(always)]
-fn find(names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
+fn find<H: Hook>(zero: Zero, names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
     let root = names.get_ptr(0)? as *const Root;
     // SAFETY: map elements are readable, and the root is as long as any of them.
     let pairs = unsafe { (&raw const (*root).pairs).read_volatile() } as u32;
@@ -131,8 +138,11 @@ fn find(names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
         let tags = unsafe { load::<[u64; 2]>(bucket) };
         let mut slots = index::slots_with(tags, tag);
         let mut tries = 0;
-        while slots != 0 && tries < BUCKET_SLOTS {
-            let slot = barrier(index::first_slot(slots));
+        while slots != 0 && tries < H::MAX_TRIES {
+            let mut slot = barrier(index::first_slot(slots));
+            if H::IS_FIRST {
+                slot = zero.value_barrier(slot, 0xf);
+            }
             if slot >= BUCKET_SLOTS {
                 return None;
             }

@@ -150,12 +150,18 @@ fn try_answer<H: Hook>(
     let question = parse::parse(hook, control, zero, &frame)?;
     // SAFETY: this CPU's own element, not shared while the program runs.
     let words = unsafe { &mut (*scratch).words };
-    let (hash, name_sum) =
-        parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
+    let (hash, name_sum) = parse::read_name(
+        hook,
+        &frame,
+        question.name_len,
+        control.hash_seed,
+        zero,
+        words,
+    )?;
     let question = question.value_barrier(zero);
     // For the program called next: it may know an answer of another type, too.
     let save = |_: &Outcome| question.save_to_scratch(scratch, hash, name_sum);
-    let entry = lookup::lookup(hash, question.name_len, words).inspect_err(save)?;
+    let entry = lookup::lookup::<H>(zero, hash, question.name_len, words).inspect_err(save)?;
     let plan = reply::plan(hook, context, frame, question, &entry)
         .inspect_err(save)?
         .value_barrier(zero);

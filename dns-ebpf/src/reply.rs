@@ -19,7 +19,7 @@ use crate::{
         A_LEN, AAAA_LEN, Frame, HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUERY_LEN, MAX_QUESTION_LEN,
         MAX_REPLY_LEN, OPT_LEN, TYPE_CLASS_LEN, UDP, UDP_LEN, UDP_SUM,
     },
-    hook::{Hook, MAX_FIRST_QUERY_LEN},
+    hook::Hook,
     lookup::Entry,
     maps::{self, Context, pass_to_stack},
     question::{Layout, Plan, Question},
@@ -59,7 +59,18 @@ pub fn plan<H: Hook>(
     let v4_count = barrier_and(v4_count, 0x7ff);
     // Like `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Branch-free: for an entry without
     // a policy the bytes at its offset are masked to zero, which means no limits.
-    let has_policy = barrier(header.rcode_other as usize / HAS_POLICY as usize).wrapping_neg();
+    let mut has_policy = barrier(header.rcode_other as usize / HAS_POLICY as usize).wrapping_neg();
+    let mut is_any = ((question.kind() == ANY) as usize).wrapping_neg();
+    if H::IS_FIRST {
+        if has_policy | is_any != 0 {
+            return pass_to_stack(Outcome::NotPublished);
+        }
+        // The verifier knows both from here on, and follows no choice that depends on them.
+        has_policy = 0;
+        is_any = 0;
+    } else {
+        is_any = context.zero.value_barrier(is_any, usize::MAX);
+    }
     let policy_offset = barrier_and(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
     // SAFETY: an entry of the largest size fits at this address.
     let policy =
@@ -77,8 +88,6 @@ pub fn plan<H: Hook>(
         _ => (header.rcode, v4_offset, v4_count, A_LEN),
     };
     // Userspace knows other types of a name with a policy.
-    let is_any = ((question.kind() == ANY) as usize).wrapping_neg();
-    let is_any = context.zero.value_barrier(is_any, usize::MAX);
     if has(is_any, has_policy) {
         return pass_to_stack(Outcome::NotPublished);
     }
@@ -575,5 +584,5 @@ pub fn is_partial<H: Hook>(
 /// Words of the longest message after its question's name.
 const REST_WORDS: usize = (MAX_QUERY_LEN - HEADER_LEN).div_ceil(8);
 
-/// The same for the first program.
-const FIRST_REST_WORDS: usize = (MAX_FIRST_QUERY_LEN - HEADER_LEN).div_ceil(8);
+/// The same for the first program, which answers no query with options.
+const FIRST_REST_WORDS: usize = (TYPE_CLASS_LEN + OPT_LEN).div_ceil(8);

@@ -34,8 +34,7 @@ pub(crate) struct World {
     pub(crate) is_first: bool,
 }
 
-/// Longest query, most addresses of each family: the limits of the program of the first moments.
-const FIRST_QUERY: usize = 360;
+/// Most addresses of each family: the limits of the program of the first moments.
 const FIRST_V4: usize = 32;
 const FIRST_V6: usize = 16;
 
@@ -348,7 +347,7 @@ fn answer(world: &World, is_first: bool, message: &[u8]) -> Option<Answer> {
     if header[2] & 0xfe != 0
         || header[3] & 0xcf != 0
         || header[4..10] != [0, 1, 0, 0, 0, 0]
-        || message.len() > if is_first { FIRST_QUERY } else { 1500 }
+        || message.len() > 1500
     {
         return None;
     }
@@ -390,6 +389,9 @@ fn answer(world: &World, is_first: bool, message: &[u8]) -> Option<Answer> {
         // At most one complete option that needs no answer.
         let options = &rest[11..];
         if !options.is_empty() {
+            if is_first {
+                return None;
+            }
             let is_for_userspace =
                 matches!((u16_at(options, 0)?, world.cookies), (3, _) | (10, true));
             if is_for_userspace || 4 + u16_at(options, 2)? != options.len() {
@@ -411,7 +413,7 @@ fn answer(world: &World, is_first: bool, message: &[u8]) -> Option<Answer> {
 
     let published = world.published.get(&name)?;
     let is_long = published.v4.len() > FIRST_V4 || published.v6.len() > FIRST_V6;
-    if is_first && is_long {
+    if is_first && (is_long || published.policy.is_some() || qtype == 255) {
         return None;
     }
     let ttl = published.policy.map_or(0, AnswerPolicy::ttl).to_be_bytes();
