@@ -14,6 +14,8 @@ use std::{
 use parking_lot::Mutex;
 use prometheus::{
     GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    core::Collector as _,
+    proto::{LabelPair, MetricFamily},
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -684,14 +686,28 @@ impl Metrics {
         provider: Option<&str>,
         counts: &BTreeMap<String, usize>,
     ) {
-        for record_type in ["A", "AAAA", "CNAME"]
-            .into_iter()
-            .chain(counts.keys().map(String::as_str))
-        {
-            let count = counts.get(record_type).copied().unwrap_or_default();
-            let labels: Vec<&str> = provider.into_iter().chain([record_type]).collect();
-            family.with_label_values(&labels).set(gauge(count));
+        let mut counts = counts.clone();
+        for record_type in Self::types_of(family, provider) {
+            counts.entry(record_type).or_default();
         }
+        for (record_type, count) in &counts {
+            let labels: Vec<&str> = provider.into_iter().chain([record_type.as_str()]).collect();
+            family.with_label_values(&labels).set(gauge(*count));
+        }
+    }
+
+    /// Returns the record types for which a family has a gauge, of one provider if it has that label.
+    fn types_of(family: &IntGaugeVec, provider: Option<&str>) -> Vec<String> {
+        let mut types = Vec::new();
+        for metric in family.collect().iter().flat_map(MetricFamily::get_metric) {
+            // Labels are sorted by name: the provider precedes the type.
+            if let [others @ .., record_type] = metric.get_label()
+                && others.first().map(LabelPair::value) == provider
+            {
+                types.push(record_type.value().to_owned());
+            }
+        }
+        types
     }
 
     /// Removes the metrics of a provider that is no longer configured.
@@ -709,6 +725,13 @@ impl Metrics {
         for family in [&self.last_sync, &self.last_reconcile] {
             let _ = family.remove_label_values(&[provider]);
         }
+        for family in [&self.no_op_runs, &self.registry_errors] {
+            let _ = family.remove_label_values(&[provider]);
+        }
+        for record_type in Self::types_of(&self.verified_records, Some(provider)) {
+            let labels = [provider, &record_type];
+            let _ = self.verified_records.remove_label_values(&labels);
+        }
     }
 }
 
@@ -718,7 +741,7 @@ pub(crate) fn gauge(count: usize) -> i64 {
 
 /// Returns the metric families with a sample, except the process's.
 #[cfg(test)]
-pub(crate) fn families() -> Vec<prometheus::proto::MetricFamily> {
+pub(crate) fn families() -> Vec<MetricFamily> {
     let all = tests::complete().registry.gather();
     all.into_iter()
         .filter(|family| !family.name().starts_with("process_"))
@@ -770,6 +793,33 @@ mod tests {
         for name in used {
             assert!(text.contains(&format!("# TYPE {name} ")), "{name}");
         }
+    }
+
+    #[test]
+    fn no_metric_of_a_vanished_provider_is_left() {
+        let metrics = complete();
+        assert!(metrics.text().contains("provider=\"p\""));
+        metrics.forget("p");
+        assert!(!metrics.text().contains("provider=\"p\""));
+    }
+
+    #[test]
+    fn vanished_types_count_zero() {
+        let metrics = Metrics::new().unwrap();
+        let text = Record::parse("a.example.org", RecordType::TXT, ["x"]).unwrap();
+        for (records, expected) in [(vec![text], 1), (Vec::new(), 0)] {
+            let counts = Metrics::count_types(&records);
+            for (family, provider) in [
+                (&metrics.verified_records, Some("p")),
+                (&metrics.source_records, None),
+            ] {
+                Metrics::set_types(family, provider, &counts);
+                let labels: Vec<&str> = provider.into_iter().chain(["TXT"]).collect();
+                assert_eq!(family.with_label_values(&labels).get(), expected);
+            }
+        }
+        Metrics::set_types(&metrics.verified_records, Some("q"), &BTreeMap::new());
+        assert!(!metrics.text().contains("provider=\"q\""));
     }
 
     #[test]

@@ -211,26 +211,28 @@ pub(super) fn write(
         Ok((Written::Unmet, _)) => unmet(&id),
         Ok((written, resource)) => {
             api_state.change.notify_one();
-            let code = if written == Written::Created {
-                StatusCode::CREATED
-            } else {
-                StatusCode::OK
-            };
-            let tag = resource.tag();
-            let mut response = (code, Json(resource.body)).into_response();
-            set(&mut response, header::ETAG, &tag);
+            let mut response = acknowledgement(written, resource);
             // The path names the collection, so the client has to learn the new one's (RFC 9110, section 15.3.2).
             if name.is_none() {
-                set(
-                    &mut response,
-                    header::LOCATION,
-                    &format!("{}/{own}", path.trim_end_matches('/')),
-                );
+                let location = format!("{}/{own}", path.trim_end_matches('/'));
+                set(&mut response, header::LOCATION, &location);
             }
             response
         }
         Err(error) => failure(&error),
     }
+}
+
+fn acknowledgement(written: Written, resource: Resource) -> Response {
+    let code = if written == Written::Created {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    let tag = resource.tag();
+    let mut response = (code, Json(resource.body)).into_response();
+    set(&mut response, header::ETAG, &tag);
+    response
 }
 
 pub(super) fn read(

@@ -96,24 +96,7 @@ impl Folder {
     pub(crate) fn scan(&mut self) -> Scan {
         let mut scan = Scan::default();
         let mut places: BTreeMap<DocumentId, (PathBuf, u64)> = BTreeMap::new();
-        let mut files = BTreeSet::new();
-        for path in &self.paths {
-            match files_of(path) {
-                Ok(found) => files.extend(found),
-                Err(error) => {
-                    // Files in an unreadable folder count as unreadable, not as removed.
-                    let mut is_unknown = true;
-                    for file in self.good.keys() {
-                        if file.starts_with(path) {
-                            files.insert(file.clone());
-                            is_unknown = false;
-                        }
-                    }
-                    scan.holds_unknown |= is_unknown;
-                    scan.files.push(unreadable(path, &error));
-                }
-            }
-        }
+        let files = self.files(&mut scan);
         self.good.retain(|file, _| files.contains(file));
         self.read.retain(|file, _| files.contains(file));
         self.texts.retain(|file, _| files.contains(file));
@@ -153,6 +136,29 @@ impl Folder {
             scan.files.push(state);
         }
         scan
+    }
+
+    /// Returns the files of all paths.
+    fn files(&self, scan: &mut Scan) -> BTreeSet<PathBuf> {
+        let mut files = BTreeSet::new();
+        for path in &self.paths {
+            match files_of(path) {
+                Ok(found) => files.extend(found),
+                Err(error) => {
+                    // Files in an unreadable folder count as unreadable, not as removed.
+                    let mut is_unknown = true;
+                    for file in self.good.keys() {
+                        if file.starts_with(path) {
+                            files.insert(file.clone());
+                            is_unknown = false;
+                        }
+                    }
+                    scan.holds_unknown |= is_unknown;
+                    scan.files.push(unreadable(path, &error));
+                }
+            }
+        }
+        files
     }
 
     /// Returns the content of a file: as read before, if the file has not changed since.
