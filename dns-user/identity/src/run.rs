@@ -150,6 +150,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         keep_old_ca,
     };
     let rotator = Rotator::open(settings, ca, pool, now)?;
+    // It holds at most one command of each connected client, one rescan and one key.
     let (events, inbox) = mpsc::channel();
     let key_ready = events.clone();
     rotator.pool.on_key(move || {
