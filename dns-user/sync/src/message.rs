@@ -188,7 +188,7 @@ impl Announcement {
                 })],
             ),
         };
-        // BOSH's agents ignore surplus arguments.
+        // For our agents only: BOSH's ignore a surplus argument, but log it as an error.
         arguments.extend(extra.as_ref().map(Argument::Extra));
         let call = MethodCall {
             protocol: PROTOCOL,

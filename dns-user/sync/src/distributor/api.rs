@@ -105,22 +105,18 @@ async fn change(Extract(desk): Extract<PublisherApi>, Json(change): Json<Change>
             state,
             shared: _,
         } = desk;
-        source
-            .change(&Folder::open(&state), change)
-            .map_err(|error| error.to_string())
+        source.change(&Folder::open(&state), change)
     });
-    match done
-        .await
-        .map_err(|error| error.to_string())
-        .and_then(|done| done)
-    {
-        Ok(()) => StatusCode::ACCEPTED.into_response(),
-        Err(problem) => (
-            StatusCode::UNPROCESSABLE_ENTITY,
-            Json(json!({ "error": problem })),
-        )
-            .into_response(),
-    }
+    let problem = match done.await {
+        Ok(Ok(())) => return StatusCode::ACCEPTED.into_response(),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    (
+        StatusCode::UNPROCESSABLE_ENTITY,
+        Json(json!({ "error": problem })),
+    )
+        .into_response()
 }
 
 #[derive(Debug)]

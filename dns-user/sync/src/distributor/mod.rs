@@ -67,6 +67,8 @@ struct Distributor {
     plan: Plan,
     jobs: mpsc::SyncSender<Job>,
     events: Receiver<StateEvent>,
+    /// Number of writes of the registry that the writer was given and has not reported.
+    open_writes: usize,
     tasks: Tasks,
     bus: Bus,
     store: Store,
@@ -119,6 +121,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         plan,
         jobs,
         events,
+        open_writes: 0,
         tasks,
         bus,
         store,
@@ -290,8 +293,9 @@ impl Distributor {
     /// Gives a job to the writer. The loop must not wait for a disk that hangs, so a job that finds the queue full
     /// counts as failed.
     fn hand_over(&mut self, job: Job) -> anyhow::Result<()> {
+        let is_registry = matches!(job, Job::WriteRegistry(_));
         match self.jobs.try_send(job) {
-            Ok(()) => {}
+            Ok(()) => self.open_writes += usize::from(is_registry),
             Err(TrySendError::Full(job)) => self.plan.job_failed(job, now_ms()),
             Err(TrySendError::Disconnected(_)) => bail!("the thread of the state folder ended"),
         }
@@ -300,6 +304,7 @@ impl Distributor {
 
     /// Processes a result of the writer.
     fn on_event(&mut self, event: StateEvent) -> anyhow::Result<()> {
+        self.open_writes -= usize::from(matches!(event, StateEvent::RegistryWritten(_)));
         match event {
             StateEvent::Inventory(agents) => {
                 self.plan.inventory(&agents, now_ms());
@@ -383,19 +388,20 @@ impl Distributor {
             tracing::warn!("{NO_LAST_WRITE}");
             return;
         }
-        let written = async {
-            // Results of earlier writes come first: the last write is the one after which nothing is queued.
-            let mut open = self.events.recv().await;
-            while let Some(event) = open {
-                if matches!(event, StateEvent::RegistryWritten(_)) && self.events.is_empty() {
-                    return;
-                }
-                open = self.events.recv().await;
-            }
-        };
+        // Results of earlier writes come first.
+        let written = all_written(&mut self.events, self.open_writes + 1);
         if tokio::time::timeout(LAST_WRITE, written).await.is_err() {
             tracing::warn!("{NO_LAST_WRITE}");
         }
+    }
+}
+
+/// Waits for the results of this many writes of the registry.
+async fn all_written(events: &mut Receiver<StateEvent>, mut writes: usize) {
+    while writes > 0
+        && let Some(event) = events.recv().await
+    {
+        writes -= usize::from(matches!(event, StateEvent::RegistryWritten(_)));
     }
 }
 
@@ -494,17 +500,11 @@ async fn write_locally(
     let mut ended = std::pin::pin!(dns_kit::until_ended());
     let mut done = false;
     loop {
-        let written = writer.poll().map(|read| {
-            read.and_then(|_| {
-                let committed = writer.commit(options.above)?;
-                if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
-                    atomic::replace(file, &committed.bytes, options.attributes.of(file))?;
-                    let version = committed.made.version;
-                    tracing::info!(version, file = %file.display(), "records written");
-                }
-                Ok(())
-            })
-        });
+        let written = match writer.poll() {
+            Some(Ok(_)) => Some(write_version(options, &mut writer, file)),
+            Some(Err(error)) => Some(Err(error)),
+            None => None,
+        };
         match written {
             Some(Ok(())) => done = true,
             Some(Err(error)) if options.watch && writer.newest().is_some() => {
@@ -526,6 +526,20 @@ async fn write_locally(
             () = &mut ended => return Ok(()),
         }
     }
+}
+
+fn write_version(
+    options: &PublishOptions,
+    writer: &mut StateWriter,
+    file: &Path,
+) -> anyhow::Result<()> {
+    let committed = writer.commit(options.above)?;
+    if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
+        atomic::replace(file, &committed.bytes, options.attributes.of(file))?;
+        let version = committed.made.version;
+        tracing::info!(version, file = %file.display(), "records written");
+    }
+    Ok(())
 }
 
 //----------- Tasks ----------------------------------------------------------
@@ -710,7 +724,19 @@ impl Tasks {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn every_write_is_awaited() {
+        let (said, mut events) = tokio::sync::mpsc::channel(2);
+        said.try_send(StateEvent::RegistryWritten(Ok(()))).unwrap();
+        let early = all_written(&mut events, 2).now_or_never();
+        assert_eq!(early, None, "a write is open");
+        said.try_send(StateEvent::RegistryWritten(Ok(()))).unwrap();
+        all_written(&mut events, 1).await;
+    }
 
     #[test]
     fn nonces_differ() {

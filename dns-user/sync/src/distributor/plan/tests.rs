@@ -531,3 +531,19 @@ fn refused_patch_becomes_a_whole_blob() {
         "{batch:?}"
     );
 }
+
+#[test]
+fn registry_names_agents_before_it_is_written() {
+    let asking = Phase::Asking { until: None };
+    for (phase, agents, is_written) in [
+        (Phase::Starting, &["a"][..], true),
+        (Phase::Starting, &[], false),
+        (asking, &["a"], true),
+        (asking, &[], true),
+    ] {
+        let mut world = World::new(agents, None);
+        (world.plan.phase, world.plan.write_at) = (phase, 0);
+        world.step();
+        assert_eq!(!world.plan.unwritten, is_written, "{phase:?} {agents:?}");
+    }
+}
