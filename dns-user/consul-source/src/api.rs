@@ -781,6 +781,44 @@ mod tests {
     }
 
     #[test]
+    fn each_service_has_one_virtual_address() {
+        let entry = |id: &str, service: &str, address: &str| {
+            format!(
+                r#"{{"Node": {{"Node": "n"}}, "Service": {{"ID": "{id}", "Service": "{service}",
+                "TaggedAddresses": {{"consul-virtual": {{"Address": "{address}", "Port": 80}}}}}}}}"#
+            )
+        };
+        let entries = [
+            entry("1", "web", "240.0.0.1"),
+            entry("2", "db", "240.0.0.2"),
+            entry("3", "web", "240.0.0.3"),
+        ];
+        let body = format!("[{}]", entries.join(","));
+        let read = health(body.as_bytes(), None, &mut Invalid::default()).unwrap();
+        let expected = [("web", [240, 0, 0, 1]), ("db", [240, 0, 0, 2])]
+            .map(|(service, address)| (service.to_owned(), IpAddr::from(address)));
+        assert_eq!(read.virtual_addresses, expected);
+    }
+
+    #[test]
+    fn nodes_keep_their_metadata() {
+        let body = br#"[{"ID": "a-b", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "dc1",
+            "TaggedAddresses": {"wan": "192.0.2.1"}, "Meta": {"rack": "r1"}}]"#;
+        let read = nodes(body, "dc1", &mut Invalid::default()).unwrap();
+        assert_eq!(read.len(), 1);
+        let Node {
+            id,
+            name,
+            meta,
+            tagged_addresses,
+            ..
+        } = &*read[0];
+        assert_eq!((id.as_str(), name.as_str()), ("a-b", "n1"));
+        assert_eq!(meta["rack"], "r1");
+        assert_eq!(tagged_addresses["wan"], "192.0.2.1");
+    }
+
+    #[test]
     fn proxies_carry_the_virtual_address() {
         let body =
             br#"[{"Node": {"Node": "n1"}, "Service": {"ID": "p", "Service": "web-sidecar-proxy",

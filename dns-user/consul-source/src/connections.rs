@@ -433,3 +433,18 @@ impl Tls {
         Ok(config)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_count_their_clones() {
+        let counter = Token::default();
+        assert_eq!(clones(&counter), 0);
+        let kept = [counter.clone(), counter.clone(), counter.clone()];
+        assert_eq!(clones(&counter), 3);
+        drop(kept);
+        assert_eq!(clones(&counter), 0);
+    }
+}

@@ -457,6 +457,34 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_a_peer_go_with_its_services() {
+        let mut known = Known::default();
+        let exported = |names: &[&str]| {
+            let names = names.iter().map(|&name| name.to_owned()).collect();
+            BTreeMap::from([("east".to_owned(), names)])
+        };
+        known.set_peers(exported(&["web", "db"]));
+        let east = peer_of("east");
+        for service in ["web", "db"] {
+            let node = Node {
+                name: format!("of-{service}"),
+                peer: Some("east".to_owned()),
+                ..Node::default()
+            };
+            let loaded = ServiceInstances {
+                nodes: vec![Arc::new(node)],
+                ..ServiceInstances::default()
+            };
+            known.set_instances(&(east.clone(), service.to_owned()), loaded);
+        }
+        known.set_peers(exported(&["db"]));
+        let live = known.live();
+        let nodes = live.places[&east].nodes.as_ref().unwrap();
+        assert_eq!(nodes.len(), 1);
+        assert_eq!(nodes[0].name, "of-db");
+    }
+
+    #[test]
     fn loaded_parts_are_counted() {
         let mut known = Known::default();
         assert_eq!(known.counts(), (0, 0, 0, 0));

@@ -253,4 +253,18 @@ mod tests {
         };
         assert_eq!(format!("{credentials:?}"), "Credentials(AKID)");
     }
+
+    #[test]
+    fn credential_names_key_and_scope() {
+        let credentials = Credentials {
+            key_id: "KEY".to_owned(),
+            secret: "S".to_owned(),
+            token: None,
+        };
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_440_938_160);
+        let signer = Signer::new(&credentials, "us-east-1", "iam", now);
+        let headers = signer.headers("GET", "/", &[], &[("host", "h")], b"");
+        let expected = "Credential=KEY/20150830/us-east-1/iam/aws4_request, ";
+        assert!(headers[1].1.contains(expected), "{}", headers[1].1);
+    }
 }

@@ -850,4 +850,14 @@ mod tests {
             let _ = question_range(&bytes);
         }
     }
+
+    #[test]
+    fn bits_are_set_and_cleared_alone() {
+        let mut message = [0x12, 0x34, 0x81, 0x80];
+        for on in [true, true, false, false] {
+            set_authentic(&mut message, on);
+            let flags = if on { 0x80 | AD } else { 0x80 };
+            assert_eq!(message, [0x12, 0x34, 0x81, flags]);
+        }
+    }
 }

@@ -248,6 +248,10 @@ mod tests {
         // The label at 12 covers the pointer to it.
         assert_eq!(name_end(&message(b"\x03a\xc0\x0c\0"), 14), None);
         assert_eq!(name_end(&message(b"\x01a\0\xc0\x0c"), 15), Some(17));
+        // The pointer at 200 would end within the name at 201, which points to it.
+        let mut overlapping = vec![0; 203];
+        overlapping[200..].copy_from_slice(&[0xc0, 0xc0, 200]);
+        assert_eq!(name_end(&overlapping, 201), None);
         let mut numbers = FixedFields::default();
         numbers.add(15..19);
         numbers.add(22..26);
@@ -333,6 +337,15 @@ mod tests {
         fn arbitrary_bytes_never_panic(bytes: Vec<u8>, rtype in 0u16..50, at in 0usize..40, length in 0usize..40) {
             let _ = name_end(&bytes, at);
             let _ = is_valid_rdata(&bytes, rtype, CLASS_IN, at..at + length, &FixedFields::default());
+        }
+    }
+
+    #[test]
+    fn addresses_of_other_classes_have_any_form() {
+        let chaos = 3;
+        for (rtype, length) in [(1, 4), (28, 16)] {
+            assert!(matches!(form(rtype, CLASS_IN), [Field::Bytes(found)] if *found == length));
+            assert!(matches!(form(rtype, chaos), [Field::Rest]));
         }
     }
 }

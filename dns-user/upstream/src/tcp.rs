@@ -526,3 +526,86 @@ impl Trust {
             .expect("Mozilla's CAs and the TLS versions are compiled in")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns connections that are never opened, because the test leaves their tasks no time.
+    fn connections() -> TcpConnections {
+        let address = SocketAddr::from(([127, 0, 0, 1], 9));
+        let timeout = Duration::from_secs(60);
+        TcpConnections::new(address, timeout, Matching::Strict, true, None)
+    }
+
+    /// Lets a query wait for a reply; it does for as long as the receiver lives.
+    fn wait_in(replies: &Replies) -> oneshot::Receiver<Result<Vec<u8>, Unanswered>> {
+        let (sender, receiver) = oneshot::channel();
+        let question = SmallVec::new();
+        replies.enter(Waiting { question, sender }).unwrap();
+        receiver
+    }
+
+    #[tokio::test]
+    async fn full_connections_are_joined_by_another() {
+        let connections = connections();
+        let mut waiting = Vec::new();
+        for query in 1..=FEW * MAX_PIPELINED + 1 {
+            let connection = connections.choose().unwrap();
+            waiting.push(wait_in(&connection.replies));
+            let expected = match query {
+                _ if query <= FEW => query,
+                _ if query <= FEW * MAX_PIPELINED => FEW,
+                _ => FEW + 1,
+            };
+            let open = connections.pool.lock().open.len();
+            assert_eq!(open, expected, "query {query}");
+        }
+    }
+
+    #[tokio::test]
+    async fn queries_share_nothing_after_a_cut() {
+        let connections = connections();
+        // Later than now, so that a slow machine changes nothing.
+        connections.pool.lock().cut_off = Some(Instant::now() + UNSHARED);
+        let mut waiting = Vec::new();
+        for query in 1..=MAX_CONNECTIONS {
+            let connection = connections.choose().unwrap();
+            waiting.push(wait_in(&connection.replies));
+            assert_eq!(connections.pool.lock().open.len(), query);
+        }
+        assert!(connections.choose().is_none());
+    }
+
+    #[test]
+    fn server_cuts_off_after_a_reply_only() {
+        for (queries, replied, expected) in
+            [(0, 0, false), (2, 0, false), (2, 1, true), (2, 2, false)]
+        {
+            let replies = Replies::default();
+            let waiting: Vec<_> = (0..queries).map(|_| wait_in(&replies)).collect();
+            let ids: Vec<u16> = replies.pending.lock().waiting.keys().copied().collect();
+            for id in &ids[..replied] {
+                replies.pending.lock().waiting.remove(id);
+            }
+            let cut = replies.end(TryError::Closed);
+            assert_eq!(cut, expected, "{replied} of {queries}");
+            drop(waiting);
+        }
+    }
+
+    #[tokio::test]
+    async fn idle_connections_end() {
+        let task = ConnectionTask {
+            address: SocketAddr::from(([127, 0, 0, 1], 9)),
+            connect_timeout: Duration::from_secs(60),
+            matching: Matching::Strict,
+            tls: None,
+            replies: Arc::default(),
+            pool: Arc::default(),
+        };
+        let (reader, _silent) = tokio::io::duplex(1);
+        task.read(reader, Duration::from_millis(1)).await.unwrap();
+        assert!(task.replies.pending.lock().ended);
+    }
+}

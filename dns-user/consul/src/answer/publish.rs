@@ -149,6 +149,7 @@ fn plain_limit(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{Answers, Record};
 
     #[test]
     fn plain_limit_counts_whole_records() {
@@ -167,6 +168,41 @@ mod tests {
         ] {
             let found = plain_limit(&name, count, most, address, limit);
             assert_eq!(found, expected, "{count} {most} {address} {limit}");
+        }
+    }
+
+    #[test]
+    fn addresses_alone_are_published() {
+        let addresses = vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
+        let found = || Found {
+            answers: Answers::V4(7, addresses.clone()),
+            ..Found::default()
+        };
+        let expected: Vec<IpAddr> = addresses.iter().map(|&address| address.into()).collect();
+        assert_eq!(only_addresses(found()), Some((expected, 7)));
+        let name = Name::from_text("a").unwrap();
+        let alias = Record {
+            owner: None,
+            ttl: 7,
+            data: Data::Cname(name),
+        };
+        let aliases = Answers::Records(vec![alias.clone()]);
+        for other in [
+            Found::default(),
+            Found {
+                additional: vec![alias],
+                ..found()
+            },
+            Found {
+                for_client: true,
+                ..found()
+            },
+            Found {
+                answers: aliases,
+                ..found()
+            },
+        ] {
+            assert_eq!(only_addresses(other), None);
         }
     }
 }

@@ -390,6 +390,9 @@ mod tests {
         assert!(close(a.round_trip(&b), 0.009));
         // An adjustment that makes the time negative is ignored.
         assert!(close(a.round_trip(&at(0.003, 0.004, 0.002, -1.0)), 0.008));
+        // So is one that makes it zero.
+        let one = at(0.0, 0.0, 1.0, 0.0);
+        assert_eq!(one.round_trip(&at(0.0, 0.0, 2.0, -3.0)), Some(3.0));
         assert_eq!(a.round_trip(&Coordinate::default()), None);
     }
 

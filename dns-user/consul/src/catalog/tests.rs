@@ -297,3 +297,19 @@ fn everything_is_pending_until_it_is_loaded() {
     catalog.update(Some(live));
     assert!(!catalog.is_pending(&own(), None) && !catalog.is_pending(&own(), Some("web")));
 }
+
+#[test]
+fn parts_and_queries_may_be_missing() {
+    let mut live = Live::unknown("dc1");
+    assert!(live.is_incomplete(&own()) && live.lacks_queries("dc1"));
+    assert!(!live.lacks_queries("dc2"), "it is not known");
+    set(&mut live, &own(), "web", loaded(Vec::new()));
+    let known = live.places.get_mut(&own()).unwrap();
+    known.nodes = Some(Default::default());
+    known.unloaded = 1;
+    assert!(live.is_incomplete(&own()));
+    live.places.get_mut(&own()).unwrap().unloaded = 0;
+    assert!(!live.is_incomplete(&own()));
+    live.queries.insert("dc1".into(), Default::default());
+    assert!(!live.lacks_queries("dc1"));
+}

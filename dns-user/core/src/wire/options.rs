@@ -241,4 +241,20 @@ mod tests {
         assert_eq!(reply, before);
         assert!(!push_option(&mut Vec::new(), 512, OPTION_NSID, &[b"x"]));
     }
+
+    #[test]
+    fn options_fill_the_limit() {
+        let message = query(1232);
+        let query = parsed(&message);
+        let reply = error_reply(&query, ResponseCode::ServFail);
+        let whole = reply.len() + 4 + 3;
+        for (limit, expected) in [(whole, true), (whole - 1, false)] {
+            let mut longer = reply.clone();
+            assert_eq!(
+                push_option(&mut longer, limit, 10, &[b"ab", b"c"]),
+                expected
+            );
+            assert_eq!(longer.len() == whole, expected);
+        }
+    }
 }

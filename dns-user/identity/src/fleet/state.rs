@@ -670,4 +670,12 @@ mod tests {
         let whole = [true, true];
         assert_eq!(kept, [whole, whole, whole, [false, false], [true, false]]);
     }
+
+    #[test]
+    fn only_a_missing_file_is_empty() {
+        let (_folder, state, _) = written();
+        assert_eq!(state.read::<u64>("none.json").unwrap(), None);
+        fs::create_dir(state.path.join("folder.json")).unwrap();
+        assert!(state.read::<u64>("folder.json").is_err());
+    }
 }

@@ -542,6 +542,11 @@ variables:
         "{said}"
     );
     assert!(!san(&["--ids", "web=x"]).0);
+    let (well, said) = san(&[&known[..], &["--ids", "web=3/8"]].concat());
+    assert!(
+        !well && said.contains("no instance has this name"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -269,3 +269,13 @@ async fn bodies_have_a_limit_together() {
     let text = reply(&mut client).await;
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
 }
+
+#[tokio::test]
+async fn replaced_connections_can_be_counted() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::new("the test", Listener::Plain(listener));
+    let counter = IntCounter::new("replaced", "Connections.").unwrap();
+    let server = server.count_replaced(counter.clone());
+    server.replaced.unwrap().inc();
+    assert_eq!(counter.get(), 1);
+}

@@ -411,3 +411,40 @@ fn find(ids: &Ids, deployment: &str, kind: &str, name: &str) -> anyhow::Result<S
     })?;
     Ok(id.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// A command line with only an address.
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        address: Address,
+    }
+
+    #[test]
+    fn labels_of_addresses_hold_their_criteria() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = serde_json::to_vec(&PublisherState::default()).unwrap();
+        std::fs::write(folder.path().join("state.json"), state).unwrap();
+        let place = folder.path().display().to_string();
+        for (criteria, label) in [
+            ("", "q-s0"),
+            ("--status unhealthy", "q-s1"),
+            ("--status healthy", "q-s3"),
+            ("--status all", "q-s4"),
+            ("--initial-health-check synchronous", "q-s0y1"),
+            ("--initial-health-check asynchronous", "q-s0y0"),
+        ] {
+            let words = "address --deployment dep --instance-group web --long --state";
+            let mut words: Vec<&str> = words.split(' ').chain([place.as_str()]).collect();
+            words.extend(criteria.split_whitespace());
+            let name = Line::try_parse_from(words).unwrap().address.name();
+            let expected = format!("{label}.web.default.dep.bosh");
+            assert_eq!(name.unwrap().to_string(), expected, "{criteria}");
+        }
+    }
+}

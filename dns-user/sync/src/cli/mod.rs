@@ -522,4 +522,41 @@ mod tests {
             "no version was announced yet\n0 of 0 agents have one, 0 failing, 0 silent\n"
         );
     }
+
+    #[tokio::test]
+    async fn status_succeeds_once_all_have_the_newest_version() {
+        use crate::message::Report;
+
+        let folder = tempfile::tempdir().unwrap();
+        for (held, announced, newest, expected) in [
+            (5, 5, 5, ExitCode::SUCCESS),
+            (4, 5, 5, ExitCode::FAILURE),
+            (5, 5, 6, ExitCode::FAILURE),
+            (0, 0, 0, ExitCode::FAILURE),
+        ] {
+            let mut registry = AgentRegistry::default();
+            registry.set_agents(["a"].into_iter());
+            registry.set_version(announced, "five", 0);
+            let report = Report {
+                version: held,
+                digest: Some("five".to_owned()),
+                patches: false,
+            };
+            registry.report("a", report, 0);
+            let mut state = serde_json::to_value(PublisherState::default()).unwrap();
+            state["versions"] = serde_json::json!([
+                {"version": newest, "blob": "", "digest": "five", "at": 0}
+            ]);
+            let write = |name: &str, json: Vec<u8>| std::fs::write(folder.path().join(name), json);
+            write("agents.json", serde_json::to_vec(&registry).unwrap()).unwrap();
+            write("state.json", serde_json::to_vec(&state).unwrap()).unwrap();
+            let words = ["bosh-dns-sync", "status", "--state"].map(std::ffi::OsStr::new);
+            let line = words.into_iter().chain([folder.path().as_os_str()]);
+            let Command::Status(status) = CommandLine::parse_from(line).command else {
+                panic!("another command")
+            };
+            let code = status.run().await.unwrap();
+            assert_eq!(code, expected, "{held} of {announced}, {newest} committed");
+        }
+    }
 }

@@ -935,4 +935,27 @@ mod tests {
             assert_eq!(is_unknown_method(problem), is_unknown, "{problem}");
         }
     }
+
+    #[test]
+    fn news_end_the_pauses_of_an_agent() {
+        let mut registry = registry();
+        registry.report("a", report(5, "five"), 10);
+        registry.agents.get_mut("a").unwrap().failures = 3;
+        registry.report("a", report(5, "five"), 30);
+        assert_eq!(registry.agents["a"].failures, 3);
+        registry.report("a", report(5, "other"), 40);
+        assert_eq!(registry.agents["a"].failures, 0);
+    }
+
+    #[test]
+    fn complaints_about_older_versions_are_noted() {
+        let mut registry = registry();
+        registry.set_version(6, "six", 10);
+        let complaint = || Reply::Exception("full".to_owned());
+        let verdict = registry.record_reply("a", call(5), complaint(), 20, 0.5);
+        assert_eq!(verdict, Verdict::Noted);
+        registry.record_call("b", call(6), 20, 0, 0.5);
+        let verdict = registry.record_reply("b", call(6), complaint(), 30, 0.5);
+        assert_eq!(verdict, Verdict::Complains("full".to_owned()));
+    }
 }

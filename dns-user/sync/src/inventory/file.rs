@@ -441,4 +441,29 @@ mod tests {
             "line 2: a has two addresses of one family, 10.0.0.1 and 10.0.0.2; remove one"
         );
     }
+
+    #[test]
+    fn addresses_of_one_machine_reach_nobody() {
+        for (address, expected) in [
+            ("192.0.2.1", true),
+            ("169.254.1.1", false),
+            ("255.255.255.255", false),
+            ("127.0.0.1", false),
+            ("224.0.0.1", false),
+            ("0.0.0.0", false),
+            ("2001:db8::1", true),
+            ("fe80::1", false),
+            ("fe00::", false),
+            ("fe00::1", true),
+            ("::1", false),
+            ("ff02::1", false),
+            ("::", false),
+        ] {
+            assert_eq!(
+                is_reachable(address.parse().unwrap()),
+                expected,
+                "{address}"
+            );
+        }
+    }
 }

@@ -161,6 +161,21 @@ fn pausing_writer_removes_nothing() -> Result<()> {
 }
 
 #[test]
+fn damaged_inventory_keeps_the_last_records() -> Result<()> {
+    let machine = Machine::new("--inventory")?;
+    write_slowly(&machine.inventory(), 0..3, 0, Duration::ZERO)?;
+    let _publisher = machine.watch()?;
+    wait_until("3 rows", TIMEOUT, || machine.rows().len() == 3).with_context(|| machine.log())?;
+    fs::write(machine.inventory(), "deployments: [")?;
+    let is_reported = || machine.log().contains("the last good version stays in use");
+    wait_until("the report", TIMEOUT, is_reported).with_context(|| machine.log())?;
+    assert_eq!(machine.rows().len(), 3);
+    write_slowly(&machine.inventory(), 0..4, 0, Duration::ZERO)?;
+    wait_until("4 rows", TIMEOUT, || machine.rows().len() == 4).with_context(|| machine.log())?;
+    Ok(())
+}
+
+#[test]
 fn removal_waits_for_quiet_or_rename() -> Result<()> {
     let machine = Machine::new("--inventory")?;
     write_slowly(&machine.inventory(), 0..20, 0, Duration::ZERO)?;

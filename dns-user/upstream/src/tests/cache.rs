@@ -825,8 +825,16 @@ async fn stale_answers_bridge_outages() {
         ..CONFIG
     };
     let (source, cache) = source(&recursor, Compat::default(), &config);
+    let question = query(NAME, 1);
+    let question = parsed(&question);
+    let key = cache.key(&question).unwrap();
     assert_eq!(ttl(&ask(&source, &query(NAME, 1)).await), 5);
+    assert!(cache.copy(&question).is_some());
+    assert!(matches!(cache.peek(&key), Some((_, Some(_)))));
     tokio::time::sleep(Duration::from_millis(5200)).await;
+    // Interfaces get fresh answers only.
+    assert!(cache.copy(&question).is_none());
+    assert!(matches!(cache.peek(&key), Some((_, None))));
     for _ in 0..3 {
         let reply = ask(&source, &query(NAME, 1)).await;
         assert_eq!((rcode(&reply), ttl(&reply)), (message::NOERROR, 30));
@@ -980,5 +988,21 @@ async fn recursors_reasons_are_passed_on() {
         );
         let reply = ask(&source, &query(NAME, 28)).await;
         assert_eq!(message::MessageIndex::of(&reply).unwrap().opt, None);
+    }
+}
+
+#[test]
+fn keys_have_the_form_of_the_settings() {
+    for (transparent_forwarding, cache_as_authority) in
+        [(false, false), (true, false), (false, true), (true, true)]
+    {
+        let compat = Compat {
+            transparent_forwarding,
+            cache_as_authority,
+            ..Compat::default()
+        };
+        let cache = Cache::new(&CONFIG, form(compat), compat);
+        let expected = !transparent_forwarding && !cache_as_authority;
+        assert_eq!(cache.has_keys_of_form(), expected, "{compat:?}");
     }
 }

@@ -439,4 +439,21 @@ mod tests {
             assert_eq!(etcd.fitting(&sizes.map(txn)), expected, "{sizes:?}");
         }
     }
+
+    #[test]
+    fn a_change_may_fill_etcds_limit() {
+        let settings = CoreDnsSettings::from_parameters(&Parameters::default()).unwrap();
+        let provider = CoreDns::new(settings).unwrap();
+        for (count, fits) in [(MAX_OPERATIONS, true), (MAX_OPERATIONS + 1, false)] {
+            let targets: Vec<String> = (0..count).map(|host| format!("10.0.0.{host}")).collect();
+            let targets = targets.iter().map(String::as_str);
+            let record = Record::parse("a.example.org", RecordType::A, targets).unwrap();
+            let transaction = Transaction {
+                name: record.name.clone(),
+                steps: vec![Step::Create(record)],
+            };
+            let converted = provider.convert(&transaction);
+            assert_eq!(converted.is_ok(), fits, "{count} targets");
+        }
+    }
 }

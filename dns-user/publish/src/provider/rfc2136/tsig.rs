@@ -340,3 +340,34 @@ impl Signature {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_may_differ_by_the_fudge() {
+        let key = TsigKey::new("publisher", "hmac-sha256".parse().unwrap(), "c2VjcmV0").unwrap();
+        let now = 1_800_000_000;
+        let fudge = u64::from(FUDGE);
+        let late = || Err(TsigError::Clock(fudge + 1));
+        for (time, expected) in [
+            (now, Ok(())),
+            (now - fudge, Ok(())),
+            (now + fudge, Ok(())),
+            (now - fudge - 1, late()),
+            (now + fudge + 1, late()),
+        ] {
+            let mut message = vec![0; HEADER];
+            key.sign(&mut message, time).unwrap();
+            // A reply's signature covers the one of its request too, which is left out here.
+            let mut verifier = Verifier {
+                key: &key,
+                covered: Vec::new(),
+                is_first: true,
+                unsigned: 0,
+            };
+            assert_eq!(verifier.verify(&mut message, now), expected, "{time}");
+        }
+    }
+}
