@@ -11,17 +11,18 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use hickory_proto::{op::Message, rr::RecordType};
 use nix::sys::signal::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 use whole_system_tests::{
     client,
     cpu::on_cpu,
-    health::{Authority, write_files},
+    health::write_files,
     metrics::wait_for_fast_path,
-    process::{Kept, wait_until},
+    pki::Authority,
+    process::{Kept, family, wait_until},
     server::{self, Server},
 };
 
@@ -172,19 +173,7 @@ impl Peer {
 impl RunningPeer {
     /// Returns all its processes: NSD answers from a child process.
     pub fn processes(&self) -> Vec<u32> {
-        let mut found = vec![self.process.pid()];
-        let mut next = 0;
-        while let Some(&parent) = found.get(next) {
-            let children = format!("/proc/{parent}/task/{parent}/children");
-            let children = fs::read_to_string(children).unwrap_or_default();
-            found.extend(
-                children
-                    .split_whitespace()
-                    .filter_map(|pid| pid.parse::<u32>().ok()),
-            );
-            next += 1;
-        }
-        found
+        family(self.process.pid())
     }
 
     /// Writes other names, which the peer reads after [`Self::signal_reload`].
@@ -567,84 +556,28 @@ fn write_atomically(path: &Path, text: &str) -> Result<()> {
 /// Port of its API on loopback, as its job configures it.
 const API_PORT: u16 = 53080;
 
-/// bosh-dns running in a lab, stopped when dropped.
-#[derive(Debug)]
-pub struct Reference {
-    process: Kept,
-    _folder: TempDir,
-}
-
-impl Reference {
-    /// Starts the program on the server's CPU and waits for its first answer.
-    ///
-    /// It requires an API with certificates, which are generated for the run.
-    pub fn start(program: &Path, lab: &Lab, foundation: &Foundation) -> Result<Self> {
-        let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
-        let file = folder.path().join("config.json");
-        fs::write(&file, serde_json::to_vec_pretty(&config(folder.path())?)?)?;
-        let log = folder.path().join("log");
-        let output = fs::File::create(&log)?;
-        let mut command = lab.server.command(program)?;
-        command
-            .arg("--config")
-            .arg(&file)
-            .stdout(output.try_clone()?)
-            .stderr(output);
-        let mut process = Kept::spawn(&mut command)?;
-        let query = client::query("upcheck.bosh-dns.", RecordType::A, None)?.to_vec()?;
-        let mut ended = None;
-        let waited = wait_until(
-            "the reference's first answer",
-            Duration::from_secs(20),
-            || {
-                ended = process.ended().ok().flatten();
-                ended.is_some()
-                    || lab
-                        .client
-                        .run(|| {
-                            client::ask_raw(
-                                (SERVER_ADDRESS, 53).into(),
-                                &query,
-                                Duration::from_millis(200),
-                            )
-                            .is_ok()
-                        })
-                        .unwrap_or(false)
-            },
-        );
-        let said = || fs::read_to_string(&log).unwrap_or_default();
-        if let Some(status) = ended {
-            bail!("{} ended ({status}): {}", program.display(), said().trim());
-        }
-        waited.with_context(|| format!("{} said: {}", program.display(), said().trim()))?;
-        lab::pin(process.pid(), SERVER_CPU)?;
-        Ok(Self {
-            process,
-            _folder: folder,
-        })
-    }
-
-    /// Returns the process id of bosh-dns.
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-}
-
-/// Returns the configuration that its job would write, with files in `folder`.
-fn config(folder: &Path) -> Result<Value> {
+/// Starts bosh-dns's program, waits for its first answer, and pins it to the server's CPU.
+///
+/// It requires an API with certificates, which are generated for the run.
+pub fn start_reference(program: &Path, lab: &Lab, foundation: &Foundation) -> Result<Server> {
+    let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
     let authority = Authority::new("bench")?;
-    let api = write_files(
-        folder,
-        &authority.issue("api.bosh-dns")?,
-        &authority.certificate,
-    )?;
-    let mut config = server::config(folder, (SERVER_ADDRESS, 53).into());
+    let identity = authority.issue("api.bosh-dns")?;
+    let files = write_files(folder.path(), &identity, &authority.certificate)?;
     let api = json!({
         "port": API_PORT,
-        "certificate_file": api.certificate,
-        "private_key_file": api.private_key,
-        "ca_file": api.ca,
+        "certificate_file": files.certificate,
+        "private_key_file": files.private_key,
+        "ca_file": files.ca,
     });
-    server::merge(&mut config, &json!({"api": api}));
-    Ok(config)
+    let server = Server::start_program(
+        program.to_owned(),
+        Some(&lab.server),
+        folder,
+        (SERVER_ADDRESS, 53).into(),
+        &json!({"api": api}),
+        |_| {},
+    )?;
+    lab::pin(server.pid(), SERVER_CPU)?;
+    Ok(server)
 }

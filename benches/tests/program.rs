@@ -5,10 +5,10 @@ use whole_system_tests::requires;
 
 #[path = "../benches/program.rs"]
 #[expect(dead_code, reason = "the bench's own `main`")]
-mod program;
+mod bench;
 
 #[test]
 fn rows_yield_expected_outcomes() -> Result<()> {
     requires!(bpf);
-    program::measure(1, &[])
+    bench::measure(1, &[])
 }

@@ -4,7 +4,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::{foundation::Foundation, lab::Lab, servers::Reference};
+use bosh_dns_xdp_benches::{foundation::Foundation, lab::Lab, servers::start_reference};
 use tempfile::TempDir;
 use whole_system_tests::{requires, server};
 
@@ -34,7 +34,7 @@ fn bosh_dns_start_checks_pass() -> Result<()> {
         &DOUBLE.replace("PROGRAM", &server::program()?.display().to_string()),
     )?;
     let lab = Lab::plain()?;
-    Reference::start(&double, &lab, &Foundation::generate(10)?)?;
+    start_reference(&double, &lab, &Foundation::generate(10)?)?;
     Ok(())
 }
 
@@ -47,7 +47,7 @@ fn early_exit_reports_output() -> Result<()> {
         "#!/bin/sh\necho it does not like this >&2\nexit 3\n",
     )?;
     let lab = Lab::plain()?;
-    let error = Reference::start(&double, &lab, &Foundation::generate(10)?)
+    let error = start_reference(&double, &lab, &Foundation::generate(10)?)
         .unwrap_err()
         .to_string();
     assert!(

@@ -39,26 +39,12 @@ impl<'a> Cell<'a> {
     /// Prepares the host: the server's address, an uplink and an overlay device.
     pub fn new(host: &'a Namespace, containers: &'a Namespace) -> Result<Self> {
         host.forward()?;
-        host.ip(&["addr", "add", &format!("{SERVER}/32"), "dev", "lo"])?;
-        host.ip(&[
-            "link", "add", "eth0", "type", "veth", "peer", "name", "far0",
-        ])?;
-        host.ip(&["addr", "add", "10.0.16.5/24", "dev", "eth0"])?;
-        host.ip(&["link", "set", "eth0", "up"])?;
-        host.ip(&[
-            "link",
-            "add",
-            "silk-vtep",
-            "type",
-            "vxlan",
-            "id",
-            "1",
-            "dstport",
-            "4789",
-            "dev",
-            "eth0",
-        ])?;
-        host.ip(&["link", "set", "silk-vtep", "up"])?;
+        host.ip(&format!("addr add {SERVER}/32 dev lo"))?;
+        host.ip("link add eth0 type veth peer name far0")?;
+        host.ip("addr add 10.0.16.5/24 dev eth0")?;
+        host.ip("link set eth0 up")?;
+        host.ip("link add silk-vtep type vxlan id 1 dstport 4789 dev eth0")?;
+        host.ip("link set silk-vtep up")?;
         Ok(Self { host, containers })
     }
 

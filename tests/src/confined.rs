@@ -8,287 +8,62 @@ use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 
 const USER: u32 = 65534;
 
+/// Lists system calls by their names.
+macro_rules! calls {
+    ($($name:ident)*) => { &[$(libc::$name),*] };
+}
+
 /// BPM's list, as far as this architecture has the calls. BPM restricts the arguments of `clone`
 /// and `personality`; this filter does not.
-const ALLOWED: &[libc::c_long] = &[
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_bind,
-    libc::SYS_brk,
-    libc::SYS_capget,
-    libc::SYS_capset,
-    libc::SYS_chdir,
-    libc::SYS_chroot,
-    libc::SYS_clock_getres,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_clone,
-    libc::SYS_clone3,
-    libc::SYS_close,
-    libc::SYS_connect,
-    libc::SYS_copy_file_range,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_eventfd2,
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_faccessat,
-    libc::SYS_fadvise64,
-    libc::SYS_fallocate,
-    libc::SYS_fanotify_mark,
-    libc::SYS_fchdir,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_fchown,
-    libc::SYS_fchownat,
-    libc::SYS_fcntl,
-    libc::SYS_fdatasync,
-    libc::SYS_fgetxattr,
-    libc::SYS_flistxattr,
-    libc::SYS_flock,
-    libc::SYS_fremovexattr,
-    libc::SYS_fsetxattr,
-    libc::SYS_fstat,
-    libc::SYS_fstatfs,
-    libc::SYS_fsync,
-    libc::SYS_ftruncate,
-    libc::SYS_futex,
-    libc::SYS_get_robust_list,
-    libc::SYS_getcpu,
-    libc::SYS_getcwd,
-    libc::SYS_getdents64,
-    libc::SYS_getegid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getgroups,
-    libc::SYS_getitimer,
-    libc::SYS_getpeername,
-    libc::SYS_getpgid,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_getpriority,
-    libc::SYS_getrandom,
-    libc::SYS_getresgid,
-    libc::SYS_getresuid,
-    libc::SYS_getrlimit,
-    libc::SYS_getrusage,
-    libc::SYS_getsid,
-    libc::SYS_getsockname,
-    libc::SYS_getsockopt,
-    libc::SYS_gettid,
-    libc::SYS_gettimeofday,
-    libc::SYS_getuid,
-    libc::SYS_getxattr,
-    libc::SYS_inotify_add_watch,
-    libc::SYS_inotify_init1,
-    libc::SYS_inotify_rm_watch,
-    libc::SYS_io_cancel,
-    libc::SYS_io_destroy,
-    libc::SYS_io_getevents,
-    libc::SYS_io_setup,
-    libc::SYS_io_submit,
-    libc::SYS_ioctl,
-    libc::SYS_ioprio_get,
-    libc::SYS_ioprio_set,
-    libc::SYS_kill,
-    libc::SYS_lgetxattr,
-    libc::SYS_linkat,
-    libc::SYS_listen,
-    libc::SYS_listxattr,
-    libc::SYS_llistxattr,
-    libc::SYS_lremovexattr,
-    libc::SYS_lseek,
-    libc::SYS_lsetxattr,
-    libc::SYS_madvise,
-    libc::SYS_memfd_create,
-    libc::SYS_mincore,
-    libc::SYS_mkdirat,
-    libc::SYS_mknodat,
-    libc::SYS_mlock,
-    libc::SYS_mlock2,
-    libc::SYS_mlockall,
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
-    libc::SYS_mq_getsetattr,
-    libc::SYS_mq_notify,
-    libc::SYS_mq_open,
-    libc::SYS_mq_timedreceive,
-    libc::SYS_mq_timedsend,
-    libc::SYS_mq_unlink,
-    libc::SYS_mremap,
-    libc::SYS_msgctl,
-    libc::SYS_msgget,
-    libc::SYS_msgrcv,
-    libc::SYS_msgsnd,
-    libc::SYS_msync,
-    libc::SYS_munlock,
-    libc::SYS_munlockall,
-    libc::SYS_munmap,
-    libc::SYS_nanosleep,
-    libc::SYS_newfstatat,
-    libc::SYS_openat,
-    libc::SYS_openat2,
-    libc::SYS_personality,
-    libc::SYS_pipe2,
-    libc::SYS_ppoll,
-    libc::SYS_prctl,
-    libc::SYS_pread64,
-    libc::SYS_preadv,
-    libc::SYS_prlimit64,
-    libc::SYS_pselect6,
-    libc::SYS_pwrite64,
-    libc::SYS_pwritev,
-    libc::SYS_read,
-    libc::SYS_readahead,
-    libc::SYS_readlinkat,
-    libc::SYS_readv,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_remap_file_pages,
-    libc::SYS_removexattr,
-    libc::SYS_renameat,
-    libc::SYS_renameat2,
-    libc::SYS_restart_syscall,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigpending,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigqueueinfo,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigsuspend,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_rt_tgsigqueueinfo,
-    libc::SYS_sched_get_priority_max,
-    libc::SYS_sched_get_priority_min,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_getattr,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_sched_rr_get_interval,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_setattr,
-    libc::SYS_sched_setparam,
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_yield,
-    libc::SYS_seccomp,
-    libc::SYS_semctl,
-    libc::SYS_semget,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_sendfile,
-    libc::SYS_sendmmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
-    libc::SYS_set_robust_list,
-    libc::SYS_set_tid_address,
-    libc::SYS_setfsgid,
-    libc::SYS_setfsuid,
-    libc::SYS_setgid,
-    libc::SYS_setgroups,
-    libc::SYS_setitimer,
-    libc::SYS_setpgid,
-    libc::SYS_setpriority,
-    libc::SYS_setregid,
-    libc::SYS_setresgid,
-    libc::SYS_setresuid,
-    libc::SYS_setreuid,
-    libc::SYS_setrlimit,
-    libc::SYS_setsid,
-    libc::SYS_setsockopt,
-    libc::SYS_setuid,
-    libc::SYS_setxattr,
-    libc::SYS_shmat,
-    libc::SYS_shmctl,
-    libc::SYS_shmdt,
-    libc::SYS_shmget,
-    libc::SYS_shutdown,
-    libc::SYS_sigaltstack,
-    libc::SYS_signalfd4,
-    libc::SYS_socket,
-    libc::SYS_socketpair,
-    libc::SYS_splice,
-    libc::SYS_statfs,
-    libc::SYS_statx,
-    libc::SYS_symlinkat,
-    libc::SYS_sync,
-    libc::SYS_sync_file_range,
-    libc::SYS_syncfs,
-    libc::SYS_sysinfo,
-    libc::SYS_syslog,
-    libc::SYS_tee,
-    libc::SYS_tgkill,
-    libc::SYS_timer_create,
-    libc::SYS_timer_delete,
-    libc::SYS_timer_getoverrun,
-    libc::SYS_timer_gettime,
-    libc::SYS_timer_settime,
-    libc::SYS_timerfd_create,
-    libc::SYS_timerfd_gettime,
-    libc::SYS_timerfd_settime,
-    libc::SYS_times,
-    libc::SYS_tkill,
-    libc::SYS_truncate,
-    libc::SYS_umask,
-    libc::SYS_uname,
-    libc::SYS_unlinkat,
-    libc::SYS_utimensat,
-    libc::SYS_vmsplice,
-    libc::SYS_wait4,
-    libc::SYS_waitid,
-    libc::SYS_write,
-    libc::SYS_writev,
-];
+const ALLOWED: &[libc::c_long] = calls! {
+    SYS_accept SYS_accept4 SYS_bind SYS_brk SYS_capget SYS_capset SYS_chdir SYS_chroot
+    SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_clone SYS_clone3 SYS_close
+    SYS_connect SYS_copy_file_range SYS_dup SYS_dup3 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait
+    SYS_eventfd2 SYS_execve SYS_execveat SYS_exit SYS_exit_group SYS_faccessat SYS_fadvise64
+    SYS_fallocate SYS_fanotify_mark SYS_fchdir SYS_fchmod SYS_fchmodat SYS_fchown SYS_fchownat
+    SYS_fcntl SYS_fdatasync SYS_fgetxattr SYS_flistxattr SYS_flock SYS_fremovexattr SYS_fsetxattr
+    SYS_fstat SYS_fstatfs SYS_fsync SYS_ftruncate SYS_futex SYS_get_robust_list SYS_getcpu
+    SYS_getcwd SYS_getdents64 SYS_getegid SYS_geteuid SYS_getgid SYS_getgroups SYS_getitimer
+    SYS_getpeername SYS_getpgid SYS_getpid SYS_getppid SYS_getpriority SYS_getrandom SYS_getresgid
+    SYS_getresuid SYS_getrlimit SYS_getrusage SYS_getsid SYS_getsockname SYS_getsockopt SYS_gettid
+    SYS_gettimeofday SYS_getuid SYS_getxattr SYS_inotify_add_watch SYS_inotify_init1
+    SYS_inotify_rm_watch SYS_io_cancel SYS_io_destroy SYS_io_getevents SYS_io_setup SYS_io_submit
+    SYS_ioctl SYS_ioprio_get SYS_ioprio_set SYS_kill SYS_lgetxattr SYS_linkat SYS_listen
+    SYS_listxattr SYS_llistxattr SYS_lremovexattr SYS_lseek SYS_lsetxattr SYS_madvise
+    SYS_memfd_create SYS_mincore SYS_mkdirat SYS_mknodat SYS_mlock SYS_mlock2 SYS_mlockall SYS_mmap
+    SYS_mprotect SYS_mq_getsetattr SYS_mq_notify SYS_mq_open SYS_mq_timedreceive SYS_mq_timedsend
+    SYS_mq_unlink SYS_mremap SYS_msgctl SYS_msgget SYS_msgrcv SYS_msgsnd SYS_msync SYS_munlock
+    SYS_munlockall SYS_munmap SYS_nanosleep SYS_newfstatat SYS_openat SYS_openat2 SYS_personality
+    SYS_pipe2 SYS_ppoll SYS_prctl SYS_pread64 SYS_preadv SYS_prlimit64 SYS_pselect6 SYS_pwrite64
+    SYS_pwritev SYS_read SYS_readahead SYS_readlinkat SYS_readv SYS_recvfrom SYS_recvmmsg
+    SYS_recvmsg SYS_remap_file_pages SYS_removexattr SYS_renameat SYS_renameat2 SYS_restart_syscall
+    SYS_rt_sigaction SYS_rt_sigpending SYS_rt_sigprocmask SYS_rt_sigqueueinfo SYS_rt_sigreturn
+    SYS_rt_sigsuspend SYS_rt_sigtimedwait SYS_rt_tgsigqueueinfo SYS_sched_get_priority_max
+    SYS_sched_get_priority_min SYS_sched_getaffinity SYS_sched_getattr SYS_sched_getparam
+    SYS_sched_getscheduler SYS_sched_rr_get_interval SYS_sched_setaffinity SYS_sched_setattr
+    SYS_sched_setparam SYS_sched_setscheduler SYS_sched_yield SYS_seccomp SYS_semctl SYS_semget
+    SYS_semop SYS_semtimedop SYS_sendfile SYS_sendmmsg SYS_sendmsg SYS_sendto SYS_set_robust_list
+    SYS_set_tid_address SYS_setfsgid SYS_setfsuid SYS_setgid SYS_setgroups SYS_setitimer SYS_setpgid
+    SYS_setpriority SYS_setregid SYS_setresgid SYS_setresuid SYS_setreuid SYS_setrlimit SYS_setsid
+    SYS_setsockopt SYS_setuid SYS_setxattr SYS_shmat SYS_shmctl SYS_shmdt SYS_shmget SYS_shutdown
+    SYS_sigaltstack SYS_signalfd4 SYS_socket SYS_socketpair SYS_splice SYS_statfs SYS_statx
+    SYS_symlinkat SYS_sync SYS_sync_file_range SYS_syncfs SYS_sysinfo SYS_syslog SYS_tee SYS_tgkill
+    SYS_timer_create SYS_timer_delete SYS_timer_getoverrun SYS_timer_gettime SYS_timer_settime
+    SYS_timerfd_create SYS_timerfd_gettime SYS_timerfd_settime SYS_times SYS_tkill SYS_truncate
+    SYS_umask SYS_uname SYS_unlinkat SYS_utimensat SYS_vmsplice SYS_wait4 SYS_waitid SYS_write
+    SYS_writev
+};
 
 /// Calls of the list that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
-const ALLOWED_OLDER: &[libc::c_long] = &[
-    libc::SYS_access,
-    libc::SYS_alarm,
-    libc::SYS_arch_prctl,
-    libc::SYS_chmod,
-    libc::SYS_chown,
-    libc::SYS_creat,
-    libc::SYS_dup2,
-    libc::SYS_epoll_create,
-    libc::SYS_epoll_ctl_old,
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_wait_old,
-    libc::SYS_eventfd,
-    libc::SYS_fork,
-    libc::SYS_futimesat,
-    libc::SYS_get_thread_area,
-    libc::SYS_getdents,
-    libc::SYS_getpgrp,
-    libc::SYS_inotify_init,
-    libc::SYS_lchown,
-    libc::SYS_link,
-    libc::SYS_lstat,
-    libc::SYS_mkdir,
-    libc::SYS_mknod,
-    libc::SYS_modify_ldt,
-    libc::SYS_open,
-    libc::SYS_pause,
-    libc::SYS_pipe,
-    libc::SYS_poll,
-    libc::SYS_readlink,
-    libc::SYS_rename,
-    libc::SYS_rmdir,
-    libc::SYS_select,
-    libc::SYS_set_thread_area,
-    libc::SYS_signalfd,
-    libc::SYS_stat,
-    libc::SYS_symlink,
-    libc::SYS_time,
-    libc::SYS_unlink,
-    libc::SYS_utime,
-    libc::SYS_utimes,
-    libc::SYS_vfork,
-];
+const ALLOWED_OLDER: &[libc::c_long] = calls! {
+    SYS_access SYS_alarm SYS_arch_prctl SYS_chmod SYS_chown SYS_creat SYS_dup2 SYS_epoll_create
+    SYS_epoll_ctl_old SYS_epoll_wait SYS_epoll_wait_old SYS_eventfd SYS_fork SYS_futimesat
+    SYS_get_thread_area SYS_getdents SYS_getpgrp SYS_inotify_init SYS_lchown SYS_link SYS_lstat
+    SYS_mkdir SYS_mknod SYS_modify_ldt SYS_open SYS_pause SYS_pipe SYS_poll SYS_readlink SYS_rename
+    SYS_rmdir SYS_select SYS_set_thread_area SYS_signalfd SYS_stat SYS_symlink SYS_time SYS_unlink
+    SYS_utime SYS_utimes SYS_vfork
+};
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLDER: &[libc::c_long] = &[];
 

@@ -18,62 +18,15 @@ use http_body_util::Full;
 use hyper::{Response, StatusCode, body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::{Mutex, MutexGuard};
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 use tokio_rustls::TlsAcceptor;
 
+pub use crate::pki::{Authority, Identity};
+
 //----------- Certificates ---------------------------------------------------
-
-/// A certificate authority of client and server certificates.
-pub struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    /// The CA certificate, PEM.
-    pub certificate: String,
-}
-
-/// A certificate and its private key, PEM.
-#[derive(Clone)]
-pub struct Identity {
-    pub certificate: String,
-    pub key: String,
-}
-
-impl Authority {
-    pub fn new(name: &str) -> Result<Self> {
-        let key = KeyPair::generate()?;
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let certificate = params.self_signed(&key)?.pem();
-        Ok(Self {
-            issuer: Issuer::new(params, key),
-            certificate,
-        })
-    }
-
-    /// Issues a certificate for client and server use, with a common name only, as directors do.
-    pub fn issue(&self, common_name: &str) -> Result<Identity> {
-        let key = KeyPair::generate()?;
-        let mut params = CertificateParams::default();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, common_name);
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        let certificate = params.signed_by(&key, &self.issuer)?.pem();
-        Ok(Identity {
-            certificate,
-            key: key.serialize_pem(),
-        })
-    }
-}
 
 /// Writes key, certificate and CA file into `folder`, each by rename; returns their paths.
 pub fn write_files(folder: &Path, identity: &Identity, authorities: &str) -> Result<TlsFiles> {
@@ -90,11 +43,11 @@ pub fn write_files(folder: &Path, identity: &Identity, authorities: &str) -> Res
     })
 }
 
-/// Returns a configuration that checks the instances of a [`Fleet`].
-pub fn config(fleet: &Fleet, tls: TlsFiles, check_interval: Duration) -> HealthConfig {
+/// Returns a configuration that checks instances at this port.
+pub fn config(port: u16, tls: TlsFiles, check_interval: Duration) -> HealthConfig {
     HealthConfig {
         enabled: true,
-        port: fleet.port,
+        port,
         tls: Some(tls),
         check_interval,
         max_tracked_queries: 2000,

@@ -16,6 +16,7 @@ pub mod health;
 pub mod mapping;
 pub mod names;
 pub mod old_kernel;
+pub mod pki;
 pub mod program;
 pub mod requirements;
 pub mod resolv_conf;

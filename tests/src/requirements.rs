@@ -2,13 +2,7 @@
 //! requirement fails, except under `cargo xtask test`, which lists it at the end as not run, with
 //! the reason. In CI (variable `CI` set) it fails there, too.
 
-use std::{
-    fmt::Display,
-    fs::File,
-    io::Write as _,
-    process::{Command, Stdio},
-    thread,
-};
+use std::{env, fmt::Display, fs::File, io::Write as _, thread};
 
 use crate::yardstick::{Hook, Yardstick};
 
@@ -17,12 +11,12 @@ use crate::yardstick::{Hook, Yardstick};
 pub const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 
 /// Ends the calling test as "not run" if the machine lacks one of the given requirements:
-/// `requires!(namespaces, bpf)`. Each requirement is a function of this module.
+/// `requires!(namespaces, bpf, programs(&["dig"]))`. Each requirement is a function of this module.
 #[macro_export]
 macro_rules! requires {
-    ($($requirement:ident),+) => {
+    ($($requirement:ident $(($($argument:expr),+))?),+) => {
         $(
-            if !$crate::requirements::$requirement() {
+            if !$crate::requirements::$requirement($($($argument),+)?) {
                 return $crate::requirements::Outcome::not_run();
             }
         )+
@@ -74,25 +68,37 @@ pub fn met<E: Display>(what: &str, found: Result<(), E>) -> bool {
         Ok(()) => true,
         Err(problem) => {
             let reason = format!("{what} are not available here: {problem}");
-            assert!(std::env::var_os("CI").is_none(), "{reason}");
+            assert!(env::var_os("CI").is_none(), "{reason}");
             not_run(&reason);
             false
         }
     }
 }
 
-/// Returns whether a program is installed, by running it with an option such as `-V` that has no effect.
+/// Returns whether all these programs are installed.
 ///
 /// # Panics
 ///
 /// Like [`met`].
-pub fn program(name: &str, option: &str) -> bool {
-    let found = Command::new(name)
-        .arg(option)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    met(name, found.map(drop))
+pub fn programs(names: &[&str]) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    names.iter().all(|name| {
+        let found = if env::split_paths(&path).any(|folder| folder.join(name).is_file()) {
+            Ok(())
+        } else {
+            Err("not installed")
+        };
+        met(name, found)
+    })
+}
+
+/// Returns whether Prometheus is installed.
+///
+/// # Panics
+///
+/// Like [`met`].
+pub fn prometheus() -> bool {
+    programs(&["prometheus", "promtool"])
 }
 
 /// Adds the running test to the list of tests that were not run.
@@ -102,7 +108,7 @@ pub fn program(name: &str, option: &str) -> bool {
 /// Panics if there is no such list.
 pub fn not_run(reason: &str) {
     let test = thread::current().name().unwrap_or("a test").to_owned();
-    let Some(list) = std::env::var_os(NOT_RUN_VARIABLE) else {
+    let Some(list) = env::var_os(NOT_RUN_VARIABLE) else {
         panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and continues)");
     };
     let mut list = File::options()

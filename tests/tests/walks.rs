@@ -29,7 +29,7 @@ use whole_system_tests::{
     metrics::wait_for_fast_path,
     namespace::Namespace,
     process::{Kept, wait_until},
-    requirements, requires,
+    requires,
     server::{self, Server},
     visited::{Traced, Visits, workspace},
 };
@@ -294,10 +294,7 @@ fn records(version: usize) -> Vec<u8> {
 
 #[test]
 fn walks_list_files_visited_by_server() -> Result<()> {
-    requires!(namespaces, bpf);
-    if !requirements::program("nm", "--version") {
-        return Ok(());
-    }
+    requires!(namespaces, bpf, programs(&["nm"]));
     let namespace = Namespace::new("walks")?;
     let (authority, bpffs) = (Authority::new("ca")?, Bpffs::new()?);
     let certificates = tempfile::tempdir()?;
@@ -399,10 +396,7 @@ const SECRET: &str = "c2VjcmV0IG9mIHRoZSB0dXRvcmlhbCwgMzIgb2N0ZXRzIQ==";
 
 #[test]
 fn walk_lists_files_visited_by_publisher() -> Result<()> {
-    requires!(namespaces);
-    if !(requirements::program("nm", "--version") && requirements::program("knotd", "-V")) {
-        return Ok(());
-    }
+    requires!(namespaces, programs(&["nm", "knotd"]));
     let namespace = Namespace::new("walkp")?;
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name);

@@ -107,14 +107,7 @@ impl Lab {
     pub fn over_ipv6(mut self) -> Result<Self> {
         self.addresses = [SERVER_ADDRESS_V6.into(), CLIENT_ADDRESS_V6.into()];
         for ((namespace, interface), address) in self.ends().into_iter().zip(self.addresses) {
-            namespace.ip(&[
-                "addr",
-                "add",
-                &format!("{address}/64"),
-                "dev",
-                interface,
-                "nodad",
-            ])?;
+            namespace.ip(&format!("addr add {address}/64 dev {interface} nodad"))?;
         }
         self.introduce()?;
         Ok(self)

@@ -43,7 +43,7 @@ impl Namespace {
         // Constructed first, so that a failure below removes the namespace again.
         let namespace = Self { name };
         run(Command::new("ip").args(["netns", "add", namespace.name()]))?;
-        namespace.ip(&["link", "set", "lo", "up"])?;
+        namespace.ip("link set lo up")?;
         Ok(namespace)
     }
 
@@ -67,9 +67,18 @@ impl Namespace {
         )
     }
 
-    /// Runs `ip` with these arguments inside.
-    pub fn ip(&self, arguments: &[&str]) -> Result<()> {
-        run(Command::new("ip").args(["-n", &self.name]).args(arguments))
+    /// Runs `ip` inside with these arguments, separated by spaces.
+    pub fn ip(&self, arguments: &str) -> Result<()> {
+        run(Command::new("ip")
+            .args(["-n", &self.name])
+            .args(arguments.split_whitespace()))
+    }
+
+    /// Runs a program inside, given with its arguments and separated by spaces; returns its output.
+    pub fn capture(&self, line: &str) -> Result<String> {
+        let mut words = line.split_whitespace();
+        let program = words.next().context("no program")?;
+        capture(self.command(program)?.args(words))
     }
 
     /// Builds a command that runs inside. Only the network differs: `/sys/fs/bpf` stays visible,
@@ -205,6 +214,20 @@ pub struct End<'a> {
     pub addresses: &'a [&'a str],
 }
 
+impl<'a> End<'a> {
+    pub const fn new(
+        namespace: &'a Namespace,
+        interface: &'a str,
+        addresses: &'a [&'a str],
+    ) -> Self {
+        Self {
+            namespace,
+            interface,
+            addresses,
+        }
+    }
+}
+
 /// Joins two namespaces by a veth pair, and waits until both ends can send.
 pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
     run(Command::new("ip")
@@ -221,13 +244,12 @@ pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
     for end in [one, other] {
         for address in end.addresses {
             // Without duplicate address detection, an IPv6 address is usable immediately.
-            let mut words = vec!["addr", "add", address, "dev", end.interface];
-            if address.contains(':') {
-                words.push("nodad");
-            }
-            end.namespace.ip(&words)?;
+            let nodad = if address.contains(':') { "nodad" } else { "" };
+            end.namespace
+                .ip(&format!("addr add {address} dev {} {nodad}", end.interface))?;
         }
-        end.namespace.ip(&["link", "set", end.interface, "up"])?;
+        end.namespace
+            .ip(&format!("link set {} up", end.interface))?;
     }
     [one, other]
         .into_iter()

@@ -51,12 +51,10 @@ impl Pair {
     }
 
     fn join(self, server: (&str, &[&str]), client: (&str, &[&str])) -> Result<Self> {
-        let end = |namespace, (interface, addresses)| End {
-            namespace,
-            interface,
-            addresses,
-        };
-        join(end(&self.server, server), end(&self.client, client))?;
+        join(
+            End::new(&self.server, server.0, server.1),
+            End::new(&self.client, client.0, client.1),
+        )?;
         Ok(self)
     }
 }

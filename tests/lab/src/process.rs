@@ -120,6 +120,24 @@ impl Drop for Kept {
     }
 }
 
+/// Returns a process and its descendants.
+pub fn family(pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        next += 1;
+        // A process or thread may end meanwhile.
+        let tasks = fs::read_dir(format!("/proc/{parent}/task"));
+        for task in tasks.into_iter().flatten().flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            for child in children.split_whitespace() {
+                found.extend(child.parse::<u32>());
+            }
+        }
+    }
+    found
+}
+
 /// Polls `ready` until it returns true; fails after `limit` or if this program is interrupted,
 /// because the awaited process is then being ended too.
 pub fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::{
     client, fleet,
     namespace::Namespace,
-    process::{Kept, wait_until},
+    process::{Kept, capture, family, wait_until},
 };
 
 /// Up-check name in every configuration.
@@ -207,6 +207,42 @@ impl Server {
         self.wait_until_ready(namespace)
     }
 
+    /// Returns the path of the configuration.
+    pub fn config_file(&self) -> PathBuf {
+        self.folder.path().join("config.json")
+    }
+
+    /// Returns the configuration in its file.
+    pub fn settings(&self) -> Result<Value> {
+        Ok(serde_json::from_slice(&fs::read(self.config_file())?)?)
+    }
+
+    /// Changes the configuration in its file, for a reload or restart.
+    pub fn change_settings(&self, change: impl FnOnce(&mut Value)) -> Result<()> {
+        let mut settings = self.settings()?;
+        change(&mut settings);
+        Ok(fs::write(self.config_file(), settings.to_string())?)
+    }
+
+    /// Runs a command of the server's program in `namespace` with the server's configuration; returns its
+    /// output. The error of a command that fails contains its messages.
+    pub fn cli(&self, namespace: &Namespace, arguments: &[&str]) -> Result<String> {
+        let mut command = namespace.command(program()?)?;
+        capture(
+            command
+                .args(arguments)
+                .arg("--config")
+                .arg(self.config_file()),
+        )
+    }
+
+    /// Returns what `status --json` shows.
+    pub fn status(&self, namespace: &Namespace) -> Result<Value> {
+        Ok(serde_json::from_str(
+            &self.cli(namespace, &["status", "--json"])?,
+        )?)
+    }
+
     pub fn process(&mut self) -> &mut Kept {
         &mut self.process
     }
@@ -216,30 +252,16 @@ impl Server {
     }
 
     /// Returns the server's process and its descendants: the attacher, and the process that replaces it.
-    pub fn processes(&self) -> Result<Vec<u32>> {
-        let (mut found, mut next) = (vec![self.pid()], 0);
-        while let Some(&pid) = found.get(next) {
-            next += 1;
-            for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-                // A thread may end meanwhile.
-                let children =
-                    fs::read_to_string(task?.path().join("children")).unwrap_or_default();
-                found.extend(
-                    children
-                        .split_whitespace()
-                        .filter_map(|pid| pid.parse::<u32>().ok()),
-                );
-            }
-        }
-        Ok(found)
+    pub fn processes(&self) -> Vec<u32> {
+        family(self.pid())
     }
 
     /// Sends a signal to the server and its children.
     pub fn signal_all(&self, signal: Signal) -> Result<()> {
-        let processes = self.processes()?;
-        processes
-            .into_iter()
-            .try_for_each(|pid| Ok(kill(Pid::from_raw(pid.cast_signed()), signal)?))
+        for pid in self.processes() {
+            kill(Pid::from_raw(pid.cast_signed()), signal)?;
+        }
+        Ok(())
     }
 
     /// Returns the log written so far. A thread writes it, some time after the event.

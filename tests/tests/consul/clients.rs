@@ -71,7 +71,7 @@ fn common_clients_resolve_consul_names() -> Result<()> {
         .into_iter()
         .collect();
     let run = |program: &str, arguments: &[&str]| -> Result<Option<BTreeSet<String>>> {
-        if !requirements::met(program, is_installed(program)) {
+        if !requirements::programs(&[program]) {
             return Ok(None);
         }
         let mut command = namespace.with_own_sysfs(program);
@@ -98,7 +98,7 @@ fn common_clients_resolve_consul_names() -> Result<()> {
             "{records:?}"
         );
     }
-    if requirements::met("nats-server", is_installed("nats-server")) {
+    if requirements::programs(&["nats-server"]) {
         let log = definitions.with_file_name("nats.log");
         let found = resolved_by_go(&namespace, name, &addresses, &log);
         found.with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
@@ -149,16 +149,4 @@ fn resolved_by_go(
         "another resolver"
     );
     Ok(())
-}
-
-/// Checks that a program is in one of the folders of `PATH`.
-fn is_installed(program: &str) -> Result<(), String> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there =
-        std::env::split_paths(&path).any(|folder| Path::new(&folder).join(program).exists());
-    if is_there {
-        Ok(())
-    } else {
-        Err(format!("{program} is not installed"))
-    }
 }

@@ -1,7 +1,7 @@
 //! The server with a live Consul agent: a strict double of its HTTP API.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -18,13 +18,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::{
-    EVENTUALLY, OURS,
-    doubles::{
-        double::{Double, DoubleRules},
-        world::World,
-    },
-};
+use crate::{EVENTUALLY, OURS, doubles::world::World, start_double};
 
 /// Listen address of the double.
 const AGENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8500);
@@ -49,13 +43,7 @@ fn server_starts_without_consul() -> Result<()> {
         rcode("service-1.service.consul.")? == ResponseCode::ServFail,
         "nothing is known yet"
     );
-    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(
-        listener,
-        World::generated(5, 3),
-        DoubleRules::default(),
-        None,
-    )?;
+    let double = start_double(&namespace, AGENT, World::generated(5, 3))?;
     let answers = |name: &str, count: usize| {
         ask(name).is_ok_and(|reply| {
             reply.metadata.response_code == ResponseCode::NoError
@@ -100,13 +88,7 @@ fn server_starts_without_consul() -> Result<()> {
 fn revoked_token_is_reported() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-token")?;
-    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(
-        listener,
-        World::generated(2, 3),
-        DoubleRules::default(),
-        None,
-    )?;
+    let double = start_double(&namespace, AGENT, World::generated(2, 3))?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let extra = json!({
         "xdp": {"mode": "off"},
@@ -159,13 +141,7 @@ fn revoked_token_is_reported() -> Result<()> {
 fn refused_token_expires_the_catalog() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-expire")?;
-    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(
-        listener,
-        World::generated(2, 3),
-        DoubleRules::default(),
-        None,
-    )?;
+    let double = start_double(&namespace, AGENT, World::generated(2, 3))?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "stale_after": "1s", "expire_after": "3s"});
     let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
@@ -194,14 +170,8 @@ fn refused_token_expires_the_catalog() -> Result<()> {
 fn live_queries_fail_over() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-failover")?;
-    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
     // The number of instances identifies the origin: 1 here, 2 in dc2, 4 in dc3, 3 of the peer.
-    let double = Double::start(
-        listener,
-        World::generated(2, 1),
-        DoubleRules::default(),
-        None,
-    )?;
+    let double = start_double(&namespace, AGENT, World::generated(2, 1))?;
     double.change_other("dc2", |world| *world = World::generated(3, 2));
     double.change_other("dc3", |world| *world = World::generated(3, 4));
     double.change_other("peer:east", |world| *world = World::generated(4, 3));
@@ -281,13 +251,7 @@ fn single_change_of_many_is_answered() -> Result<()> {
     const SERVICES: usize = if cfg!(debug_assertions) { 1000 } else { 5000 };
     requires!(namespaces);
     let namespace = Namespace::new("consul-large")?;
-    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(
-        listener,
-        World::generated(SERVICES, 10),
-        DoubleRules::default(),
-        None,
-    )?;
+    let double = start_double(&namespace, AGENT, World::generated(SERVICES, 10))?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "rate": 4000});
     let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
@@ -338,13 +302,7 @@ fn interface_answers_keep_watches() -> Result<()> {
     const USED: Duration = Duration::from_secs(70);
     requires!(namespaces, bpf);
     let namespace = Namespace::new("consul-hot")?;
-    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    let double = Double::start(
-        listener,
-        World::generated(SERVICES, 2),
-        DoubleRules::default(),
-        None,
-    )?;
+    let double = start_double(&namespace, AGENT, World::generated(SERVICES, 2))?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "max_connections": 20});
     let extra = json!({
         "xdp": {"mode": "tc", "interfaces": ["lo"]},

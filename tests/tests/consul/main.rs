@@ -23,7 +23,7 @@ mod support;
 use std::{
     collections::BTreeSet,
     fs,
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     path::Path,
     time::Duration,
 };
@@ -44,6 +44,10 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
+use doubles::{
+    double::{Double, DoubleRules},
+    world::World,
+};
 use recursors::Recursor;
 use support::{Case, Scenario, expect, query_of};
 
@@ -53,6 +57,17 @@ const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOS
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit that is reached only on failure.
 const EVENTUALLY: Duration = Duration::from_secs(120);
+
+/// Starts a double of Consul's agent at an address of the namespace.
+fn start_double(namespace: &Namespace, at: SocketAddr, world: World) -> Result<Double> {
+    let listener = namespace.run(|| TcpListener::bind(at))??;
+    Ok(Double::start(
+        listener,
+        world,
+        DoubleRules::default(),
+        None,
+    )?)
+}
 
 #[test]
 fn userspace_answers_every_case() -> Result<()> {

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fs,
-    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -42,10 +41,13 @@ struct Lab {
 }
 
 impl Lab {
-    fn start(label: &str, definitions: &Path, xdp: &Value) -> Result<Self> {
+    /// Starts the server with services (see [`services`]).
+    fn start(label: &str, services: &str, xdp: &Value) -> Result<Self> {
         let namespace = Namespace::new(label)?;
         let aliases = br#"{"first.cf.internal": ["10.0.3.1"]}"#;
         let folder = server::folder(&server::records_of_groups(&[3]), Some(aliases))?;
+        let definitions = folder.path().join("services.json");
+        fs::write(&definitions, services)?;
         let mut interface = json!({"mode": "tc", "interfaces": ["lo"]});
         server::merge(&mut interface, xdp);
         let extra = json!({
@@ -133,13 +135,8 @@ fn targets(reply: &Message) -> Result<Vec<String>> {
 #[test]
 fn interface_gives_other_types() -> Result<()> {
     requires!(namespaces, bpf);
-    let folder = tempfile::TempDir::with_prefix("bdx-")?;
-    let definitions = folder.path().join("services.json");
-    fs::write(
-        &definitions,
-        services(&[("few", 3), ("some", 20), ("many", 100)], 8080),
-    )?;
-    let lab = Lab::start("consul-others", &definitions, &json!({}))?;
+    let services = services(&[("few", 3), ("some", 20), ("many", 100)], 8080);
+    let lab = Lab::start("consul-others", &services, &json!({}))?;
     for (name, count) in [("few", 3), ("some", 20), ("many", 100)] {
         for edns in [None, Some(1232)] {
             let name = format!("_{name}._tcp.service.consul.");
@@ -224,13 +221,8 @@ fn give_same(lab: &Lab, name: &str, kind: RecordType, edns: Option<u16>) -> Resu
 #[test]
 fn third_query_is_answered_by_interface() -> Result<()> {
     requires!(namespaces, bpf);
-    let folder = tempfile::TempDir::with_prefix("bdx-")?;
-    let definitions = folder.path().join("services.json");
-    fs::write(
-        &definitions,
-        services(&[("few", 3), ("some", 20), ("many", 100)], 8080),
-    )?;
-    let lab = Lab::start("consul-third", &definitions, &json!({}))?;
+    let services = services(&[("few", 3), ("some", 20), ("many", 100)], 8080);
+    let lab = Lab::start("consul-third", &services, &json!({}))?;
     // The program that gives them is loaded after the one that calls it.
     wait_until("all programs", EVENTUALLY, || {
         let state = |now: &Metrics, label| now.sum(names::FAST_PATH_PROGRAM_INFO, label);
@@ -324,14 +316,8 @@ fn third_query_is_answered_by_interface() -> Result<()> {
 #[test]
 fn other_types_are_switched_off() -> Result<()> {
     requires!(namespaces, bpf);
-    let folder = tempfile::TempDir::with_prefix("bdx-")?;
-    let definitions = folder.path().join("services.json");
-    fs::write(&definitions, services(&[("few", 3)], 8080))?;
-    let lab = Lab::start(
-        "consul-no-other",
-        &definitions,
-        &json!({"other_types": false}),
-    )?;
+    let services = services(&[("few", 3)], 8080);
+    let lab = Lab::start("consul-no-other", &services, &json!({"other_types": false}))?;
     for _ in 0..20 {
         ensure!(targets(&lab.ask("few.service.consul.", RecordType::SRV, None)?)?.len() == 3);
     }
@@ -363,7 +349,7 @@ struct Files {
 
 impl Files {
     /// Writes the files of which one part differs, and makes the server read them.
-    fn write(&self, lab: &Lab, definitions: &Path, counts: &[(&str, usize)]) -> Result<()> {
+    fn write(&self, lab: &Lab, counts: &[(&str, usize)]) -> Result<()> {
         let &Self {
             port,
             ref ailing,
@@ -379,11 +365,11 @@ impl Files {
             service["check"] =
                 json!({"id": "up", "status": if is_ailing { "critical" } else { "passing" }});
         }
-        fs::write(definitions, services.to_string())?;
         let folder = lab.server.folder.path();
-        let mut config: Value = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
-        config["consul"]["dns_config"] = json!({"service_ttl": {"*": format!("{ttl}s")}});
-        fs::write(folder.join("config.json"), config.to_string())?;
+        fs::write(folder.join("services.json"), services.to_string())?;
+        let ttls = json!({"service_ttl": {"*": format!("{ttl}s")}});
+        lab.server
+            .change_settings(|settings| settings["consul"]["dns_config"] = ttls)?;
         let address = if has_alias { "10.0.5.1" } else { "10.0.6.1" };
         fs::write(
             folder.join("aliases/aliases.json"),
@@ -453,14 +439,12 @@ fn lose_publisher(lab: &Lab, name: &str) -> Result<()> {
 #[test]
 fn finished_reload_leaves_no_older_reply() -> Result<()> {
     requires!(namespaces, bpf);
-    let folder = tempfile::TempDir::with_prefix("bdx-")?;
-    let definitions = folder.path().join("services.json");
     let names: Vec<String> = (0..20).map(|number| format!("web{number}")).collect();
     let counts: Vec<(&str, usize)> = names
         .iter()
         .map(|name| (name.as_str(), INSTANCES))
         .collect();
-    fs::write(&definitions, services(&counts, 1000))?;
+    let services = services(&counts, 1000);
     let seed = std::env::var("SEED")
         .ok()
         .and_then(|seed| seed.parse().ok())
@@ -475,7 +459,7 @@ fn finished_reload_leaves_no_older_reply() -> Result<()> {
     );
     let lab = Lab::start(
         "consul-older",
-        &definitions,
+        &services,
         &json!({"lease": format!("{}s", LEASE.as_secs())}),
     )?;
     for name in &names {
@@ -522,7 +506,7 @@ fn finished_reload_leaves_no_older_reply() -> Result<()> {
                 _ => files.has_group = !files.has_group,
             }
             let logged = lab.server.log_length()?;
-            files.write(&lab, &definitions, &counts)?;
+            files.write(&lab, &counts)?;
             let finished = || lab.server.log_after(logged).contains("reload finished");
             wait_until("the reload", EVENTUALLY, finished)?;
             if turn % 100 == 99 {
@@ -548,10 +532,8 @@ fn finished_reload_leaves_no_older_reply() -> Result<()> {
 #[test]
 fn fleet_names_have_other_types() -> Result<()> {
     requires!(namespaces, bpf);
-    let folder = tempfile::TempDir::with_prefix("bdx-")?;
-    let definitions = folder.path().join("services.json");
-    fs::write(&definitions, services(&[("few", 3)], 8080))?;
-    let lab = Lab::start("fleet-others", &definitions, &json!({}))?;
+    let services = services(&[("few", 3)], 8080);
+    let lab = Lab::start("fleet-others", &services, &json!({}))?;
     let mut differences = Vec::new();
     for (name, kind) in [
         ("_grpclb._tcp.q-s0.q-g3.bosh.", RecordType::SRV),
@@ -618,10 +600,8 @@ fn fleet_names_have_other_types() -> Result<()> {
 fn random_names_evict_none_in_use() -> Result<()> {
     const NAMES: u32 = 1_500;
     requires!(namespaces, bpf);
-    let folder = tempfile::TempDir::with_prefix("bdx-")?;
-    let definitions = folder.path().join("services.json");
-    fs::write(&definitions, services(&[("few", 3)], 8080))?;
-    let lab = Lab::start("fleet-random", &definitions, &json!({}))?;
+    let services = services(&[("few", 3)], 8080);
+    let lab = Lab::start("fleet-random", &services, &json!({}))?;
     let known = [
         ("few.service.consul.", RecordType::SRV),
         ("gone.service.consul.", RecordType::A),

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
 };
 
 use anyhow::{Result, ensure};
@@ -21,13 +21,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::{
-    EVENTUALLY, OURS,
-    doubles::{
-        double::{Double, DoubleRules},
-        world::World,
-    },
-};
+use crate::{EVENTUALLY, OURS, doubles::world::World, start_double};
 
 /// A server whose `"consul"` object changes.
 struct Reloading {
@@ -79,13 +73,10 @@ impl Reloading {
 /// Replaces the object `"consul"` in config.json (null removes it) and reloads; then the interfaces answer from the new
 /// state.
 pub(crate) fn reload(server: &mut Server, consul: &Value) -> Result<()> {
-    let file = server.folder.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&file)?)?;
-    match (consul, config.as_object_mut()) {
-        (Value::Null, Some(config)) => drop(config.remove("consul")),
-        (consul, _) => config["consul"] = consul.clone(),
-    }
-    fs::write(&file, config.to_string())?;
+    server.change_settings(|settings| match (consul, settings.as_object_mut()) {
+        (Value::Null, Some(settings)) => drop(settings.remove("consul")),
+        (consul, _) => settings["consul"] = consul.clone(),
+    })?;
     let before = server.log_length()?;
     server.process().signal(Signal::SIGHUP)?;
     let done = || server.log_after(before).contains("reload finished");
@@ -166,14 +157,9 @@ fn reload_switches_consul_address() -> Result<()> {
     let agent = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let object = |port: u16| json!({"sources": {"http": {"addresses": [format!("http://{}", agent(port))]}}});
     let mut running = Reloading::start("consul-turn", &json!({"mode": "off"}), &object(8500))?;
-    let start_double = |running: &Reloading, port: u16, instances: usize| -> Result<Double> {
-        let listener = running.namespace.run(|| TcpListener::bind(agent(port)))??;
-        Ok(Double::start(
-            listener,
-            World::generated(5, instances),
-            DoubleRules::default(),
-            None,
-        )?)
+    let start_double = |running: &Reloading, port: u16, instances: usize| {
+        let world = World::generated(5, instances);
+        start_double(&running.namespace, agent(port), world)
     };
     let count = |running: &Reloading| {
         running

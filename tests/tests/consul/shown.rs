@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     thread,
     time::Duration,
 };
@@ -22,10 +22,8 @@ use whole_system_tests::{
 
 use crate::{
     EVENTUALLY, OURS,
-    doubles::{
-        double::{Double, DoubleRules, Fault},
-        world::World,
-    },
+    doubles::{double::Fault, world::World},
+    start_double,
 };
 
 /// A name in the definition file.
@@ -56,13 +54,7 @@ fn source_metrics_are_exposed() -> Result<()> {
     let failed = || sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "").is_ok_and(|count| count > 0);
     wait_until("a request that failed", EVENTUALLY, failed)?;
 
-    let listener = namespace.run(|| TcpListener::bind(agent))??;
-    let double = Double::start(
-        listener,
-        World::generated(5, 3),
-        DoubleRules::default(),
-        None,
-    )?;
+    let double = start_double(&namespace, agent, World::generated(5, 3))?;
     let is = |family: &str, label: &str, wanted: u64| {
         sum(family, label).is_ok_and(|found| found == wanted)
     };

@@ -6,11 +6,10 @@
     reason = "a test that cannot use its machine has failed"
 )]
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, time::Duration};
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::Value;
-use whole_system_tests::{debian::Debian, process::wait_until};
+use whole_system_tests::{debian::Debian, pki::Authority, process::wait_until};
 
 use crate::packages::{FIRST, NEWER, package};
 
@@ -33,22 +32,6 @@ const AGENT: &str = "OPTIONS=--issuer 127.0.0.1:8854 --instance i1 --trust /shar
 
 const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain"],
     "record_infos":[["i1","web","default","app","10.0.0.1","bosh"]]}"#;
-
-fn write_authority(folder: &Path) {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::default();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "instance identity");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    fs::write(
-        folder.join("ca.crt"),
-        params.self_signed(&key).unwrap().pem(),
-    )
-    .unwrap();
-    fs::write(folder.join("ca.key"), key.serialize_pem()).unwrap();
-}
 
 fn start(machine: &Debian, service: &str) {
     machine
@@ -103,7 +86,9 @@ fn identity_services_start_and_upgrade() {
         )
         .unwrap();
     }
-    write_authority(&shared);
+    Authority::new("instance identity")
+        .and_then(|authority| authority.write(&shared))
+        .unwrap();
     fs::write(shared.join("records.json"), RECORDS).unwrap();
     fs::write(
         shared.join("web.json"),

@@ -1,39 +1,25 @@
 //! The job `bosh-dns-identity`: rendered as a director does, and run on an isolated machine in each role.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot use its machine has failed"
-)]
-
 use std::{fs, process::Command, time::Duration};
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::{Value, json};
-use whole_system_tests::{
-    process::{Kept, status_line, wait_until},
-    requires, server,
-};
+use whole_system_tests::{pki::Authority, process::wait_until, requires, server};
 
 use crate::{
     job::{self, Files},
     machine::Machine,
 };
 
-const JOB: &str = "/var/vcap/jobs/bosh-dns-identity";
+const JOB: &str = "bosh-dns-identity";
+
+/// The command line of the job.
+const CLI: &str = "/var/vcap/jobs/bosh-dns-identity/bin/cli";
 
 /// Time limit that is reached only on failure.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain"],
     "record_infos":[["id-1","web","default","app","10.0.0.1","bosh"]]}"#;
-
-fn render(properties: &[Value]) -> Vec<Result<Files, String>> {
-    let manifests: Vec<Value> = properties
-        .iter()
-        .map(|one| json!({"properties": one, "spec": {"id": "instance-7"}}))
-        .collect();
-    job::render_job("bosh-dns-identity", &manifests).unwrap()
-}
 
 /// Properties of every role, with all their options.
 fn roles() -> [Value; 3] {
@@ -53,7 +39,10 @@ fn roles() -> [Value; 3] {
 
 #[test]
 fn identity_properties_become_arguments() {
-    let files: Vec<Files> = render(&roles()).into_iter().map(Result::unwrap).collect();
+    let files: Vec<Files> = job::render_properties(JOB, &roles())
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
     let program = server::companion("bosh-dns-identity").unwrap();
     for (files, parts) in files.iter().zip([
         &[
@@ -100,7 +89,7 @@ fn identity_properties_become_arguments() {
 
 #[test]
 fn identity_mistakes_are_named() {
-    for (properties, named) in [
+    let rows = [
         (
             json!({"role": "server"}),
             "expected issuer, agent or rotator",
@@ -121,72 +110,28 @@ fn identity_mistakes_are_named() {
             json!({"role": "agent", "agent": {"issuer": "10.0.0.6", "trust": "T"}}),
             "agent.issuer is \"10.0.0.6\"; expected HOST:PORT",
         ),
-    ] {
-        let problem = render(std::slice::from_ref(&properties))
-            .remove(0)
-            .expect_err("not refused");
-        assert!(
-            problem.contains(named),
-            "{problem:?} does not name {named:?}"
-        );
-    }
+    ];
+    job::assert_refused(JOB, &rows);
 }
 
 #[test]
 fn identity_scripts_pass_shellcheck() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut scripts = Vec::new();
-    for (role, files) in render(&roles()).into_iter().enumerate() {
-        let files = files.unwrap();
-        for (path, text) in files.iter().filter(|(path, _)| path.starts_with("bin/")) {
-            let script = folder
-                .path()
-                .join(format!("{role}-{}", path.replace('/', "-")));
-            fs::write(&script, text).unwrap();
-            scripts.push(script);
-        }
-    }
-    let checked = Command::new("shellcheck")
-        .arg("--exclude=SC2016")
-        .args(scripts)
-        .output()
-        .unwrap();
-    assert!(
-        checked.status.success(),
-        "{}",
-        String::from_utf8_lossy(&checked.stdout)
+    let files = job::render_properties(JOB, &roles());
+    job::assert_shellcheck_passes(
+        files.iter().map(|files| files.as_ref().unwrap()),
+        Vec::new(),
     );
-}
-
-/// Returns a CA and its key.
-fn authority() -> (String, String) {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::default();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "instance identity");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
 }
 
 fn control(machine: &Machine, order: &str) {
     machine
-        .run(&format!("{JOB}/bin/bosh_dns_identity_ctl {order}"))
+        .control(JOB, order)
         .unwrap_or_else(|error| panic!("{error}\n{}", logs(machine)));
 }
 
 fn logs(machine: &Machine) -> String {
     let run = "cat /var/vcap/sys/log/bosh-dns-identity/* /var/vcap/data/*.log";
     machine.run(run).unwrap_or_else(|error| error.to_string())
-}
-
-/// Returns the user ids of the job's process.
-fn users(machine: &Machine) -> String {
-    let file = machine
-        .vcap()
-        .join("sys/run/bosh-dns-identity/bosh-dns-identity.pid");
-    status_line(fs::read_to_string(file).unwrap().trim(), "Uid").unwrap()
 }
 
 /// Waits until an agent holds its pairs.
@@ -202,15 +147,14 @@ fn wait_for_pairs(machine: &Machine, folder: &str) {
 fn identity_job_issues_and_renews() {
     requires!(namespaces);
     let machine = Machine::new().unwrap();
-    let (certificate, private_key) = authority();
+    let authority = Authority::new("instance identity").unwrap();
+    let (certificate, private_key) = (&authority.certificate, &authority.key);
     let data = machine.vcap().join("data");
     fs::write(data.join("records.json"), RECORDS).unwrap();
-    fs::write(data.join("ca.crt"), &certificate).unwrap();
-    fs::write(data.join("ca.key"), &private_key).unwrap();
+    authority.write(&data).unwrap();
     let spawn = |arguments: &str, log: &str| {
-        let mut command = machine.command("sh");
-        let script = format!("cd /var/vcap/data && exec bosh-dns-identity {arguments} >{log} 2>&1");
-        Kept::spawn(command.args(["-c", &script])).unwrap()
+        let line = format!("bosh-dns-identity {arguments}");
+        machine.spawn(&line, log).unwrap()
     };
 
     // The issuer as a job, with the agent of another machine.
@@ -218,9 +162,9 @@ fn identity_job_issues_and_renews() {
         "role": "issuer", "ca": {"certificate": certificate, "private_key": private_key},
         "issuer": {"records_file": "/var/vcap/data/records.json", "address": "127.0.0.1:8854"},
     });
-    machine.deploy_job("bosh-dns-identity", issuer).unwrap();
+    machine.deploy_job(JOB, issuer).unwrap();
     control(&machine, "start");
-    let token = format!("{JOB}/bin/cli token --instance id-1");
+    let token = format!("{CLI} token --instance id-1");
     wait_until("a token", TIMEOUT, || {
         machine
             .run(&format!("{token} >/var/vcap/data/token"))
@@ -232,7 +176,7 @@ fn identity_job_issues_and_renews() {
         "agent.log",
     );
     wait_for_pairs(&machine, "/var/vcap/data/pairs");
-    assert!(users(&machine).contains("2001"), "not vcap");
+    machine.pid(JOB).unwrap();
     drop(agent);
     control(&machine, "stop");
 
@@ -243,7 +187,7 @@ fn identity_job_issues_and_renews() {
     );
     let agent =
         json!({"role": "agent", "agent": {"issuer": "127.0.0.1:8854", "trust": certificate}});
-    machine.deploy_job("bosh-dns-identity", agent).unwrap();
+    machine.deploy_job(JOB, agent).unwrap();
     control(&machine, "start");
     // A token for an agent that runs already, as an operator writes it.
     let folder = "/var/vcap/store/bosh-dns-identity";
@@ -257,30 +201,32 @@ fn identity_job_issues_and_renews() {
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", logs(&machine)));
     wait_for_pairs(&machine, folder);
-    assert!(users(&machine).contains("2001"), "not vcap");
-    machine.run(&format!("{JOB}/bin/cli")).unwrap();
+    machine.pid(JOB).unwrap();
+    machine.run(CLI).unwrap();
     control(&machine, "stop");
 }
 
 #[test]
 fn identity_job_rotates_on_two_cells() {
     requires!(namespaces);
-    let authorities = [authority(), authority()];
+    let authorities = [0, 1].map(|_| Authority::new("instance identity").unwrap());
     for (own, other) in [(0, 1), (1, 0)] {
         let machine = Machine::new().unwrap();
-        let (certificate, private_key) = &authorities[own];
+        let Authority {
+            certificate, key, ..
+        } = &authorities[own];
         let rotator = json!({
-            "role": "rotator", "ca": {"certificate": certificate, "private_key": private_key},
-            "rotator": {"also_trust": authorities[other].0, "key_type": "p-256"},
+            "role": "rotator", "ca": {"certificate": certificate, "private_key": key},
+            "rotator": {"also_trust": authorities[other].certificate, "key_type": "p-256"},
         });
-        machine.deploy_job("bosh-dns-identity", rotator).unwrap();
+        machine.deploy_job(JOB, rotator).unwrap();
         control(&machine, "start");
         fs::write(
             machine.vcap().join("data/web.json"),
             r#"{"guid": "web-1", "internal_ip": "10.255.0.7", "owner": {"uid": 4321, "gid": 4321}}"#,
         )
         .unwrap();
-        let create = format!("{JOB}/bin/cli create /var/vcap/data/web.json");
+        let create = format!("{CLI} create /var/vcap/data/web.json");
         wait_until("the rotator", TIMEOUT, || machine.run(&create).is_ok())
             .unwrap_or_else(|error| panic!("{error}\n{}", logs(&machine)));
         let pair = "/var/vcap/sys/run/bosh-dns-identity/identities/web-1";
@@ -293,7 +239,7 @@ fn identity_job_rotates_on_two_cells() {
             .run(&format!("grep -c BEGIN {pair}/ca.crt"))
             .unwrap();
         assert_eq!(trusted.trim(), "2");
-        let status = machine.run(&format!("{JOB}/bin/cli status")).unwrap();
+        let status = machine.run(&format!("{CLI} status")).unwrap();
         assert!(status.contains("web-1"), "{status}");
         control(&machine, "stop");
     }

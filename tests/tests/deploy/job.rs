@@ -1,7 +1,12 @@
 //! The BOSH job: its table of manifests, and real ERB.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot render a job has failed"
+)]
+
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -154,6 +159,58 @@ pub(crate) fn render_job(job: &str, manifests: &[Value]) -> Result<Vec<Result<Fi
                 .to_owned())),
         })
         .collect()
+}
+
+/// Renders a job with each of these properties as instance `instance-7`; returns the error text for refused ones.
+pub(crate) fn render_properties(job: &str, properties: &[Value]) -> Vec<Result<Files, String>> {
+    let mut manifests = Vec::new();
+    for one in properties {
+        manifests.push(json!({"properties": one, "spec": {"id": "instance-7"}}));
+    }
+    render_job(job, &manifests).unwrap()
+}
+
+/// Checks that the error of each properties names its problem.
+pub(crate) fn assert_refused(job: &str, rows: &[(Value, &str)]) {
+    let properties: Vec<Value> = rows.iter().map(|(one, _)| one.clone()).collect();
+    for ((properties, named), result) in rows.iter().zip(render_properties(job, &properties)) {
+        let problem = result.expect_err("not refused");
+        assert!(
+            problem.contains(named),
+            "{properties}: {problem:?} does not name {named:?}"
+        );
+    }
+}
+
+/// Checks the scripts of rendered jobs, and further ones in files.
+pub(crate) fn assert_shellcheck_passes<'a>(
+    jobs: impl IntoIterator<Item = &'a Files>,
+    mut scripts: Vec<PathBuf>,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    // Many manifests render the same scripts.
+    let mut texts = BTreeSet::new();
+    for files in jobs {
+        let of_job = files.iter().filter(|(path, _)| path.starts_with("bin/"));
+        texts.extend(of_job.map(|(_, text)| text));
+    }
+    assert!(!texts.is_empty(), "no script");
+    for (number, text) in texts.into_iter().enumerate() {
+        let script = folder.path().join(number.to_string());
+        fs::write(&script, text).unwrap();
+        scripts.push(script);
+    }
+    // SC2016: manifest values are in single quotes precisely so that the shell does not expand them.
+    let checked = Command::new("shellcheck")
+        .arg("--exclude=SC2016")
+        .args(scripts)
+        .output()
+        .unwrap();
+    assert!(
+        checked.status.success(),
+        "{}",
+        String::from_utf8_lossy(&checked.stdout)
+    );
 }
 
 /// Writes a rendered job below `folder`, as the agent does.

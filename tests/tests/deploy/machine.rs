@@ -15,7 +15,7 @@ use nix::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
-    process::{Kept, capture, run},
+    process::{Kept, capture, run, status_line},
     server,
 };
 
@@ -111,6 +111,38 @@ impl Machine {
     /// Runs a shell command inside; returns its output.
     pub(crate) fn run(&self, line: &str) -> Result<String> {
         capture(self.command("bash").args(["-c", line]))
+    }
+
+    /// Runs a shell command inside until this is dropped; `log` is a file in `/var/vcap/data`, where it runs.
+    pub(crate) fn spawn(&self, line: &str, log: &str) -> Result<Kept> {
+        let script = format!("cd /var/vcap/data && exec {line} >{log} 2>&1");
+        Kept::spawn(self.command("sh").args(["-c", &script]))
+    }
+
+    /// Runs the script of a job that monit runs, with an order such as `start`.
+    pub(crate) fn control(&self, job: &str, order: &str) -> Result<String> {
+        let script = job.replace('-', "_");
+        self.run(&format!("/var/vcap/jobs/{job}/bin/{script}_ctl {order}"))
+    }
+
+    /// Returns the file with the process id of a job.
+    pub(crate) fn pid_file(&self, job: &str) -> PathBuf {
+        self.vcap().join(format!("sys/run/{job}/{job}.pid"))
+    }
+
+    /// Returns the process id of a job, which runs as vcap.
+    pub(crate) fn pid(&self, job: &str) -> Result<String> {
+        let pid = fs::read_to_string(self.pid_file(job))?.trim().to_owned();
+        let users = status_line(&pid, "Uid")?;
+        ensure!(users.contains("2001"), "not vcap: {users}");
+        Ok(pid)
+    }
+
+    /// Returns the metrics of a job at a port.
+    pub(crate) fn metrics(&self, port: u16) -> Result<String> {
+        self.run(&format!(
+            "exec 3<>/dev/tcp/127.0.0.1/{port}; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
+        ))
     }
 
     /// Renders the job `bosh-dns` with these properties and installs it.

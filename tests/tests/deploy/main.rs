@@ -1,8 +1,9 @@
 //! Release artifacts: the BOSH job as rendered by a director and run on machines, and the Debian
-//! package.
+//! package; and the publisher's fleet names, which need the same crates.
 
 mod debian;
 mod errand;
+mod fleet_names;
 mod identity;
 mod identity_job;
 mod job;

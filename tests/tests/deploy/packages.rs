@@ -12,10 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use whole_system_tests::{
-    process::{capture, run},
-    requirements, server,
-};
+use whole_system_tests::{process::run, requires, server};
 
 /// The other programs: options of `cargo xtask dist`, and names of the files.
 pub(crate) const COMPANIONS: [(&str, &str); 4] = [
@@ -187,10 +184,7 @@ fn package_build_is_reproducible() {
 
 #[test]
 fn packages_pass_lintian() {
-    let found = capture(Command::new("lintian").arg("--version")).map(drop);
-    if !requirements::met("lintian", found) {
-        return;
-    }
+    requires!(programs(&["lintian"]));
     let folder = tempfile::tempdir().unwrap();
     let packages = ["bosh-dns-xdp", "bosh-dns-identity", "bosh-dns-xdp-load"];
     artifacts(FIRST, folder.path()).unwrap();

@@ -1,38 +1,22 @@
 //! The job `bosh-dns-publish`: rendered as a director does, and run on an isolated machine with a real BIND.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot use its machine has failed"
-)]
-
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use dns_publish::config::Config;
 use serde_json::{Value, json};
-use whole_system_tests::{
-    process::{Kept, status_line, wait_until},
-    requires,
-};
+use whole_system_tests::{process::wait_until, requires};
 
 use crate::{
     job::{self, Files},
     machine::Machine,
 };
 
-const JOB: &str = "/var/vcap/jobs/bosh-dns-publish";
+const JOB: &str = "bosh-dns-publish";
 
 /// Time limit that is reached only on failure.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 const SECRET: &str = "c2VjcmV0IG9mIHRoZSB0dXRvcmlhbCwgMzIgb2N0ZXRzIQ==";
-
-fn render(properties: &[Value]) -> Vec<Result<Files, String>> {
-    let manifests: Vec<Value> = properties
-        .iter()
-        .map(|one| json!({ "properties": one }))
-        .collect();
-    job::render_job("bosh-dns-publish", &manifests).unwrap()
-}
 
 /// Documents of a record for BIND on port 5300, and of names with this address.
 fn documents(names: &[&str], address: &str) -> Value {
@@ -70,9 +54,9 @@ fn publish_properties_become_configuration() {
             "api": {"address": "0.0.0.0:8443", "tls": tls, "clients": ["operator"]},
         }),
     ];
-    let files: Vec<Files> = render(&jobs)
+    let files: Vec<Files> = job::render_properties(JOB, &jobs)
         .into_iter()
-        .map(|result| result.unwrap())
+        .map(Result::unwrap)
         .collect();
     let folder = tempfile::tempdir().unwrap();
     let configs: Vec<Config> = (0..2)
@@ -150,7 +134,7 @@ fn publish_properties_become_configuration() {
 
 #[test]
 fn publish_mistakes_are_named() {
-    for (properties, named) in [
+    let rows = [
         (
             json!({"documents": {"kind": "DNSEndpoint"}}),
             "expected a list of documents",
@@ -160,46 +144,18 @@ fn publish_mistakes_are_named() {
             "documents[0] has no kind",
         ),
         (json!({"api": {"address": "0.0.0.0:8443"}}), "api.tls.ca"),
-    ] {
-        let problem = render(std::slice::from_ref(&properties))
-            .remove(0)
-            .expect_err("not refused");
-        assert!(
-            problem.contains(named),
-            "{problem:?} does not name {named:?}"
-        );
-    }
+    ];
+    job::assert_refused(JOB, &rows);
 }
 
 #[test]
 fn publish_scripts_pass_shellcheck() {
     let jobs = [json!({}), json!({"documents": documents(&[], "")})];
-    let folder = tempfile::tempdir().unwrap();
-    let mut scripts = Vec::new();
-    for (index, files) in render(&jobs).into_iter().enumerate() {
-        for (path, text) in files
-            .unwrap()
-            .iter()
-            .filter(|(path, _)| path.starts_with("bin/"))
-        {
-            let script = folder
-                .path()
-                .join(format!("{index}-{}", path.replace('/', "-")));
-            fs::write(&script, text).unwrap();
-            scripts.push(script);
-        }
-    }
-    assert_eq!(scripts.len(), 4);
-    let checked = Command::new("shellcheck")
-        .arg("--exclude=SC2016")
-        .args(scripts)
-        .output()
-        .unwrap();
-    assert!(
-        checked.status.success(),
-        "{}",
-        String::from_utf8_lossy(&checked.stdout)
-    );
+    let files = job::render_properties(JOB, &jobs);
+    let files: Vec<&Files> = files.iter().map(|files| files.as_ref().unwrap()).collect();
+    let scripts = files.iter().flat_map(|files| files.keys());
+    assert_eq!(scripts.filter(|path| path.starts_with("bin/")).count(), 4);
+    job::assert_shellcheck_passes(files, Vec::new());
 }
 
 #[test]
@@ -221,27 +177,18 @@ fn publish_job_follows_deployments() {
     .unwrap();
     let text = "$TTL 60\n@ SOA ns.example.org. admin.example.org. 1 3600 600 86400 60\n@ NS ns.example.org.\nns A 127.0.0.1\n";
     fs::write(named.join("zone"), text).unwrap();
-    let mut server = machine.command("sh");
-    server.args([
-        "-c",
-        "cd /var/vcap/data/named && exec named -g -c named.conf >named.log 2>&1",
-    ]);
-    let _server = Kept::spawn(&mut server).unwrap();
+    let _server = machine
+        .spawn("env --chdir=named named -g -c named.conf", "named.log")
+        .unwrap();
 
     let start = |documents: Value| {
         let properties = json!({"documents": documents, "metrics": {"enabled": true}});
-        machine.deploy_job("bosh-dns-publish", properties).unwrap();
-        machine
-            .run(&format!("{JOB}/bin/bosh_dns_publish_ctl start"))
-            .unwrap();
+        machine.deploy_job(JOB, properties).unwrap();
+        machine.control(JOB, "start").unwrap();
     };
-    let stop = || {
-        machine
-            .run(&format!("{JOB}/bin/bosh_dns_publish_ctl stop"))
-            .unwrap()
-    };
+    let stop = || machine.control(JOB, "stop").unwrap();
     let logs = || {
-        let run = "cat /var/vcap/sys/log/bosh-dns-publish/* /var/vcap/data/named/named.log";
+        let run = "cat /var/vcap/sys/log/bosh-dns-publish/* /var/vcap/data/named.log";
         machine.run(run).unwrap_or_else(|error| error.to_string())
     };
     let addresses = |name: &str| {
@@ -254,7 +201,7 @@ fn publish_job_follows_deployments() {
     let wait = |event: &str, is_so: &dyn Fn() -> bool| {
         wait_until(event, TIMEOUT, is_so).unwrap_or_else(|error| panic!("{error}: {}", logs()));
     };
-    let command = |words: &str| machine.run(&format!("{JOB}/bin/bosh-dns-publish {words}"));
+    let command = |words: &str| machine.run(&format!("/var/vcap/jobs/{JOB}/bin/{JOB} {words}"));
 
     start(documents(&["a.example.org", "b.example.org"], "192.0.2.1"));
     wait("the names", &|| {
@@ -263,22 +210,9 @@ fn publish_job_follows_deployments() {
     wait("the status", &|| {
         command("status").is_ok_and(|said| said.contains("published, 2 record sets wanted"))
     });
-    let pid_file = machine
-        .vcap()
-        .join("sys/run/bosh-dns-publish/bosh-dns-publish.pid");
-    let pid = fs::read_to_string(&pid_file).unwrap().trim().to_owned();
-    assert!(
-        status_line(&pid, "Uid").unwrap().contains("2001"),
-        "not vcap"
-    );
-    let get =
-        "exec 3<>/dev/tcp/127.0.0.1/7979; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3";
-    assert!(
-        machine
-            .run(get)
-            .unwrap()
-            .contains("external_dns_registry_records{provider=\"default/bind\"} 2")
-    );
+    let pid = machine.pid(JOB).unwrap();
+    let metrics = machine.metrics(7979).unwrap();
+    assert!(metrics.contains("external_dns_registry_records{provider=\"default/bind\"} 2"));
     assert!(
         data.join("bosh-dns-publish/documents/job.json.status")
             .is_file()
@@ -286,7 +220,7 @@ fn publish_job_follows_deployments() {
 
     // An update as performed by monit.
     stop();
-    assert!(!Path::new(&format!("/proc/{pid}")).exists() && !pid_file.exists());
+    assert!(!Path::new(&format!("/proc/{pid}")).exists() && !machine.pid_file(JOB).exists());
     start(documents(&["a.example.org", "b.example.org"], "192.0.2.2"));
     wait("the new address", &|| {
         addresses("a.example.org") == "192.0.2.2" && addresses("b.example.org") == "192.0.2.2"

@@ -18,7 +18,7 @@ use whole_system_tests::{
     debian::Debian,
     namespace::Namespace,
     process::{capture, run, wait_until},
-    requirements, requires, server,
+    requires, server,
 };
 
 use crate::packages::{COMPANIONS, FIRST, artifact, dist, once_per_run};
@@ -320,11 +320,7 @@ fn composed() -> Vec<String> {
 
 #[test]
 fn image_answers_with_and_without_privileges() {
-    requires!(namespaces, bpf);
-    let works = capture(Command::new("podman").arg("--version")).map(drop);
-    if !requirements::met("podman", works) {
-        return;
-    }
+    requires!(namespaces, bpf, programs(&["podman"]));
     for page in [
         include_str!("../../../README.md"),
         include_str!("../../../docs/one-machine.md"),

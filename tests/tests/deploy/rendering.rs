@@ -1,7 +1,7 @@
 //! Renders the job as a director does: a table of manifests with the output of bosh-dns's job
 //! (`manifests.json`).
 
-use std::{collections::BTreeSet, fs, process::Command};
+use std::{fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -120,7 +120,6 @@ fn invalid_properties_are_named() {
 #[test]
 fn scripts_pass_shellcheck() {
     let (_, files) = rendered().unwrap();
-    let folder = tempfile::tempdir().unwrap();
     let mut scripts = vec![
         job::bosh().join("packages/bosh-dns/packaging"),
         job::bosh().join("packages/bosh-dns/process.sh"),
@@ -129,28 +128,7 @@ fn scripts_pass_shellcheck() {
         let folder = job::bosh().join(package);
         scripts.extend(["postinst", "prerm", "postrm"].map(|script| folder.join(script)));
     }
-    // Most manifests render the same scripts.
-    let texts = files
-        .iter()
-        .flatten()
-        .filter(|(path, _)| path.starts_with("bin/"));
-    let texts: BTreeSet<&String> = texts.map(|(_, text)| text).collect();
-    for (index, text) in texts.into_iter().enumerate() {
-        let script = folder.path().join(index.to_string());
-        fs::write(&script, text).unwrap();
-        scripts.push(script);
-    }
-    // SC2016: manifest values are in single quotes precisely so that the shell does not expand them.
-    let checked = Command::new("shellcheck")
-        .arg("--exclude=SC2016")
-        .args(scripts)
-        .output()
-        .unwrap();
-    assert!(
-        checked.status.success(),
-        "{}",
-        String::from_utf8_lossy(&checked.stdout)
-    );
+    job::assert_shellcheck_passes(&files, scripts);
 }
 
 #[test]

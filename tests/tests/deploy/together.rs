@@ -12,12 +12,12 @@ use std::{
     time::Duration,
 };
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::{Value, json};
 use whole_system_tests::{
     debian::Debian,
+    pki::Authority,
     process::{Kept, capture, wait_until},
-    requirements, server,
+    requires, server,
 };
 
 use crate::packages::{FIRST, artifact, artifacts};
@@ -61,17 +61,6 @@ documents: [/etc/bosh-dns-xdp/publish.d]
 server: /etc/bosh-dns-xdp/config.json
 provider_settings: {default/etcd: {etcd-urls: 'http://127.0.0.1:2379'}}
 ";
-
-fn write_authority(folder: &Path) {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, "fleet");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    let certificate = params.self_signed(&key).unwrap();
-    fs::write(folder.join("ca.crt"), certificate.pem()).unwrap();
-    fs::write(folder.join("ca.key"), key.serialize_pem()).unwrap();
-}
 
 /// Copies a program of the test machine, with its libraries, into the shared folder.
 fn share_program(shared: &Path, program: &str) {
@@ -141,9 +130,7 @@ impl Together {
 
 #[test]
 fn all_packages_work_together() {
-    if !requirements::program("fstrm_capture", "--version") {
-        return;
-    }
+    requires!(programs(&["fstrm_capture"]));
     let folder = tempfile::tempdir().unwrap();
     let Some(machine) = Debian::boot().unwrap() else {
         return;
@@ -154,7 +141,9 @@ fn all_packages_work_together() {
         let deb = artifact(folder.path(), &format!("{name}_"), ".deb").unwrap();
         fs::copy(deb, shared.join(format!("{name}.deb"))).unwrap();
     }
-    write_authority(&shared);
+    Authority::new("fleet")
+        .and_then(|authority| authority.write(&shared))
+        .unwrap();
     share_program(&shared, "fstrm_capture");
     let health = json!({
         "port": 8853, "ca_file": format!("{PAIR}/ca.crt"), "certificate_file": format!("{PAIR}/instance.crt"),

@@ -170,7 +170,7 @@ fn queries_in_pieces_are_answered() -> Result<()> {
 fn auto_answers_over_loopback() -> Result<()> {
     requires!(namespaces, bpf);
     let (alone, bpffs) = (Namespace::new("lo")?, Bpffs::new()?);
-    alone.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    alone.ip("addr add 169.254.0.2/32 dev lo")?;
     let servers = [v4(), "[::1]:53".parse()?];
     let fast_path = start(&alone, &config(HookMode::Auto, &bpffs), &servers, counted())?;
     ask_counts(&alone, &servers, &fast_path)
@@ -221,28 +221,20 @@ fn bridged_containers_are_answered() -> Result<()> {
     requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("host")?, Bpffs::new()?);
     host.forward()?;
-    host.ip(&["link", "add", "br0", "type", "bridge"])?;
-    host.ip(&["addr", "add", "10.9.0.1/24", "dev", "br0"])?;
-    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    host.ip(&["link", "set", "br0", "up"])?;
+    host.ip("link add br0 type bridge")?;
+    host.ip("addr add 10.9.0.1/24 dev br0")?;
+    host.ip("addr add 169.254.0.2/32 dev lo")?;
+    host.ip("link set br0 up")?;
     let mut containers = Vec::new();
     for number in 0..3 {
         let container = Namespace::new(&format!("box{number}"))?;
         let (outside, address) = (format!("v{number}"), format!("10.9.0.{}/24", number + 10));
         join(
-            End {
-                namespace: &host,
-                interface: &outside,
-                addresses: &[],
-            },
-            End {
-                namespace: &container,
-                interface: "eth0",
-                addresses: &[&address],
-            },
+            End::new(&host, &outside, &[]),
+            End::new(&container, "eth0", &[&address]),
         )?;
-        host.ip(&["link", "set", &outside, "master", "br0"])?;
-        container.ip(&["route", "add", "default", "via", "10.9.0.1"])?;
+        host.ip(&format!("link set {outside} master br0"))?;
+        container.ip("route add default via 10.9.0.1")?;
         containers.push(container);
     }
     let mut on_bridge = config(HookMode::Auto, &bpffs);
@@ -278,34 +270,18 @@ fn checksum_offload_keeps_replies_valid() -> Result<()> {
     );
     server.forward()?;
     join(
-        End {
-            namespace: &between,
-            interface: "to-cli",
-            addresses: &[],
-        },
-        End {
-            namespace: &client,
-            interface: "cli",
-            addresses: &["169.254.0.1/24", "fd00::1/64"],
-        },
+        End::new(&between, "to-cli", &[]),
+        End::new(&client, "cli", &["169.254.0.1/24", "fd00::1/64"]),
     )?;
     join(
-        End {
-            namespace: &between,
-            interface: "to-srv",
-            addresses: &[],
-        },
-        End {
-            namespace: &server,
-            interface: "srv",
-            addresses: &["169.254.0.2/24", "fd00::2/64"],
-        },
+        End::new(&between, "to-srv", &[]),
+        End::new(&server, "srv", &["169.254.0.2/24", "fd00::2/64"]),
     )?;
-    between.ip(&["link", "add", "br0", "type", "bridge"])?;
+    between.ip("link add br0 type bridge")?;
     for interface in ["to-cli", "to-srv"] {
-        between.ip(&["link", "set", interface, "master", "br0"])?;
+        between.ip(&format!("link set {interface} master br0"))?;
     }
-    between.ip(&["link", "set", "br0", "up"])?;
+    between.ip("link set br0 up")?;
     // The client offloads its checksums. The way back has no offload: `to-cli` would have to
     // complete a partial checksum itself, and the client verifies each reply.
     run(between
@@ -448,16 +424,13 @@ fn wildcard_listeners_answer_new_addresses() -> Result<()> {
         counted(),
     )?;
     assert!(addresses(&pair.client, v4(), "n1.bosh", TIMEOUT)?.is_some());
-    pair.client
-        .ip(&["route", "add", "10.7.0.1/32", "dev", "cli"])?;
-    pair.server
-        .ip(&["addr", "add", "10.7.0.1/32", "dev", "srv"])?;
+    pair.client.ip("route add 10.7.0.1/32 dev cli")?;
+    pair.server.ip("addr add 10.7.0.1/32 dev srv")?;
     let later = SocketAddr::from(([10, 7, 0, 1], 53));
     wait_until("the new address", TIMEOUT, || {
         addresses(&pair.client, later, "n1.bosh", SHORT).is_ok_and(|found| found.is_some())
     })?;
-    pair.server
-        .ip(&["addr", "del", "10.7.0.1/32", "dev", "srv"])?;
+    pair.server.ip("addr del 10.7.0.1/32 dev srv")?;
     wait_until("the end of the address", TIMEOUT, || {
         !fast_path.status().interfaces.endpoints.contains(&later)
     })

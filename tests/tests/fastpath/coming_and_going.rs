@@ -315,7 +315,7 @@ fn old_server_respects_takeover() -> Result<()> {
 fn new_interfaces_are_served_quickly() -> Result<()> {
     requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("come")?, Bpffs::new()?);
-    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    host.ip("addr add 169.254.0.2/32 dev lo")?;
     let mut globbed = config(HookMode::Auto, &bpffs);
     globbed.interfaces = Some(vec!["lo".to_owned(), "w-*".to_owned()]);
     let fast_path = start(&host, &globbed, &[v4()], one(1))?;
@@ -330,18 +330,10 @@ fn new_interfaces_are_served_quickly() -> Result<()> {
     for round in 0..3 {
         let container = Namespace::new("box")?;
         join(
-            End {
-                namespace: &host,
-                interface: "w-one",
-                addresses: &["10.9.0.1/24"],
-            },
-            End {
-                namespace: &container,
-                interface: "eth0",
-                addresses: &["10.9.0.2/24"],
-            },
+            End::new(&host, "w-one", &["10.9.0.1/24"]),
+            End::new(&container, "eth0", &["10.9.0.2/24"]),
         )?;
-        container.ip(&["route", "add", "default", "via", "10.9.0.1"])?;
+        container.ip("route add default via 10.9.0.1")?;
         deliver(&fast_path, &host, "w-one")?;
         wait_until("the interface to be served", ALL_ATTACHED, || {
             served("w-one")
@@ -352,16 +344,16 @@ fn new_interfaces_are_served_quickly() -> Result<()> {
             addresses(&container, v4(), "a.bosh", TIMEOUT)?.is_some(),
             "round {round}"
         );
-        host.ip(&["link", "set", "w-one", "down"])?;
-        host.ip(&["link", "set", "w-one", "name", "other"])?;
+        host.ip("link set w-one down")?;
+        host.ip("link set w-one name other")?;
         wait_until("a renamed interface to be left", ALL_ATTACHED, || {
             !served("other") && !served("w-one")
         })?;
-        host.ip(&["link", "set", "other", "name", "w-two"])?;
+        host.ip("link set other name w-two")?;
         wait_until("a renamed interface to be served", ALL_ATTACHED, || {
             served("w-two")
         })?;
-        host.ip(&["link", "del", "w-two"])?;
+        host.ip("link del w-two")?;
         wait_until("a deleted interface to be forgotten", ALL_ATTACHED, || {
             !served("w-two")
         })?;
@@ -375,7 +367,7 @@ fn thousand_veths_share_a_program() -> Result<()> {
     const COUNT: usize = 1000;
     requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("many")?, Bpffs::new()?);
-    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    host.ip("addr add 169.254.0.2/32 dev lo")?;
     let mut named = config(HookMode::Auto, &bpffs);
     let ends = (0..COUNT / 2).flat_map(|n| [format!("x{n}"), format!("y{n}")]);
     named.interfaces = Some(ends.chain(["lo".to_owned()]).collect());
@@ -386,7 +378,10 @@ fn thousand_veths_share_a_program() -> Result<()> {
     let batch = tempfile::NamedTempFile::new()?;
     fs::write(batch.path(), script)?;
     let begun = Instant::now();
-    host.ip(&["-batch", batch.path().to_str().context("a plain path")?])?;
+    host.ip(&format!(
+        "-batch {}",
+        batch.path().to_str().context("a plain path")?
+    ))?;
     let made = begun.elapsed();
     let served = || {
         let status = fast_path.status().interfaces;
@@ -401,7 +396,7 @@ fn thousand_veths_share_a_program() -> Result<()> {
     })?;
     let all_served = begun.elapsed();
     // No interface delays the others.
-    host.ip(&["link", "del", "x7"])?;
+    host.ip("link del x7")?;
     wait_until("two less to be served", ALL_ATTACHED, || {
         served() == COUNT - 1
     })?;
@@ -422,7 +417,7 @@ fn interface_events_are_batched() -> Result<()> {
     const PAIRS: u32 = 256;
     requires!(namespaces, bpf);
     let (namespace, bpffs) = (Namespace::new("many")?, Bpffs::new()?);
-    namespace.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    namespace.ip("addr add 169.254.0.2/32 dev lo")?;
     let names = List::default().with("one.bosh", [[10, 0, 0, 1].into()]);
     let mut named = config(HookMode::Auto, &bpffs);
     let ends = (0..PAIRS).flat_map(|n| [format!("n{n}"), format!("f{n}")]);
@@ -433,7 +428,7 @@ fn interface_events_are_batched() -> Result<()> {
     // One by one, as container runtimes do.
     for pair in 0..PAIRS {
         let (near, far) = (format!("n{pair}"), format!("f{pair}"));
-        namespace.ip(&["link", "add", &near, "type", "veth", "peer", "name", &far])?;
+        namespace.ip(&format!("link add {near} type veth peer name {far}"))?;
     }
     let served = || {
         fast_path
@@ -448,7 +443,7 @@ fn interface_events_are_batched() -> Result<()> {
     let all = 1 + 2 * PAIRS as usize;
     wait_until("all of them to be served", ALL_ATTACHED, || served() == all)?;
     for pair in 0..PAIRS {
-        namespace.ip(&["link", "del", &format!("n{pair}")])?;
+        namespace.ip(&format!("link del n{pair}"))?;
     }
     wait_until("all of them to be gone", ALL_ATTACHED, || served() == 1)?;
     let (polls, took) = (polls() - before, begun.elapsed());

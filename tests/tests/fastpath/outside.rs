@@ -209,8 +209,7 @@ fn dropped_packets_are_not_answered() -> Result<()> {
             "{mode:?}: passed queries are counted"
         );
         // Address changes of the interface are followed.
-        pair.server
-            .ip(&["link", "set", "srv", "address", "02:00:00:00:00:99"])?;
+        pair.server.ip("link set srv address 02:00:00:00:00:99")?;
         let here = [2, 0, 0, 0, 0, 0x99];
         whole_system_tests::process::wait_until("the new address", TIMEOUT, || {
             matches!(wire.ask((here, address), None, SHORT), Ok(true))

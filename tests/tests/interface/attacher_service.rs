@@ -4,7 +4,7 @@ use std::{
     fs,
     net::IpAddr,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Duration,
@@ -20,7 +20,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     pair::{Pair, TIMEOUT, addresses, v4},
-    process::{Kept, capture, status_line, wait_until},
+    process::{Kept, status_line, wait_until},
     requires,
     server::{self, Server},
 };
@@ -102,13 +102,11 @@ impl Parts {
 
     /// Runs a control command of the server; returns its output.
     fn operate(&self, arguments: &[&str]) -> Result<String> {
-        let mut command: Command = self.pair.server.command(server::program()?)?;
-        let config = self.server.folder.path().join("config.json");
-        capture(command.args(arguments).arg("--config").arg(config))
+        self.server.cli(&self.pair.server, arguments)
     }
 
     fn status(&self) -> Result<Value> {
-        Ok(serde_json::from_str(&self.operate(&["status", "--json"])?)?)
+        self.server.status(&self.pair.server)
     }
 }
 
@@ -215,9 +213,10 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
         })
     })?;
     // The attacher follows new interfaces, and the server shows them.
-    parts.pair.server.ip(&[
-        "link", "add", "late", "type", "veth", "peer", "name", "etal",
-    ])?;
+    parts
+        .pair
+        .server
+        .ip("link add late type veth peer name etal")?;
     wait_until("the late interface to be served", REUNION, || {
         let family = names::FAST_PATH_INTERFACE_INFO;
         Metrics::read(&parts.pair.server)
@@ -252,12 +251,13 @@ fn disabled_fast_path_ends_service_answers() -> Result<()> {
         parts.ask(NAMES[0])? == Some(instances()),
         "the programs stay"
     );
-    let folder = parts.server.folder.path().to_owned();
-    let config = folder.join("config.json");
-    let mut settings: Value = serde_json::from_str(&fs::read_to_string(&config)?)?;
-    settings["xdp"]["enabled"] = json!(false);
-    fs::write(&config, settings.to_string())?;
-    fs::write(folder.join("records.json"), server::records_of_groups(&[2]))?;
+    parts
+        .server
+        .change_settings(|settings| settings["xdp"]["enabled"] = json!(false))?;
+    fs::write(
+        parts.server.folder.path().join("records.json"),
+        server::records_of_groups(&[2]),
+    )?;
     parts
         .server
         .restart_prepared(Some(&parts.pair.server), confine)?;
@@ -287,12 +287,7 @@ fn attacher_lost_while_loading_degrades() -> Result<()> {
         object::TC_ANSWER_PROGRAM,
         Fault::TooLong.instructions(),
     )?;
-    let status = || -> Result<Value> {
-        let mut command: Command = pair.server.command(server::program()?)?;
-        let config = server.folder.path().join("config.json");
-        let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
-        Ok(serde_json::from_str(&said)?)
-    };
+    let status = || server.status(&pair.server);
     for _ in 0..ATTEMPTS {
         let before = sessions(&server);
         let mut attacher = start_attacher(&pair, &server, &program)?;

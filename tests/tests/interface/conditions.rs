@@ -417,17 +417,8 @@ fn effect(host: &Namespace) -> Result<Effect> {
 
 fn host() -> Result<Namespace> {
     let host = Namespace::new("conditions")?;
-    host.ip(&[
-        "link",
-        "add",
-        "s-010255010002",
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "far",
-    ])?;
-    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    host.ip("link add s-010255010002 type veth peer name far")?;
+    host.ip("addr add 169.254.0.2/32 dev lo")?;
     Ok(host)
 }
 

@@ -62,28 +62,17 @@ fn hits(pair: &Pair, server: SocketAddr, name: &str) -> Result<(u64, u64)> {
 /// Connects the pair by a second veth, whose end is a port of a bridge with [`BRIDGED`].
 fn bridge_with_uplink(pair: &Pair) -> Result<()> {
     join(
-        End {
-            namespace: &pair.server,
-            interface: "port",
-            addresses: &[],
-        },
-        End {
-            namespace: &pair.client,
-            interface: "cli2",
-            addresses: &["10.7.0.1/24"],
-        },
+        End::new(&pair.server, "port", &[]),
+        End::new(&pair.client, "cli2", &["10.7.0.1/24"]),
     )?;
-    pair.server.ip(&["link", "add", "br0", "type", "bridge"])?;
-    pair.server.ip(&[
-        "link", "add", "uplink", "type", "vxlan", "id", "9", "dstport", "4789", "dev", "srv",
-    ])?;
-    for port in ["port", "uplink"] {
-        pair.server
-            .ip(&["link", "set", port, "master", "br0", "up"])?;
-    }
+    pair.server.ip("link add br0 type bridge")?;
     pair.server
-        .ip(&["addr", "add", "10.7.0.2/24", "dev", "br0"])?;
-    pair.server.ip(&["link", "set", "br0", "up"])
+        .ip("link add uplink type vxlan id 9 dstport 4789 dev srv")?;
+    for port in ["port", "uplink"] {
+        pair.server.ip(&format!("link set {port} master br0 up"))?;
+    }
+    pair.server.ip("addr add 10.7.0.2/24 dev br0")?;
+    pair.server.ip("link set br0 up")
 }
 
 #[test]
@@ -101,26 +90,17 @@ fn replies_are_limited(label: &str, max_reply: Option<u16>, most: usize, size: u
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
     for (namespace, interface, last) in [(&pair.server, "srv", 2), (&pair.client, "cli", 1)] {
-        namespace.ip(&[
-            "addr",
-            "add",
-            &format!("10.8.0.{last}/24"),
-            "dev",
-            interface,
-        ])?;
+        namespace.ip(&format!("addr add 10.8.0.{last}/24 dev {interface}"))?;
     }
-    pair.client
-        .ip(&["addr", "add", "10.9.0.1/24", "dev", "cli"])?;
-    let ours = [
-        "link", "add", "link", "srv", "name", "mac0", "address", FAR_MAC, "type", "macvlan",
-    ];
-    pair.server.ip(&[&ours[..], &["mode", "bridge"]].concat())?;
-    pair.server
-        .ip(&["addr", "add", "10.9.0.2/24", "dev", "mac0"])?;
-    pair.server.ip(&["link", "set", "mac0", "up"])?;
+    pair.client.ip("addr add 10.9.0.1/24 dev cli")?;
+    pair.server.ip(&format!(
+        "link add link srv name mac0 address {FAR_MAC} type macvlan mode bridge"
+    ))?;
+    pair.server.ip("addr add 10.9.0.2/24 dev mac0")?;
+    pair.server.ip("link set mac0 up")?;
     // The veth would answer ARP for this address itself.
     pair.client
-        .ip(&["neigh", "add", "10.9.0.2", "lladdr", FAR_MAC, "dev", "cli"])?;
+        .ip(&format!("neigh add 10.9.0.2 lladdr {FAR_MAC} dev cli"))?;
     bridge_with_uplink(&pair)?;
     let folder = server::folder(&server::records_of_groups(&[10, size]), None)?;
     let settings = json!({
@@ -223,10 +203,10 @@ fn address_on_other_interface_is_served() -> Result<()> {
     let (node, pod) = (&pair.server, &pair.client);
     node.forward()?;
     // Like the dummy device of a node-local cache, whose driver not every kernel has.
-    node.ip(&["link", "add", "nodelocaldns", "type", "bridge"])?;
-    node.ip(&["link", "set", "nodelocaldns", "up"])?;
-    node.ip(&["addr", "add", "169.254.20.10/32", "dev", "nodelocaldns"])?;
-    pod.ip(&["route", "add", "default", "via", "10.42.0.1"])?;
+    node.ip("link add nodelocaldns type bridge")?;
+    node.ip("link set nodelocaldns up")?;
+    node.ip("addr add 169.254.20.10/32 dev nodelocaldns")?;
+    pod.ip("route add default via 10.42.0.1")?;
     let bpffs = Bpffs::new()?;
     let folder = server::folder(&server::records_of_groups(&[3]), None)?;
     let settings = json!({

@@ -50,19 +50,15 @@ impl Lab {
     /// Starts the server for groups of these sizes; `extra` is merged into its configuration.
     fn start(label: &str, groups: &[u16], extra: &Value) -> Result<Self> {
         let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
-        let ours = [
-            "link", "add", "link", "srv", "name", "mac0", "address", FAR_MAC, "type", "macvlan",
-            "mode", "bridge",
-        ];
-        pair.server.ip(&ours)?;
-        pair.server
-            .ip(&["addr", "add", "10.9.0.2/24", "dev", "mac0"])?;
-        pair.server.ip(&["link", "set", "mac0", "up"])?;
-        pair.client
-            .ip(&["addr", "add", "10.9.0.1/24", "dev", "cli"])?;
+        pair.server.ip(&format!(
+            "link add link srv name mac0 address {FAR_MAC} type macvlan mode bridge"
+        ))?;
+        pair.server.ip("addr add 10.9.0.2/24 dev mac0")?;
+        pair.server.ip("link set mac0 up")?;
+        pair.client.ip("addr add 10.9.0.1/24 dev cli")?;
         // The veth would answer ARP for this address itself.
         pair.client
-            .ip(&["neigh", "add", "10.9.0.2", "lladdr", FAR_MAC, "dev", "cli"])?;
+            .ip(&format!("neigh add 10.9.0.2 lladdr {FAR_MAC} dev cli"))?;
         let folder = server::folder(&server::records_of_groups(groups), None)?;
         let mut settings = json!({
             "address": "0.0.0.0",

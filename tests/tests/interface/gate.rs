@@ -19,12 +19,12 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::{End, Namespace, join},
     pair::{Pair, addresses, v4},
-    process::{run, wait_until},
+    process::wait_until,
     requires,
     server::{self, Server},
 };
 
-use crate::gated::{Gated, NAME, State, child, hits, outlast_stopped_attacher};
+use crate::gated::{Gated, NAME, State, child, deny_all, hits, outlast_stopped_attacher};
 
 /// Timeout of a single query.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -51,9 +51,26 @@ fn wait_for_hits(host: &Namespace, client: &Namespace) -> Result<()> {
     })
 }
 
-fn iptables(host: &Namespace, program: &str, arguments: &[&str]) -> Result<()> {
-    let mut command: Command = host.command(program)?;
-    run(command.args(["-w"]).args(arguments))
+/// Starts a server whose interface answers.
+fn serving(label: &str) -> Result<(Pair, Gated)> {
+    let pair = Pair::new(label)?;
+    let gated = Gated::start(&pair.server)?;
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+    Ok((pair, gated))
+}
+
+/// Queries until the interface is left to userspace for a reason. All queries are answered meanwhile.
+fn wait_for_userspace(pair: &Pair, gated: &Gated, why: &str) -> Result<()> {
+    wait_until(
+        "the interface to be left to userspace",
+        Duration::from_secs(60),
+        || {
+            let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
+            let states = gated.states(&pair.server).unwrap_or_default();
+            asked && states.get("srv").is_some_and(|srv| srv.why.contains(why))
+        },
+    )
+    .with_context(|| format!("{:?}\n{}", gated.states(&pair.server), gated.server.log()))
 }
 
 #[test]
@@ -68,27 +85,15 @@ fn queries_open_gate_rules_close() -> Result<()> {
     gated.wait_for_state(&pair.server, "srv", |srv| srv.state == "served")?;
 
     for (program, rule) in [
+        ("iptables-legacy", "INPUT -p udp --dport 53 -j DROP"),
+        ("iptables-nft", "INPUT -s 169.254.0.1 -j REJECT"),
         (
             "iptables-legacy",
-            &["INPUT", "-p", "udp", "--dport", "53", "-j", "DROP"][..],
+            "INPUT -p udp --dport 53 -m limit --limit 1/hour -j DROP",
         ),
-        (
-            "iptables-nft",
-            &["INPUT", "-s", "169.254.0.1", "-j", "REJECT"],
-        ),
-        (
-            "iptables-legacy",
-            &[
-                "INPUT", "-p", "udp", "--dport", "53", "-m", "limit", "--limit", "1/hour", "-j",
-                "DROP",
-            ],
-        ),
-        (
-            "iptables-nft",
-            &["OUTPUT", "-p", "udp", "--sport", "53", "-j", "DROP"],
-        ),
+        ("iptables-nft", "OUTPUT -p udp --sport 53 -j DROP"),
     ] {
-        iptables(&pair.server, program, &[&["-A"], rule].concat())?;
+        pair.server.capture(&format!("{program} -w -A {rule}"))?;
         let begun = Instant::now();
         wait_until("the gate to close", Duration::from_secs(60), || {
             let before = hits(&pair.server);
@@ -96,12 +101,12 @@ fn queries_open_gate_rules_close() -> Result<()> {
             let asked = ask(&pair.client, 2);
             matches!((before, asked, hits(&pair.server)), (Ok(before), Ok(_), Ok(after)) if before == after)
         })
-        .with_context(|| format!("{rule:?}: {:?}", gated.states(&pair.server)))?;
-        println!("{program} {rule:?}: closed after {:?}", begun.elapsed());
-        iptables(&pair.server, program, &[&["-D"], rule].concat())?;
+        .with_context(|| format!("{rule}: {:?}", gated.states(&pair.server)))?;
+        println!("{program} {rule}: closed after {:?}", begun.elapsed());
+        pair.server.capture(&format!("{program} -w -D {rule}"))?;
         wait_for_hits(&pair.server, &pair.client).with_context(|| {
             format!(
-                "after {rule:?}: {:?}\n{}",
+                "after {rule}: {:?}\n{}",
                 gated.states(&pair.server),
                 gated.server.log()
             )
@@ -186,7 +191,7 @@ fn dropped_client_gets_no_answer() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("clients")?;
     pair.client
-        .ip(&["addr", "add", &format!("{}/24", CLIENTS[1]), "dev", "cli"])?;
+        .ip(&format!("addr add {}/24 dev cli", CLIENTS[1]))?;
     let gated = Gated::start(&pair.server)?;
     for (number, Dropping { load, remove }) in DROPPING.iter().enumerate() {
         let state = || {
@@ -264,7 +269,7 @@ fn stranger_is_not_answered_where_rules_name_clients() -> Result<()> {
     for (load, rules) in ACCEPTING {
         let pair = Pair::new("strangers")?;
         pair.client
-            .ip(&["addr", "add", &format!("{}/24", CLIENTS[1]), "dev", "cli"])?;
+            .ip(&format!("addr add {}/24 dev cli", CLIENTS[1]))?;
         feed(&pair.server, load, rules)?;
         let gated = Gated::start(&pair.server)?;
         let state = || format!("{rules}: {:?}", gated.states(&pair.server));
@@ -292,8 +297,7 @@ fn forged_senders_turn_nothing_off() -> Result<()> {
         |path: &str| std::fs::write(format!("/proc/sys/net/ipv4/conf/{path}/rp_filter"), "1");
     pair.server
         .run(|| strict("all").and_then(|()| strict("srv")))??;
-    pair.client
-        .ip(&["route", "add", "local", "10.9.0.0/16", "dev", "lo"])?;
+    pair.client.ip("route add local 10.9.0.0/16 dev lo")?;
     let gated = Gated::start(&pair.server)?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
     let query = client::query(NAME, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
@@ -336,29 +340,12 @@ fn forged_senders_turn_nothing_off() -> Result<()> {
 fn diverted_local_queries_are_answered() -> Result<()> {
     requires!(namespaces, bpf);
     let host = Namespace::new("diverted")?;
-    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    host.ip(&["route", "add", "default", "dev", "lo"])?;
+    host.ip("addr add 169.254.0.2/32 dev lo")?;
+    host.ip("route add default dev lo")?;
     let gated = Gated::start(&host)?;
     wait_for_hits(&host, &host).with_context(|| gated.server.log())?;
-    iptables(
-        &host,
-        "iptables-legacy",
-        &[
-            "-t",
-            "nat",
-            "-A",
-            "OUTPUT",
-            "-d",
-            "8.8.8.8",
-            "-p",
-            "udp",
-            "--dport",
-            "53",
-            "-j",
-            "DNAT",
-            "--to",
-            "169.254.0.2:53",
-        ],
+    host.capture(
+        "iptables-legacy -w -t nat -A OUTPUT -d 8.8.8.8 -p udp --dport 53 -j DNAT --to 169.254.0.2:53",
     )?;
     gated.wait_for_state(&host, "lo", |lo| lo.state == "refused")?;
     let other = "8.8.8.8:53".parse()?;
@@ -376,10 +363,10 @@ fn diverted_local_queries_are_answered() -> Result<()> {
 /// Interfaces that may have the server's address, with the kinds of link to try in turn; local queries for it travel over
 /// `lo` all the same. The first is that of the job on Ubuntu Noble; where the kernel has no dummies, another link
 /// without a peer takes its place.
-const LAYOUTS: [(&str, &[&[&str]]); 4] = [
-    ("bosh-dns", &[&["type", "dummy"], &["type", "ifb"]]),
-    ("eth0", &[&["type", "veth", "peer", "name", "outside"]]),
-    ("br0", &[&["type", "bridge"]]),
+const LAYOUTS: [(&str, &[&str]); 4] = [
+    ("bosh-dns", &["dummy", "ifb"]),
+    ("eth0", &["veth peer name outside"]),
+    ("br0", &["bridge"]),
     ("lo", &[]),
 ];
 
@@ -390,14 +377,14 @@ fn local_queries_are_answered_wherever_the_address_is() -> Result<()> {
         let host = Namespace::new("noble")?;
         let mut added = Ok(());
         for kind in kinds {
-            added = host.ip(&[&["link", "add", interface], *kind].concat());
+            added = host.ip(&format!("link add {interface} type {kind}"));
             if added.is_ok() {
                 break;
             }
         }
         added?;
-        host.ip(&["addr", "add", "169.254.0.2/32", "dev", interface])?;
-        host.ip(&["link", "set", interface, "up"])?;
+        host.ip(&format!("addr add 169.254.0.2/32 dev {interface}"))?;
+        host.ip(&format!("link set {interface} up"))?;
         let gated = Gated::start(&host)?;
         wait_for_hits(&host, &host)
             .with_context(|| format!("{interface}: {:?}", gated.states(&host)))?;
@@ -452,26 +439,10 @@ fn refused_route_ends_answers() -> Result<()> {
     let pair = Pair::new("routes")?;
     let gated = Gated::start(&pair.server)?;
     for refusal in [
-        &["route", "add", "blackhole", "169.254.0.1/32"][..],
-        &["route", "add", "prohibit", "169.254.0.1/32"],
-        &[
-            "rule",
-            "add",
-            "prohibit",
-            "to",
-            "169.254.0.1/32",
-            "pref",
-            "5",
-        ],
-        &[
-            "rule",
-            "add",
-            "blackhole",
-            "to",
-            "169.254.0.1/32",
-            "pref",
-            "5",
-        ],
+        "route add blackhole 169.254.0.1/32",
+        "route add prohibit 169.254.0.1/32",
+        "rule add prohibit to 169.254.0.1/32 pref 5",
+        "rule add blackhole to 169.254.0.1/32 pref 5",
     ] {
         wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
         pair.server.ip(refusal)?;
@@ -492,9 +463,7 @@ fn refused_route_ends_answers() -> Result<()> {
         gated
             .wait_for_state(&pair.server, "srv", is_for_heard_clients)
             .with_context(|| format!("{refusal:?}"))?;
-        let mut removal = refusal.to_vec();
-        removal[1] = "del";
-        pair.server.ip(&removal)?;
+        pair.server.ip(&refusal.replace(" add ", " del "))?;
     }
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())
 }
@@ -531,25 +500,15 @@ fn undecided_rules_leave_interface_to_userspace() -> Result<()> {
     let gated = Gated::start(&pair.server)?;
     for (rule, why) in UNDECIDED {
         wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
-        let rule: Vec<&str> = rule.split(' ').collect();
-        iptables(&pair.server, "iptables-legacy", &rule)?;
-        // All queries are answered meanwhile: the rule drops none of them.
-        wait_until(
-            "the interface to be left to userspace",
-            Duration::from_secs(60),
-            || {
-                let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
-                let states = gated.states(&pair.server).unwrap_or_default();
-                asked && states.get("srv").is_some_and(|srv| srv.why.contains(why))
-            },
-        )
-        .with_context(|| format!("{rule:?}: {:?}", gated.states(&pair.server)))?;
+        pair.server.capture(&format!("iptables-legacy -w {rule}"))?;
+        // The rule drops none of the queries.
+        wait_for_userspace(&pair, &gated, why).context(rule)?;
         let before = hits(&pair.server)?;
         ensure!(
             ask(&pair.client, 20)? == 20 && hits(&pair.server)? == before,
-            "{rule:?}"
+            "{rule}"
         );
-        iptables(&pair.server, "iptables-legacy", &["-F"])?;
+        pair.server.capture("iptables-legacy -w -F")?;
     }
     Ok(())
 }
@@ -558,27 +517,13 @@ fn undecided_rules_leave_interface_to_userspace() -> Result<()> {
 fn ipset_member_is_noticed_without_rule_change() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("members")?;
-    let ipset = |arguments: &[&str]| -> Result<()> {
-        let mut command = pair.server.command("ipset")?;
-        run(command.args(arguments))
-    };
-    ipset(&["create", "held", "hash:net"])?;
-    let rule = [
-        "-A",
-        "INPUT",
-        "-m",
-        "set",
-        "--match-set",
-        "held",
-        "src",
-        "-j",
-        "REJECT",
-    ];
-    iptables(&pair.server, "iptables-legacy", &rule)?;
+    pair.server.capture("ipset create held hash:net")?;
+    pair.server
+        .capture("iptables-legacy -w -A INPUT -m set --match-set held src -j REJECT")?;
     let gated = Gated::start(&pair.server)?;
     for _ in 0..2 {
         wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
-        ipset(&["add", "held", "169.254.0.1"])?;
+        pair.server.capture("ipset add held 169.254.0.1")?;
         let is_silent =
             || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
         wait_until(
@@ -594,7 +539,7 @@ fn ipset_member_is_noticed_without_rule_change() -> Result<()> {
                     .is_some_and(|srv| srv.why.contains("packet filter"))
         })
         .with_context(|| format!("{:?}", gated.states(&pair.server)))?;
-        ipset(&["del", "held", "169.254.0.1"])?;
+        pair.server.capture("ipset del held 169.254.0.1")?;
     }
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())
 }
@@ -602,14 +547,12 @@ fn ipset_member_is_noticed_without_rule_change() -> Result<()> {
 #[test]
 fn moved_interface_is_left_alone() -> Result<()> {
     requires!(namespaces, bpf);
-    let pair = Pair::new("leaving")?;
+    let (pair, gated) = serving("leaving")?;
     let other = Namespace::new("leaving-other")?;
-    let gated = Gated::start(&pair.server)?;
-    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
     pair.server
-        .ip(&["link", "set", "srv", "netns", other.name()])?;
-    other.ip(&["addr", "add", "169.254.0.2/24", "dev", "srv"])?;
-    other.ip(&["link", "set", "srv", "up"])?;
+        .ip(&format!("link set srv netns {}", other.name()))?;
+    other.ip("addr add 169.254.0.2/24 dev srv")?;
+    other.ip("link set srv up")?;
     wait_until(
         "the interface to leave the status",
         Duration::from_secs(60),
@@ -640,9 +583,7 @@ const PROVEN_WATCHED: Duration = Duration::from_secs(31);
 #[test]
 fn proven_interface_is_probed_rarely() -> Result<()> {
     requires!(namespaces, bpf);
-    let pair = Pair::new("proven")?;
-    let gated = Gated::start(&pair.server)?;
-    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+    let (pair, gated) = serving("proven")?;
     let probes = || -> Result<u64> { Ok(Metrics::read(&pair.server)?.probes()) };
     // Nothing reports that an admission is proven; each probe of a young one follows the one before after a second.
     wait_until("probes to become rare", Duration::from_secs(240), || {
@@ -663,9 +604,7 @@ fn proven_interface_is_probed_rarely() -> Result<()> {
     })
     .with_context(|| gated.server.log())?;
     // A change of the machine's network makes them frequent again.
-    pair.server.ip(&[
-        "link", "add", "late", "type", "veth", "peer", "name", "etal",
-    ])?;
+    pair.server.ip("link add late type veth peer name etal")?;
     wait_until("probes to become frequent", Duration::from_secs(60), || {
         let (before, begun) = (probes(), Instant::now());
         let asked = ask(&pair.client, 30).is_ok_and(|answered| answered == 30);
@@ -680,47 +619,15 @@ fn unprivileged_attacher_reads_legacy_rules() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("nobody")?;
     // The tables exist before the attacher starts.
-    iptables(&pair.server, "iptables-legacy", &["-L", "INPUT"])?;
+    pair.server.capture("iptables-legacy -w -L INPUT")?;
     let gated = Gated::start_prepared(&pair.server, &json!({"attach_user": "nobody"}), |_| {})?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
     // So high a limit holds back no probe: only reading it shows that it is there.
-    let limit = [
-        "INPUT",
-        "-p",
-        "udp",
-        "--dport",
-        "53",
-        "-m",
-        "hashlimit",
-        "--hashlimit-above",
-        "5000/sec",
-    ];
-    let rest = [
-        "--hashlimit-mode",
-        "srcip",
-        "--hashlimit-name",
-        "dns",
-        "-j",
-        "DROP",
-    ];
-    iptables(
-        &pair.server,
-        "iptables-legacy",
-        &[&["-A"][..], &limit, &rest].concat(),
+    pair.server.capture(
+        "iptables-legacy -w -A INPUT -p udp --dport 53 -m hashlimit --hashlimit-above 5000/sec \
+         --hashlimit-mode srcip --hashlimit-name dns -j DROP",
     )?;
-    wait_until(
-        "the interface to be left to userspace",
-        Duration::from_secs(60),
-        || {
-            let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
-            let states = gated.states(&pair.server).unwrap_or_default();
-            asked
-                && states
-                    .get("srv")
-                    .is_some_and(|srv| srv.why.contains("limits its queries"))
-        },
-    )
-    .with_context(|| format!("{:?}\n{}", gated.states(&pair.server), gated.server.log()))
+    wait_for_userspace(&pair, &gated, "limits its queries")
 }
 
 #[test]
@@ -734,29 +641,18 @@ fn foreign_program_in_our_place_is_noticed() -> Result<()> {
         whole_system_tests::old_kernel::refuse_tcx,
     )?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
-    let filters = || -> Result<String> {
-        let mut tc = pair.server.command("tc")?;
-        whole_system_tests::process::capture(tc.args(["filter", "show", "dev", "srv", "ingress"]))
-    };
+    let filters = || pair.server.capture("tc filter show dev srv ingress");
     let ours = filters()?;
     let priority = ours
         .split("pref ")
         .nth(1)
         .and_then(|rest| rest.split(' ').next())
         .context("no filter")?;
-    let tc = |arguments: &[&str]| -> Result<()> {
-        let mut tc = pair.server.command("tc")?;
-        run(tc
-            .args(["filter"])
-            .args(arguments)
-            .args(["dev", "srv", "ingress", "pref", priority]))
-    };
-    tc(&["del"])?;
-    let mut tc_add = pair.server.command("tc")?;
-    run(tc_add.args([
-        "filter", "add", "dev", "srv", "ingress", "pref", priority, "protocol", "all", "u32",
-        "match", "u32", "0", "0", "flowid", ":1",
-    ]))?;
+    let removal = format!("tc filter del dev srv ingress pref {priority}");
+    pair.server.capture(&removal)?;
+    pair.server.capture(&format!(
+        "tc filter add dev srv ingress pref {priority} protocol all u32 match u32 0 0 flowid :1"
+    ))?;
     // At the latest after a full check of all attachments.
     wait_until(
         "the server to use another priority",
@@ -766,7 +662,7 @@ fn foreign_program_in_our_place_is_noticed() -> Result<()> {
     .with_context(|| format!("{:?}\n{}", gated.states(&pair.server), gated.server.log()))?;
     let shown = filters()?;
     ensure!(shown.contains("u32"), "the foreign filter stays: {shown}");
-    tc(&["del"])?;
+    pair.server.capture(&removal)?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())
 }
 
@@ -790,11 +686,9 @@ fn disabled_fast_path_ends_earlier_answers() -> Result<()> {
         wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
         gated.server.process().stop(Duration::from_secs(60))?;
         ensure!(ask(&pair.client, 1)? == 1, "the programs stay");
-        let config = gated.server.folder.path().join("config.json");
-        let text = std::fs::read_to_string(&config)?;
-        let mut settings: serde_json::Value = serde_json::from_str(&text)?;
-        settings["xdp"]["enabled"] = json!(false);
-        std::fs::write(&config, settings.to_string())?;
+        gated
+            .server
+            .change_settings(|settings| settings["xdp"]["enabled"] = json!(false))?;
         let records = gated.server.folder.path().join("records.json");
         std::fs::write(records, server::records_of_groups(&[2]))?;
         gated.server.restart(Some(&pair.server))?;
@@ -804,10 +698,7 @@ fn disabled_fast_path_ends_earlier_answers() -> Result<()> {
             "an answer from the old records"
         );
         ensure!(gated.bpffs.links().is_empty(), "{:?}", gated.bpffs.links());
-        let mut tc = pair.server.command("tc")?;
-        let shown = whole_system_tests::process::capture(
-            tc.args(["filter", "show", "dev", "srv", "ingress"]),
-        )?;
+        let shown = pair.server.capture("tc filter show dev srv ingress")?;
         ensure!(!shown.contains("dns_tc"), "{shown}");
     }
     Ok(())
@@ -816,11 +707,8 @@ fn disabled_fast_path_ends_earlier_answers() -> Result<()> {
 #[test]
 fn removed_address_is_not_answered() -> Result<()> {
     requires!(namespaces, bpf);
-    let pair = Pair::new("moved")?;
-    let gated = Gated::start(&pair.server)?;
-    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
-    pair.server
-        .ip(&["addr", "del", "169.254.0.2/24", "dev", "srv"])?;
+    let (pair, _gated) = serving("moved")?;
+    pair.server.ip("addr del 169.254.0.2/24 dev srv")?;
     // The client's neighbour entry stays cached, so frames still arrive.
     let is_silent =
         || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
@@ -866,53 +754,17 @@ impl Routed {
         };
         routed.router.forward()?;
         join(
-            End {
-                namespace: &routed.near,
-                interface: "srv",
-                addresses: &["10.7.0.2/24"],
-            },
-            End {
-                namespace: &routed.router,
-                interface: "srv",
-                addresses: &["10.7.0.1/24"],
-            },
+            End::new(&routed.near, "srv", &["10.7.0.2/24"]),
+            End::new(&routed.router, "srv", &["10.7.0.1/24"]),
         )?;
         join(
-            End {
-                namespace: &routed.router,
-                interface: "far",
-                addresses: &["10.8.0.1/24"],
-            },
-            End {
-                namespace: &routed.far,
-                interface: "end",
-                addresses: &["10.8.0.2/24"],
-            },
+            End::new(&routed.router, "far", &["10.8.0.1/24"]),
+            End::new(&routed.far, "end", &["10.8.0.2/24"]),
         )?;
-        routed
-            .near
-            .ip(&["route", "add", "default", "via", "10.7.0.1"])?;
-        routed
-            .far
-            .ip(&["route", "add", "default", "via", "10.8.0.1"])?;
+        routed.near.ip("route add default via 10.7.0.1")?;
+        routed.far.ip("route add default via 10.8.0.1")?;
         Ok(routed)
     }
-}
-
-/// Answers every query with REFUSED until `done`.
-fn refuse_all(socket: &UdpSocket, done: &AtomicBool) -> Result<()> {
-    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-    while !done.load(Ordering::Relaxed) {
-        let mut message = [0; 512];
-        let Ok((length, client)) = socket.recv_from(&mut message) else {
-            continue;
-        };
-        // QR, and RCODE 5.
-        message[2] |= 0x80;
-        message[3] = message[3] & 0xf0 | 5;
-        socket.send_to(&message[..length], client)?;
-    }
-    Ok(())
 }
 
 #[test]
@@ -924,7 +776,7 @@ fn moved_address_belongs_to_new_owner() -> Result<()> {
         router: gateway,
         far: owner,
     } = Routed::new("vip")?;
-    gateway.ip(&["addr", "add", "10.99.0.53/32", "dev", "lo"])?;
+    gateway.ip("addr add 10.99.0.53/32 dev lo")?;
     let bpffs = Bpffs::new()?;
     let _server = start(&gateway, &bpffs, moved)?;
     let query = client::query(NAME, hickory_proto::rr::RecordType::A, None)?;
@@ -934,15 +786,15 @@ fn moved_address_belongs_to_new_owner() -> Result<()> {
     }
     ensure!(hits(&gateway)? > 0, "the gateway's interface answers");
 
-    gateway.ip(&["addr", "del", "10.99.0.53/32", "dev", "lo"])?;
-    owner.ip(&["addr", "add", "10.99.0.53/32", "dev", "lo"])?;
-    gateway.ip(&["route", "add", "10.99.0.53/32", "via", "10.8.0.2"])?;
+    gateway.ip("addr del 10.99.0.53/32 dev lo")?;
+    owner.ip("addr add 10.99.0.53/32 dev lo")?;
+    gateway.ip("route add 10.99.0.53/32 via 10.8.0.2")?;
     let socket = owner.run(|| UdpSocket::bind(moved))??;
     let is_of_owner =
         || ask().is_ok_and(|reply| reply.metadata.response_code == ResponseCode::Refused);
     let done = AtomicBool::new(false);
     thread::scope(|scope| -> Result<()> {
-        let refusing = scope.spawn(|| refuse_all(&socket, &done));
+        let refusing = scope.spawn(|| deny_all(&socket, 5, &done));
         let asking = || -> Result<()> {
             // Twice, because one query a second is a probe, which the interface passes on.
             wait_until("the owner's reply", Duration::from_secs(60), || {
@@ -968,8 +820,8 @@ fn auto_mode_permits_jumbo_frames() -> Result<()> {
     let (pair, bpffs) = (Pair::new("jumbo")?, Bpffs::new()?);
     let _server = start(&pair.server, &bpffs, v4())?;
     // Native XDP on a veth would refuse that at both ends.
-    pair.client.ip(&["link", "set", "cli", "mtu", "9000"])?;
-    pair.server.ip(&["link", "set", "srv", "mtu", "9000"])?;
+    pair.client.ip("link set cli mtu 9000")?;
+    pair.server.ip("link set srv mtu 9000")?;
     let before = hits(&pair.server)?;
     wait_until("the interface to answer", Duration::from_secs(60), || {
         ask(&pair.client, 3).is_ok_and(|answered| answered == 3)
@@ -981,8 +833,7 @@ fn auto_mode_permits_jumbo_frames() -> Result<()> {
 fn path_mtu_limits_replies() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("path")?;
-    pair.server
-        .ip(&["route", "add", "169.254.0.1/32", "dev", "srv", "mtu", "600"])?;
+    pair.server.ip("route add 169.254.0.1/32 dev srv mtu 600")?;
     let bpffs = Bpffs::new()?;
     let _server = start(&pair.server, &bpffs, v4())?;
     for _ in 0..8 {
@@ -1012,10 +863,10 @@ fn learned_path_mtu_takes_effect() -> Result<()> {
     } = Routed::new("hop")?;
     server.forward()?;
     for (namespace, interface) in [(&router, "far"), (&client, "end")] {
-        namespace.ip(&["link", "set", interface, "mtu", "1000"])?;
+        namespace.ip(&format!("link set {interface} mtu 1000"))?;
     }
-    server.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    router.ip(&["route", "add", "169.254.0.2/32", "via", "10.7.0.2"])?;
+    server.ip("addr add 169.254.0.2/32 dev lo")?;
+    router.ip("route add 169.254.0.2/32 via 10.7.0.2")?;
     let bpffs = Bpffs::new()?;
     let _process = start(&server, &bpffs, v4())?;
     let mut answered = 0;

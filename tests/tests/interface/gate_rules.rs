@@ -52,20 +52,11 @@ fn host() -> Result<Namespace> {
         .into_iter()
         .enumerate()
     {
-        host.ip(&[
-            "link",
-            "add",
-            name,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            &format!("far{number}"),
-        ])?;
-        host.ip(&["link", "set", name, "up"])?;
+        host.ip(&format!("link add {name} type veth peer name far{number}"))?;
+        host.ip(&format!("link set {name} up"))?;
     }
-    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    host.ip(&["addr", "add", "10.0.16.5/24", "dev", "eth0"])?;
+    host.ip("addr add 169.254.0.2/32 dev lo")?;
+    host.ip("addr add 10.0.16.5/24 dev eth0")?;
     Ok(host)
 }
 
@@ -221,7 +212,7 @@ fn nat_before_bridge_refuses_it() -> Result<()> {
     ];
     for (loader, rules) in rules {
         let host = host()?;
-        host.ip(&["link", "add", "br0", "type", "bridge"])?;
+        host.ip("link add br0 type bridge")?;
         let found = |interface| {
             host.run(|| dns_attacher::filter_objection(interface, client_of(interface), v4()))?
                 .map_err(anyhow::Error::from)
@@ -312,20 +303,15 @@ impl Live {
         let clients = Namespace::new(&format!("clients{number}-{mode}"))?;
         for (number, name) in INTERFACES.into_iter().take(3).enumerate() {
             let (far, address) = (format!("far{number}"), client_of(name).to_string());
-            host.ip(&["link", "set", &far, "netns", clients.name()])?;
-            clients.ip(&["addr", "add", &format!("{address}/32"), "dev", &far])?;
-            clients.ip(&["link", "set", &far, "up"])?;
-            clients.ip(&[
-                "route",
-                "add",
-                "169.254.0.2/32",
-                "dev",
-                &far,
-                "metric",
-                &(number + 1).to_string(),
-            ])?;
+            host.ip(&format!("link set {far} netns {}", clients.name()))?;
+            clients.ip(&format!("addr add {address}/32 dev {far}"))?;
+            clients.ip(&format!("link set {far} up"))?;
+            clients.ip(&format!(
+                "route add 169.254.0.2/32 dev {far} metric {}",
+                number + 1
+            ))?;
             if name != "eth0" {
-                host.ip(&["route", "add", &format!("{address}/32"), "dev", name])?;
+                host.ip(&format!("route add {address}/32 dev {name}"))?;
             }
         }
         let gated = Gated::start_prepared(&host, &json!({"mode": mode}), |_| {})?;

@@ -1,6 +1,13 @@
 //! The real server, serving interfaces once queries arrive through them.
 
-use std::{collections::BTreeMap, fs, process::Command, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::UdpSocket,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use dns_kit::metrics::names;
@@ -14,7 +21,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_metrics},
     namespace::Namespace,
     pair::{Pair, addresses, v4},
-    process::{capture, run, wait_until},
+    process::wait_until,
     server::{self, Server},
 };
 
@@ -87,10 +94,7 @@ impl Gated {
 
     /// Returns the state of each interface by name.
     pub(crate) fn states(&self, namespace: &Namespace) -> Result<BTreeMap<String, State>> {
-        let mut command = namespace.command(server::program()?)?;
-        let config = self.server.folder.path().join("config.json");
-        let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
-        let status: Value = serde_json::from_str(&said)?;
+        let status = self.server.status(namespace)?;
         let interfaces = status["fast_path"]["interfaces"]
             .as_array()
             .context("interfaces")?;
@@ -135,58 +139,14 @@ impl Drop for Stopped {
 }
 
 /// Commands that make the kernel drop the queries or replies of a pair's client, and their removal.
-const CUTS: [[&[&str]; 2]; 2] = [
+const CUTS: [[&str; 2]; 2] = [
     [
-        &[
-            "iptables-legacy",
-            "-w",
-            "-A",
-            "INPUT",
-            "-i",
-            "srv",
-            "-p",
-            "udp",
-            "--dport",
-            "53",
-            "-j",
-            "DROP",
-        ],
-        &[
-            "iptables-legacy",
-            "-w",
-            "-D",
-            "INPUT",
-            "-i",
-            "srv",
-            "-p",
-            "udp",
-            "--dport",
-            "53",
-            "-j",
-            "DROP",
-        ],
+        "iptables-legacy -w -A INPUT -i srv -p udp --dport 53 -j DROP",
+        "iptables-legacy -w -D INPUT -i srv -p udp --dport 53 -j DROP",
     ],
     [
-        &[
-            "ip",
-            "rule",
-            "add",
-            "prohibit",
-            "to",
-            "169.254.0.1/32",
-            "pref",
-            "5",
-        ],
-        &[
-            "ip",
-            "rule",
-            "del",
-            "prohibit",
-            "to",
-            "169.254.0.1/32",
-            "pref",
-            "5",
-        ],
+        "ip rule add prohibit to 169.254.0.1/32 pref 5",
+        "ip rule del prohibit to 169.254.0.1/32 pref 5",
     ],
 ];
 
@@ -216,7 +176,7 @@ pub(crate) fn outlast_stopped_attacher(pair: &Pair, server: &Server, attacher: u
         })
         .with_context(|| server.log())?;
         let stopped = Stopped::new(attacher)?;
-        run(pair.server.command(cut[0])?.args(&cut[1..]))?;
+        pair.server.capture(cut)?;
         wait_until("status to name the attacher", STATE_SHOWN, named)
             .with_context(|| format!("{:?}", fast_path_check(&pair.server, server)))?;
         let before = hits(&pair.server)?;
@@ -228,7 +188,7 @@ pub(crate) fn outlast_stopped_attacher(pair: &Pair, server: &Server, attacher: u
         let up = Metrics::read(&pair.server)?.sum(names::FAST_PATH_UP, "");
         ensure!(up == 0, "up is {up}");
         drop(stopped);
-        run(pair.server.command(mend[0])?.args(&mend[1..]))?;
+        pair.server.capture(mend)?;
     }
     wait_until("the interface to answer again", STATE_SHOWN, || {
         is_answered_by_interface().unwrap_or(false)
@@ -238,14 +198,27 @@ pub(crate) fn outlast_stopped_attacher(pair: &Pair, server: &Server, attacher: u
 
 /// Returns what `status` says about the fast path.
 fn fast_path_check(namespace: &Namespace, server: &Server) -> Result<String> {
-    let mut command = namespace.command(server::program()?)?;
-    let config = server.folder.path().join("config.json");
-    let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
-    let status: Value = serde_json::from_str(&said)?;
+    let status = server.status(namespace)?;
     let checks = status["checks"].as_array().context("checks")?;
     let check = checks.iter().find(|check| check["name"] == "fast path");
     let detail = check.context("fast path")?["detail"].as_str();
     Ok(detail.unwrap_or_default().to_owned())
+}
+
+/// Answers every query with this RCODE until `done`.
+pub(crate) fn deny_all(socket: &UdpSocket, rcode: u8, done: &AtomicBool) -> Result<()> {
+    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+    while !done.load(Ordering::Relaxed) {
+        let mut message = [0; 512];
+        let Ok((length, client)) = socket.recv_from(&mut message) else {
+            continue;
+        };
+        // QR.
+        message[2] |= 0x80;
+        message[3] = message[3] & 0xf0 | rcode;
+        socket.send_to(&message[..length], client)?;
+    }
+    Ok(())
 }
 
 /// Returns the number of replies from interfaces.

@@ -126,19 +126,14 @@ fn later_bridge_is_served() -> Result<()> {
     running
         .server
         .wait_for_log("is not served until it can be bound")?;
-    server.ip(&["link", "add", "docker0", "type", "bridge"])?;
-    server.ip(&["addr", "add", "169.254.0.2/24", "dev", "docker0"])?;
-    server.ip(&["link", "set", "docker0", "up"])?;
-    let end = |namespace, interface, addresses| End {
-        namespace,
-        interface,
-        addresses,
-    };
+    server.ip("link add docker0 type bridge")?;
+    server.ip("addr add 169.254.0.2/24 dev docker0")?;
+    server.ip("link set docker0 up")?;
     join(
-        end(&server, "port0", &[]),
-        end(&client, "eth0", &["169.254.0.1/24"]),
+        End::new(&server, "port0", &[]),
+        End::new(&client, "eth0", &["169.254.0.1/24"]),
     )?;
-    server.ip(&["link", "set", "port0", "master", "docker0"])?;
+    server.ip("link set port0 master docker0")?;
     server.wait_for_link("docker0")?;
     running.server.wait_for_log("listening on 169.254.0.2:53")?;
     running.assert_served(&server, &client, "docker0")

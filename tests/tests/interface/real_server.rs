@@ -8,7 +8,6 @@ use std::{
     net::IpAddr,
     os::unix::fs::{MetadataExt as _, symlink},
     path::Path,
-    process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -141,9 +140,7 @@ impl Running {
 
     /// Returns the output of `bosh-dns-xdp detach`.
     fn detach(&self) -> Result<Value> {
-        let mut command: Command = self.pair.server.command(server::program()?)?;
-        let config = self.server.folder.path().join("config.json");
-        let said = capture(command.args(["detach", "--json", "--config"]).arg(config))?;
+        let said = self.server.cli(&self.pair.server, &["detach", "--json"])?;
         Ok(serde_json::from_str(&said)?)
     }
 
@@ -312,9 +309,10 @@ fn service_user_keeps_port_capability() -> Result<()> {
     }
     running.wait_for_interface_reply()?;
     // New interfaces are served as well.
-    running.pair.server.ip(&[
-        "link", "add", "late", "type", "veth", "peer", "name", "etal",
-    ])?;
+    running
+        .pair
+        .server
+        .ip("link add late type veth peer name etal")?;
     wait_until(
         "the late interface to be served",
         Duration::from_secs(60),
@@ -396,9 +394,10 @@ fn killed_attacher_is_replaced() -> Result<()> {
     };
     kill(attacher)?;
     // Interfaces that appear later are served only by an attacher.
-    running.pair.server.ip(&[
-        "link", "add", "late", "type", "veth", "peer", "name", "etal",
-    ])?;
+    running
+        .pair
+        .server
+        .ip("link add late type veth peer name etal")?;
     wait_until(
         "the late interface to be served",
         Duration::from_secs(60),

@@ -3,13 +3,7 @@
 //! The server is the real one except for the first instructions of one program ([`Fault`]), which
 //! the kernel really rejects.
 
-use std::{
-    fs,
-    net::IpAddr,
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use dns_attacher::OBJECT;
@@ -20,7 +14,7 @@ use whole_system_tests::{
     bpffs::Bpffs,
     metrics::Metrics,
     pair::{Pair, TIMEOUT, addresses, v4},
-    process::{capture, wait_until},
+    process::wait_until,
     requires,
     server::{self, Server},
 };
@@ -63,7 +57,6 @@ impl Fault {
 /// A server with a defective program, on a veth.
 struct Spoilt {
     server: Server,
-    program: PathBuf,
     /// Dropped before the namespaces.
     _bpffs: Bpffs,
     /// Namespaces of the server and its clients.
@@ -82,17 +75,10 @@ impl Spoilt {
             "control": {"socket": folder.path().join("control.sock")},
             "xdp": {"mode": mode, "bpffs": bpffs.path()},
         });
-        let server = Server::start_program(
-            program.clone(),
-            Some(&pair.server),
-            folder,
-            v4(),
-            &settings,
-            |_| {},
-        )?;
+        let server =
+            Server::start_program(program, Some(&pair.server), folder, v4(), &settings, |_| {})?;
         let spoilt = Self {
             server,
-            program,
             _bpffs: bpffs,
             pair,
         };
@@ -123,10 +109,7 @@ impl Spoilt {
 
     /// Returns the output of `status --json`.
     fn whole_status(&self) -> Result<Value> {
-        let mut command = self.pair.server.command(&self.program)?;
-        let config = self.server.folder.path().join("config.json");
-        let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
-        Ok(serde_json::from_str(&said)?)
+        self.server.status(&self.pair.server)
     }
 
     /// Returns the text of the fast path check in `status`.
@@ -381,9 +364,10 @@ fn rejected_programs_are_not_retried() -> Result<()> {
     let spoilt = Spoilt::start("again", "native", object::XDP_PROGRAM, Fault::Unreadable)?;
     spoilt.server.wait_for_log("program=dns_xdp")?;
     let tried = spoilt.refusals("program=dns_xdp");
-    spoilt.pair.server.ip(&[
-        "link", "add", "late", "type", "veth", "peer", "name", "etal",
-    ])?;
+    spoilt
+        .pair
+        .server
+        .ip("link add late type veth peer name etal")?;
     wait_until(
         "the late interface to be served by the next best hook",
         Duration::from_secs(300),

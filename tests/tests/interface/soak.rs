@@ -24,7 +24,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::gated::{Gated, NAME, hits};
+use crate::gated::{Gated, NAME, deny_all, hits};
 
 /// Containers at a time.
 const CONTAINERS: usize = 60;
@@ -97,7 +97,7 @@ impl Ground<'_> {
     /// Returns the memory of each process of the server, in KiB, the server's first.
     fn memory(&self) -> Result<Vec<u64>> {
         let mut memory = Vec::new();
-        for process in self.gated.server.processes()? {
+        for process in self.gated.server.processes() {
             let line = status_line(process, "RssAnon")?;
             let number = line.trim().trim_end_matches("kB").trim();
             memory.push(number.parse().with_context(|| line.clone())?);
@@ -131,22 +131,6 @@ impl Ground<'_> {
     }
 }
 
-/// Answers every query with NXDOMAIN until `done`.
-fn deny_all(socket: &UdpSocket, done: &AtomicBool) -> Result<()> {
-    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-    while !done.load(Ordering::Relaxed) {
-        let mut message = [0; 512];
-        let Ok((length, client)) = socket.recv_from(&mut message) else {
-            continue;
-        };
-        // QR, and RCODE 3.
-        message[2] |= 0x80;
-        message[3] = message[3] & 0xf0 | 3;
-        socket.send_to(&message[..length], client)?;
-    }
-    Ok(())
-}
-
 /// Starts a server with a recursor.
 fn start(host: &Namespace) -> Result<Gated> {
     let bpffs = Bpffs::new()?;
@@ -174,7 +158,7 @@ fn cell_leaves_no_memory_behind() -> Result<()> {
     let socket = host.run(|| UdpSocket::bind(RECURSOR))??;
     let done = AtomicBool::new(false);
     thread::scope(|scope| -> Result<()> {
-        let denying = scope.spawn(|| deny_all(&socket, &done));
+        let denying = scope.spawn(|| deny_all(&socket, 3, &done));
         let soaked = soak(cell, &host, length);
         done.store(true, Ordering::Relaxed);
         denying.join().expect("no panic")?;

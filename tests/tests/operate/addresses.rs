@@ -35,7 +35,7 @@ fn lost_address_stops_no_server() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("lost")?;
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {
-        namespace.ip(&["addr", "add", address, "dev", "lo"])?;
+        namespace.ip(&format!("addr add {address} dev lo"))?;
     }
     let folder = server::folder(RECORDS.as_bytes(), None)?;
     std::fs::write(
@@ -55,7 +55,7 @@ fn lost_address_stops_no_server() -> Result<()> {
     })?;
 
     // Lost while the server runs.
-    namespace.ip(&["addr", "del", "10.9.1.1/32", "dev", "lo"])?;
+    namespace.ip("addr del 10.9.1.1/32 dev lo")?;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(36) {
         ensure!(
@@ -72,7 +72,7 @@ fn lost_address_stops_no_server() -> Result<()> {
     server.process().stop(Duration::from_secs(60))?;
     server.restart(Some(&namespace))?;
     ensure!(answers(STAYS) && !answers(GOES), "{}", server.log());
-    namespace.ip(&["addr", "add", "10.9.1.1/32", "dev", "lo"])?;
+    namespace.ip("addr add 10.9.1.1/32 dev lo")?;
     wait_until(
         "the address that came back",
         Duration::from_secs(60),
@@ -82,7 +82,7 @@ fn lost_address_stops_no_server() -> Result<()> {
     // Without any listen address the server cannot start.
     server.process().stop(Duration::from_secs(60))?;
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {
-        namespace.ip(&["addr", "del", address, "dev", "lo"])?;
+        namespace.ip(&format!("addr del {address} dev lo"))?;
     }
     ensure!(
         server.restart(Some(&namespace)).is_err(),
@@ -233,11 +233,9 @@ fn address_below_wildcard_is_served() -> Result<()> {
 fn local_queries_to_routed_address_are_served_at_loopback() -> Result<()> {
     requires!(namespaces, bpf);
     let namespace = Namespace::new("routed")?;
-    namespace.ip(&[
-        "link", "add", "routed", "type", "veth", "peer", "name", "far",
-    ])?;
-    namespace.ip(&["addr", "add", "10.9.0.1/24", "dev", "routed"])?;
-    namespace.ip(&["link", "set", "routed", "up"])?;
+    namespace.ip("link add routed type veth peer name far")?;
+    namespace.ip("addr add 10.9.0.1/24 dev routed")?;
+    namespace.ip("link set routed up")?;
     let bpffs = Bpffs::new()?;
     let folder = server::folder(RECORDS.as_bytes(), None)?;
     let settings = json!({

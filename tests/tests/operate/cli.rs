@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use whole_system_tests::{
     client,
     namespace::Namespace,
-    requires,
+    requirements, requires,
     server::{self, Server},
 };
 
 use super::{
     conditions,
-    prometheus::{self, Prometheus},
+    prometheus::Prometheus,
     running::{METRICS_PORT, RECORDS, Running},
 };
 
@@ -331,8 +331,7 @@ fn commands_change_no_other_server() -> Result<()> {
         &json!({"control": {"socket": socket}}),
     )?;
     // A second configuration that leads to the running server's socket; its own server is down.
-    let mut other: Value =
-        serde_json::from_slice(&fs::read(running.folder().join("config.json"))?)?;
+    let mut other = running.server.settings()?;
     other["port"] = json!(5353);
     fs::write(running.folder().join("other.json"), other.to_string())?;
     let program = server::program()?;
@@ -532,7 +531,7 @@ fn limited_clients_are_shown() -> Result<()> {
         budgets[1]["name"] == "recursors" && budgets[1]["limited"][0]["client"] == "127.0.0.7",
         "{budgets}"
     );
-    if prometheus::is_installed() {
+    if requirements::prometheus() {
         let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
         let cause = "among them 127.0.0.7";
         conditions::assert_found(&running, &prometheus, "clients_limited", cause)?;

@@ -22,13 +22,13 @@ use whole_system_tests::{
     health::{Authority, Fleet, Says, instance, write_files},
     namespace::Namespace,
     process::wait_until,
-    requires,
+    requirements, requires,
     server::{self, Server},
     thread::HeldThread,
 };
 
 use crate::{
-    prometheus::{self, Prometheus},
+    prometheus::Prometheus,
     running::{METRICS_PORT, RECORDS, Running},
     symptoms::recursor,
 };
@@ -184,12 +184,9 @@ impl Checked {
 
 #[test]
 fn refused_client_certificate_degrades() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     // Under TLS 1.3 the instances refuse the certificate after the client's handshake.
     let Checked { running, fleet, .. } = Checked::start("c-refused", true)?;
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
     assert_found(&running, &prometheus, "health_refused", "3 of 3 refuse it")?;
     ensure!(fleet.failed_handshakes() > 0);
@@ -204,15 +201,12 @@ fn refused_client_certificate_degrades() -> Result<()> {
 
 #[test]
 fn useless_health_answers_degrade() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let Checked {
         running,
         fleet,
         own,
     } = Checked::start("c-useless", false)?;
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
     for number in 0..3 {
         fleet.says(instance(number), Says::Redirect("/elsewhere".to_owned()));
@@ -268,7 +262,7 @@ fn ask_below(running: &Running, domain: &str, times: u32) -> Result<()> {
 
 #[test]
 fn failing_upstreams_degrade() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("c-upstreams")?;
     // SERVFAIL and REFUSED.
     recursor(&namespace, "127.0.0.8:53", 2, false)?;
@@ -290,9 +284,6 @@ fn failing_upstreams_degrade() -> Result<()> {
         "disable_recursors": false, "recursors": ["127.0.0.8:53", "127.0.0.9:53"],
     });
     let running = Running::start_with(namespace, folder, &settings)?;
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
     ask_below(&running, "elsewhere.test.", 6)?;
     assert_found(
@@ -316,10 +307,10 @@ fn failing_upstreams_degrade() -> Result<()> {
         "status 500 Internal Server Error",
     )?;
     // Another recursor ends the first condition.
-    let path = running.folder().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path)?)?;
-    config["recursors"] = json!(["127.0.0.8:53", "127.0.0.10:53"]);
-    fs::write(&path, config.to_string())?;
+    let recursors = json!(["127.0.0.8:53", "127.0.0.10:53"]);
+    running
+        .server
+        .change_settings(|settings| settings["recursors"] = recursors)?;
     ensure!(running.cli(&["reload"])?.0 == 0);
     ask_below(&running, "again.test.", 1)?;
     assert_gone(&running, "recursors_failing")?;
@@ -332,7 +323,7 @@ fn failing_upstreams_degrade() -> Result<()> {
 
 #[test]
 fn own_address_is_never_asked() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("c-own")?;
     recursor(&namespace, "127.0.0.8:53", 0, false)?;
     let folder = server::folder(RECORDS.as_bytes(), None)?;
@@ -384,9 +375,6 @@ fn own_address_is_never_asked() -> Result<()> {
     let (code, text, problem) = running.cli(&["check"])?;
     let named = "the handler for corp.example.: 127.0.0.2:53 is an address of this server";
     ensure!(code == 1 && (text + &problem).contains(named), "{problem}");
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
     let both = "127.0.0.1:53, 127.0.0.2:53";
     assert_found(&running, &prometheus, "recursor_own", both)
@@ -396,11 +384,8 @@ fn own_address_is_never_asked() -> Result<()> {
 
 #[test]
 fn unusable_files_are_not_ready() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let running = Running::start("c-files", &json!({}))?;
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
     for (condition, file) in [
         ("aliases_unusable", "aliases/broken.json"),
@@ -419,29 +404,22 @@ fn unusable_files_are_not_ready() -> Result<()> {
     assert_found(&running, &prometheus, "address_silent", "192.0.2.1:53")?;
     fs::remove_file(&path)?;
     assert_gone(&running, "address_silent")?;
-    let path = running.folder().join("config.json");
-    let good = fs::read(&path)?;
-    let mut config: Value = serde_json::from_slice(&good)?;
-    config["identity"] = json!("off");
-    fs::write(&path, config.to_string())?;
+    let server = &running.server;
+    server.change_settings(|settings| settings["identity"] = json!("off"))?;
     running.cli(&["reload"])?;
     assert_found(&running, &prometheus, "restart_pending", "identity")?;
-    config["recursor_timeout"] = json!("5");
-    fs::write(&path, config.to_string())?;
+    server.change_settings(|settings| settings["recursor_timeout"] = json!("5"))?;
     running.cli(&["reload"])?;
     assert_found(&running, &prometheus, "config_unusable", "recursor_timeout")
 }
 
 #[test]
 fn invalid_certificate_of_api_degrades() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let folder = server::folder(RECORDS.as_bytes(), None)?;
     let control = folder.path().join("control.sock");
     let settings = json!({"control": {"socket": control}});
     let running = Running::start_with(Namespace::new("c-cert")?, folder, &settings)?;
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
     let certificates = running.folder().join("certificates");
     let write = |params: &CertificateParams| -> Result<()> {
@@ -516,7 +494,7 @@ fn group_that_cannot_be_set_is_left_out() -> Result<()> {
     )?;
     let running = Running { server, namespace };
     running.server.wait_for_log("bound without the group")?;
-    if prometheus::is_installed() {
+    if requirements::prometheus() {
         let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
         assert_found(&running, &prometheus, "control_group_missing", "\"adm\"")?;
     }

@@ -12,15 +12,12 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use dns_health::HEALTH_NAME;
 use hickory_proto::rr::RecordType;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
-    SanType,
-};
 use serde_json::{Value, json};
 use whole_system_tests::{
     client, fleet,
     health::{Authority, Fleet, Says, instance, write_files},
     namespace::Namespace,
+    pki::write_director_files,
     process::{Kept, run, wait_until},
     requires,
     server::{self, Server},
@@ -28,7 +25,7 @@ use whole_system_tests::{
 
 use crate::{
     dnsmasq,
-    prometheus::{self, Prometheus, deploy},
+    prometheus::{Prometheus, deploy},
     running::{METRICS_PORT, Running},
 };
 
@@ -132,10 +129,7 @@ fn busy_server(namespace: Namespace, files: &Path, port: u16, recursor: &str) ->
 
 #[test]
 fn busy_server_fills_every_panel() -> Result<()> {
-    requires!(namespaces, bpf);
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf, prometheus);
     let namespace = Namespace::new("panels")?;
     let (_recursor, recursor) = dnsmasq::start(&namespace, 10)?;
     let files = tempfile::tempdir()?;
@@ -201,10 +195,7 @@ fn spawn(
 
 #[test]
 fn busy_publisher_fills_every_panel() -> Result<()> {
-    requires!(namespaces);
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
+    requires!(namespaces, prometheus);
     let documents = "
 apiVersion: bosh-dns-publish/v1
 kind: DNSUpdateRecord
@@ -261,46 +252,13 @@ spec: {names: [{name: router.example.org, query: q-s0.q-g1.bosh, ttl: 60, hold: 
     prometheus.stop()
 }
 
-/// Returns the subject of a certificate, as directors name them.
-fn subject(name: &str) -> DistinguishedName {
-    let mut subject = DistinguishedName::new();
-    subject.push(DnType::CountryName, "USA");
-    subject.push(DnType::OrganizationName, "Cloud Foundry");
-    subject.push(DnType::CommonName, name);
-    subject
-}
-
 #[test]
 fn busy_distribution_fills_every_panel() -> Result<()> {
-    requires!(namespaces);
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
+    requires!(namespaces, prometheus);
     const AGENT_PORT: u16 = 7980;
     let (namespace, folder) = (Namespace::new("d-panels")?, tempfile::tempdir()?);
     let folder = folder.path();
-    let mut params = CertificateParams::new(Vec::<String>::new())?;
-    (params.is_ca, params.distinguished_name) =
-        (IsCa::Ca(BasicConstraints::Unconstrained), subject("ca"));
-    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-    fs::write(folder.join("ca.crt"), ca.pem())?;
-    for (file, name) in [
-        ("nats", "default.nats.bosh-internal"),
-        ("director", "default.director.bosh-internal"),
-        ("a0", "a0.agent.bosh-internal"),
-    ] {
-        let (mut params, key) = (
-            CertificateParams::new(Vec::<String>::new())?,
-            KeyPair::generate()?,
-        );
-        params.distinguished_name = subject(name);
-        params.subject_alt_names = vec![SanType::IpAddress([127, 0, 0, 1].into())];
-        fs::write(
-            folder.join(format!("{file}.crt")),
-            params.signed_by(&key, &ca)?.pem(),
-        )?;
-        fs::write(folder.join(format!("{file}.key")), key.serialize_pem())?;
-    }
+    write_director_files(folder)?;
     fs::create_dir(folder.join("blobs"))?;
     let inventory = |version: u8| -> Result<()> {
         let instance = json!({"id": "i0", "agent_id": "a0", "networks": {"default": format!("10.0.0.{version}")}});

@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 use anyhow::{Context, Result, ensure};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
-use whole_system_tests::{client, requirements, requires, server};
+use whole_system_tests::{client, requires, server};
 
 use crate::running::{METRICS_PORT, Running};
 
@@ -55,13 +55,7 @@ fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
 
 #[test]
 fn systemd_unit_commands_work() -> Result<()> {
-    let found = Command::new("systemd-analyze")
-        .arg("--version")
-        .output()
-        .map(drop);
-    if !requirements::namespaces() || !requirements::met("systemd-analyze", found) {
-        return Ok(());
-    }
+    requires!(namespaces, programs(&["systemd-analyze"]));
     let program = server::program()?;
     let running = Running::start("unit", &json!({}))?;
     // A missing records.json is no reason to fail.

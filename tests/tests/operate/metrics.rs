@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use whole_system_tests::{
     metrics::Metrics,
     process::{run, wait_until},
-    requirements, requires,
+    requires,
 };
 
 use crate::{
-    prometheus::{self, Prometheus, deploy},
+    prometheus::{Prometheus, deploy},
     running::{METRICS_PORT, Running},
 };
 
@@ -34,9 +34,7 @@ fn dashboard_expressions() -> Result<Vec<String>> {
 
 #[test]
 fn alert_rules_fire_as_intended() -> Result<()> {
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
+    requires!(prometheus);
     let rules = deploy().join("prometheus");
     run(Command::new("promtool")
         .args(["check", "rules", "rules.yml"])
@@ -58,9 +56,7 @@ fn alert_rules_fire_as_intended() -> Result<()> {
 
 #[test]
 fn versions_count_agents() -> Result<()> {
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
+    requires!(prometheus);
     let dashboard: Value =
         serde_json::from_slice(&fs::read(deploy().join("grafana/bosh-dns-sync.json"))?)?;
     let panels = dashboard["panels"].as_array().into_iter().flatten();
@@ -114,9 +110,7 @@ fn dashboard_metrics_exist() -> Result<()> {
 
 #[test]
 fn prometheus_scrapes_server_metrics() -> Result<()> {
-    if !requirements::namespaces() || !prometheus::is_installed() {
-        return Ok(());
-    }
+    requires!(namespaces, prometheus);
     let recursion = json!({"disable_recursors": false, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}});
     let running = Running::start("prom", &recursion)?;
     let folder = running.folder().to_owned();

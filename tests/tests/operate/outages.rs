@@ -33,7 +33,7 @@ use whole_system_tests::{
 
 use crate::{
     conditions::{Row, assert_found, assert_gone, assert_in_status},
-    prometheus::{self, Prometheus},
+    prometheus::Prometheus,
     running::{API_PORT, METRICS_PORT, RECORDS, Running},
 };
 
@@ -90,7 +90,7 @@ fn exhaust_descriptors(running: &Running) -> Result<()> {
 
 #[test]
 fn outages_around_the_process_are_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("o-around")?;
     let folder = server::folder(RECORDS.as_bytes(), None)?;
     let definitions = folder.path().join("consul");
@@ -115,9 +115,6 @@ fn outages_around_the_process_are_named() -> Result<()> {
     let settings = settings(folder.path(), &consul);
     let server = Server::start_program(wrapper, Some(&namespace), folder, OURS, &settings, |_| {})?;
     let running = Running { server, namespace };
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = watch(&running.namespace)?;
     assert_found(&running, &prometheus, "consul_outdated", "not current")?;
     let broken = definitions.join("broken.json");
@@ -218,7 +215,7 @@ fn start_attacher(running: &Running) -> Result<Kept> {
 
 #[test]
 fn outages_of_the_fast_path_are_named() -> Result<()> {
-    requires!(namespaces, bpf);
+    requires!(namespaces, bpf, prometheus);
     let (namespace, bpffs) = (Namespace::new("o-fast")?, Bpffs::new()?);
     // More names than the map has room for.
     let folder = server::folder(&server::records_of_groups(&Vec::from_iter(1..=40)), None)?;
@@ -232,9 +229,6 @@ fn outages_of_the_fast_path_are_named() -> Result<()> {
         Server::start(Some(&namespace), folder, OURS, &settings)
     })?;
     let running = Running { server, namespace };
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = watch(&running.namespace)?;
     assert_found(&running, &prometheus, "fast_path_off", "attach.sock")?;
 
@@ -288,23 +282,17 @@ fn hold_port(namespace: &Namespace, port: u16, is_over: Arc<AtomicBool>) -> Resu
 /// Starts the server again with other settings.
 fn restart(server: &mut Server, namespace: &Namespace, more: &Value) -> Result<()> {
     server.process().stop(TIMEOUT)?;
-    let path = server.folder.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path)?)?;
-    server::merge(&mut config, more);
-    fs::write(&path, config.to_string())?;
+    server.change_settings(|settings| server::merge(settings, more))?;
     server.restart(Some(namespace))
 }
 
 #[test]
 fn parts_for_operators_are_missed() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let folder: TempDir = server::folder(RECORDS.as_bytes(), None)?;
     let control = json!({"control": {"socket": folder.path().join("control.sock")}});
     let jobs = folder.path().join("jobs");
     let mut running = Running::start_with(Namespace::new("o-parts")?, folder, &control)?;
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     let prometheus = watch(&running.namespace)?;
     hold_port(&running.namespace, API_PORT + 1, Arc::default())?;
     let nowhere = running.folder().join("nowhere");
@@ -343,7 +331,7 @@ fn parts_for_operators_are_missed() -> Result<()> {
 
 #[test]
 fn missing_metrics_are_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("o-metrics")?;
     let is_over = Arc::new(AtomicBool::new(false));
     hold_port(&namespace, METRICS_PORT, is_over.clone())?;
@@ -352,9 +340,6 @@ fn missing_metrics_are_named() -> Result<()> {
     let server = Server::start(Some(&namespace), folder, OURS, &settings)?;
     let running = Running { server, namespace };
     assert_in_status(&running, "metrics_off", "cannot listen on 127.0.0.1")?;
-    if !prometheus::is_installed() {
-        return Ok(());
-    }
     // The metric is missing as well, so another alert than that of the condition must fire, which the row names.
     let prometheus = watch(&running.namespace)?;
     is_over.store(true, Ordering::Relaxed);

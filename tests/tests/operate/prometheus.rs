@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
@@ -13,7 +13,6 @@ use tempfile::TempDir;
 use whole_system_tests::{
     namespace::Namespace,
     process::{Kept, capture, wait_until},
-    requirements,
 };
 
 /// Port of Prometheus in the namespace.
@@ -22,12 +21,6 @@ const PORT: u16 = 9090;
 /// Returns the folder of dashboards and rules.
 pub(crate) fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
-}
-
-/// Returns whether Prometheus is installed.
-pub(crate) fn is_installed() -> bool {
-    let found = Command::new("promtool").arg("--version").output().map(drop);
-    requirements::met("Prometheus and promtool", found)
 }
 
 pub(crate) struct Prometheus<'a> {

@@ -10,15 +10,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::rr::RecordType;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair,
-};
+use rcgen::{ExtendedKeyUsagePurpose, SanType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
     client,
     namespace::Namespace,
+    pki::Authority,
     process::wait_until,
     server::{self, Server},
 };
@@ -205,28 +203,17 @@ impl Running {
 
 /// Writes a CA and its certificates for server and client, both with the name `api.bosh-dns`.
 pub(crate) fn write_certificates(folder: &Path) -> Result<()> {
-    let mut authority = CertificateParams::default();
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority
-        .distinguished_name
-        .push(DnType::CommonName, "test ca");
-    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-    for (name, purpose) in [
+    let authority = Authority::new("test ca")?;
+    let name = SanType::DnsName("api.bosh-dns".try_into()?);
+    for (file, purpose) in [
         ("server", ExtendedKeyUsagePurpose::ServerAuth),
         ("client", ExtendedKeyUsagePurpose::ClientAuth),
     ] {
-        let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(["api.bosh-dns".to_owned()])?;
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "api.bosh-dns");
-        params.extended_key_usages = vec![purpose];
-        fs::write(
-            folder.join(format!("{name}.crt")),
-            params.signed_by(&key, &authority)?.pem(),
-        )?;
-        fs::write(folder.join(format!("{name}.key")), key.serialize_pem())?;
+        let identity = authority.issue_with("api.bosh-dns", |params| {
+            params.subject_alt_names = vec![name.clone()];
+            params.extended_key_usages = vec![purpose];
+        })?;
+        identity.write(folder, file)?;
     }
-    fs::write(folder.join("ca.crt"), authority.pem())?;
-    Ok(())
+    authority.write(folder)
 }

@@ -30,7 +30,7 @@ use whole_system_tests::{
 
 use crate::{
     conditions,
-    prometheus::{self, Prometheus},
+    prometheus::Prometheus,
     running::{METRICS_PORT, RECORDS, Running, write_certificates},
 };
 
@@ -61,30 +61,18 @@ struct Patient<'a> {
     prometheus: Prometheus<'a>,
 }
 
-/// The places that show a fault.
-struct Shown<'a> {
-    /// Name of the condition.
-    condition: &'a str,
-    /// Words of the cause, quoted by the page, in `/readyz`, `status` and the log.
-    cause: &'a str,
-}
-
 impl<'a> Patient<'a> {
-    /// Starts to watch; `None` without Prometheus.
-    fn watch(running: &'a Running) -> Result<Option<Self>> {
-        if !prometheus::is_installed() {
-            return Ok(None);
-        }
-        let prometheus = Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?;
-        Ok(Some(Self {
+    /// Starts to watch.
+    fn watch(running: &'a Running) -> Result<Self> {
+        Ok(Self {
             running,
-            prometheus,
-        }))
+            prometheus: Prometheus::start(&running.namespace, &[("bosh-dns-xdp", METRICS_PORT)])?,
+        })
     }
 
-    /// Waits until every place names the cause.
-    fn assert_shown(&self, shown: &Shown<'_>) -> Result<()> {
-        let Shown { condition, cause } = *shown;
+    /// Waits until every place names the cause of a condition: words that the page quotes, in `/readyz`, `status` and
+    /// the log.
+    fn assert_shown(&self, condition: &str, cause: &str) -> Result<()> {
         ensure!(
             quoted(&page()?).contains(&cause),
             "the page does not quote {cause:?}"
@@ -188,25 +176,17 @@ fn conditions_have_proofs() -> Result<()> {
 
 #[test]
 fn unusable_records_are_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let running = Running::start("s-records", &json!({}))?;
-    let Some(patient) = Patient::watch(&running)? else {
-        return Ok(());
-    };
+    let patient = Patient::watch(&running)?;
     let records = running.folder().join("records.json");
     let empty = r#"{"record_keys": ["id"], "record_infos": [], "version": 8}"#;
     fs::write(&records, empty)?;
-    patient.assert_shown(&Shown {
-        condition: "records_empty",
-        cause: "has no instance",
-    })?;
+    patient.assert_shown("records_empty", "has no instance")?;
     fs::write(&records, RECORDS)?;
     running.server.wait_for_log("version 7")?;
     fs::write(&records, "{ broken")?;
-    patient.assert_shown(&Shown {
-        condition: "records_unusable",
-        cause: "key must be a string",
-    })?;
+    patient.assert_shown("records_unusable", "key must be a string")?;
     running
         .server
         .wait_for_log("the current records stay in use")
@@ -259,7 +239,7 @@ fn write_client_certificate(folder: &Path, from: i32, to: i32) -> Result<()> {
 
 #[test]
 fn failing_health_checks_are_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("s-health")?;
     let folder = server::folder(RECORDS.as_bytes(), None)?;
     let certificates = folder.path().join("health");
@@ -272,19 +252,14 @@ fn failing_health_checks_are_named() -> Result<()> {
         "private_key_file": certificates.join("client.key"),
     }});
     let running = Running::start_with(namespace, folder, &settings)?;
-    let Some(patient) = Patient::watch(&running)? else {
-        return Ok(());
-    };
+    let patient = Patient::watch(&running)?;
     running.ask("q-s0.q-g1.bosh.", 1)?;
-    patient.assert_shown(&Shown {
-        condition: "health_silent",
-        cause: "no checked instance answers its health check",
-    })?;
+    patient.assert_shown(
+        "health_silent",
+        "no checked instance answers its health check",
+    )?;
     fs::write(certificates.join("client.crt"), "half a file")?;
-    patient.assert_shown(&Shown {
-        condition: "certificate_unusable",
-        cause: "the new files cannot be used",
-    })?;
+    patient.assert_shown("certificate_unusable", "the new files cannot be used")?;
     let year = 1970 + i32::try_from(SystemTime::UNIX_EPOCH.elapsed()?.as_secs() / 31_556_952)?;
     for (from, to, cause) in [
         (
@@ -299,17 +274,14 @@ fn failing_health_checks_are_named() -> Result<()> {
         ),
     ] {
         write_client_certificate(&certificates, from, to)?;
-        patient.assert_shown(&Shown {
-            condition: "health_own_certificate",
-            cause,
-        })?;
+        patient.assert_shown("health_own_certificate", cause)?;
     }
     Ok(())
 }
 
 #[test]
 fn foreign_authority_is_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("s-foreign")?;
     let folder = server::folder(
         &fleet::records(1, (0..3).map(|number| (1, instance(number)))),
@@ -331,14 +303,9 @@ fn foreign_authority_is_named() -> Result<()> {
         "certificate_file": files[1].certificate, "private_key_file": files[1].private_key,
     }});
     let running = Running::start_with(namespace, folder, &settings)?;
-    let Some(patient) = Patient::watch(&running)? else {
-        return Ok(());
-    };
+    let patient = Patient::watch(&running)?;
     running.ask("q-s0.q-g1.bosh.", 1)?;
-    patient.assert_shown(&Shown {
-        condition: "health_untrusted",
-        cause: "no checked instance can be reached",
-    })
+    patient.assert_shown("health_untrusted", "no checked instance can be reached")
 }
 
 /// Replies to queries on a socket with the given RCODE; with `needs_plain` it ignores queries with EDNS.
@@ -366,21 +333,16 @@ pub(crate) fn recursor(
 
 #[test]
 fn dead_recursors_are_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let settings = json!({
         "disable_recursors": false, "recursors": ["127.0.0.8:53", "127.0.0.9:53"], "recursor_timeout": "100ms",
     });
     let running = Running::start("s-dead", &settings)?;
-    let Some(patient) = Patient::watch(&running)? else {
-        return Ok(());
-    };
+    let patient = Patient::watch(&running)?;
     for number in 0..5 {
         running.ask(&format!("n{number}.elsewhere.test."), 1)?;
     }
-    patient.assert_shown(&Shown {
-        condition: "recursors_silent",
-        cause: "no recursor answers",
-    })?;
+    patient.assert_shown("recursors_silent", "no recursor answers")?;
     let (_, text, _) = running.cli(&["status"])?;
     let line = text.lines().find(|line| line.starts_with("127.0.0.8:53"));
     // Nothing listens there.
@@ -393,16 +355,14 @@ fn dead_recursors_are_named() -> Result<()> {
 
 #[test]
 fn failing_recursor_is_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("s-servfail")?;
     recursor(&namespace, "127.0.0.8:53", 2, false)?;
     let settings = json!({
         "disable_recursors": false, "recursors": ["127.0.0.8:53"], "recursor_timeout": "5s",
     });
     let running = Running::start_in(namespace, &settings)?;
-    let Some(patient) = Patient::watch(&running)? else {
-        return Ok(());
-    };
+    let patient = Patient::watch(&running)?;
     // The alert needs one per second, over five minutes.
     running.ask("broken.elsewhere.test.", 600)?;
     let text = patient.prometheus.wait_for_alert("BoshDnsXdpServfail")?;
@@ -419,7 +379,7 @@ fn failing_recursor_is_named() -> Result<()> {
 
 #[test]
 fn recursor_without_edns_is_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("s-edns")?;
     recursor(&namespace, "127.0.0.8:53", 3, true)?;
     let settings = json!({
@@ -437,16 +397,14 @@ fn recursor_without_edns_is_named() -> Result<()> {
                 .is_ok_and(|(_, text, _)| text.contains("warn  recursors: 127.0.0.8:53 drops EDNS"))
     })
     .with_context(|| format!("{:?}", running.cli(&["status"])))?;
-    let Some(patient) = Patient::watch(&running)? else {
-        return Ok(());
-    };
+    let patient = Patient::watch(&running)?;
     let prometheus = &patient.prometheus;
     conditions::assert_found(&running, prometheus, "recursor_drops_edns", "127.0.0.8:53")
 }
 
 #[test]
 fn unknown_recursors_are_named() -> Result<()> {
-    requires!(namespaces);
+    requires!(namespaces, prometheus);
     let namespace = Namespace::new("s-none")?;
     let folder = server::folder(RECORDS.as_bytes(), None)?;
     let resolv_conf = folder.path().join("resolv.conf");
@@ -486,14 +444,9 @@ fn unknown_recursors_are_named() -> Result<()> {
     let address = ([127, 0, 0, 1], 53).into();
     let server = Server::start_prepared(Some(&namespace), folder, address, &settings, with_file)?;
     let running = Running { server, namespace };
-    let Some(patient) = Patient::watch(&running)? else {
-        return Ok(());
-    };
+    let patient = Patient::watch(&running)?;
     running.ask("www.elsewhere.test.", 600)?;
-    patient.assert_shown(&Shown {
-        condition: "recursors_unknown",
-        cause: "no recursor is known",
-    })?;
+    patient.assert_shown("recursors_unknown", "no recursor is known")?;
     let (_, text, _) = running.cli(&["resolve", "www.elsewhere.test"])?;
     ensure!(
         text.contains("recursors, but none are known") && text.contains("not a local name"),
@@ -529,18 +482,13 @@ fn untrusted_handler_is_named() -> Result<()> {
 
 #[test]
 fn missing_interface_is_named() -> Result<()> {
-    requires!(namespaces, bpf);
+    requires!(namespaces, bpf, prometheus);
     let running = Running::start(
         "s-eth99",
         &json!({"xdp": {"mode": "tc", "interfaces": ["eth99"]}}),
     )?;
-    let Some(patient) = Patient::watch(&running)? else {
-        return Ok(());
-    };
-    patient.assert_shown(&Shown {
-        condition: "fast_path_unserved",
-        cause: "does not exist on this machine",
-    })?;
+    let patient = Patient::watch(&running)?;
+    patient.assert_shown("fast_path_unserved", "does not exist on this machine")?;
     let (_, text, _) = running.cli(&["status"])?;
     ensure!(text.contains("on no interface"), "{text}");
     running.ask("q-s0.q-g1.bosh.", 5)
@@ -578,8 +526,10 @@ fn failing_commands_name_cause() -> Result<()> {
         ensure!(problem.contains(words), "{words}: {problem}");
     }
     // The configuration of a server that does not run, with the socket of one that does.
-    let text = fs::read_to_string(running.folder().join("config.json"))?;
-    fs::write(running.folder().join("other.json"), text)?;
+    fs::copy(
+        running.server.config_file(),
+        running.folder().join("other.json"),
+    )?;
     let output = running.output(&program, &["status", "--config", "other.json"])?;
     let problem = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(
@@ -648,10 +598,9 @@ fn killed_server_leaves_removable_programs() -> Result<()> {
 fn change_without_effect_is_named() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("s-effect", &json!({}))?;
-    let path = running.folder().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path)?)?;
-    config["port"] = json!(5353);
-    fs::write(&path, config.to_string())?;
+    running
+        .server
+        .change_settings(|settings| settings["port"] = json!(5353))?;
     running.cli(&["reload"])?;
     running
         .server

@@ -83,10 +83,10 @@ fn missing_interface_degrades() -> Result<()> {
     );
     ensure!(metric(&running, "bosh_dns_xdp_fast_path_degraded")? == "1");
     // The interface appears: the state ends.
-    running.namespace.ip(&[
-        "link", "add", "eth99", "type", "veth", "peer", "name", "eth98",
-    ])?;
-    running.namespace.ip(&["link", "set", "eth99", "up"])?;
+    running
+        .namespace
+        .ip("link add eth99 type veth peer name eth98")?;
+    running.namespace.ip("link set eth99 up")?;
     wait_for_readyz(&running, "200", "ok   fast path: on")?;
     ensure!(metric(&running, "bosh_dns_xdp_fast_path_degraded")? == "0");
     Ok(())
@@ -339,9 +339,9 @@ fn broken_configuration_is_not_ready() -> Result<()> {
     let running = Running::start("broken", &json!({}))?;
     let path = running.folder().join("config.json");
     let good = fs::read(&path)?;
-    let mut broken: Value = serde_json::from_slice(&good)?;
-    broken["recursor_timeout"] = json!("5");
-    fs::write(&path, broken.to_string())?;
+    running
+        .server
+        .change_settings(|settings| settings["recursor_timeout"] = json!("5"))?;
     let (code, text, problem) = running.cli(&["reload"])?;
     ensure!(
         code == 1 && text.contains("failed  config"),

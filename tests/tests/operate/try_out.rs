@@ -159,7 +159,7 @@ fn trial_answers_reverse_names() -> Result<()> {
 fn trial_needs_no_ipv4() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("try-v6")?;
-    namespace.ip(&["addr", "del", "127.0.0.1/8", "dev", "lo"])?;
+    namespace.ip("addr del 127.0.0.1/8 dev lo")?;
     let trial = Trial::start(&namespace)?;
     ensure!(trial.server.ip() == Ipv6Addr::LOCALHOST, "{}", trial.server);
     let query = client::query(&format!("{}.", trial.name), RecordType::A, None)?.to_vec()?;

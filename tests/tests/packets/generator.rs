@@ -42,7 +42,7 @@ fn generator_gets_its_replies() -> Result<()> {
     let pair = Pair::joined("load", ("s0", &["10.9.0.2/24"]), ("c0", &["10.9.0.1/24"]))?;
     let hardware = [[2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]];
     let server = "02:00:00:00:00:02";
-    pair.server.ip(&["link", "set", "s0", "address", server])?;
+    pair.server.ip(&format!("link set s0 address {server}"))?;
     let responder = pair.server.run(|| Responder::new("s0", [53; 2], false))??;
     let route = Route {
         hardware,

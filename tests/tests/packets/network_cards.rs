@@ -67,23 +67,13 @@ fn try_cards(kernel: &Kernel, native: &[&str]) -> Result<()> {
     let client = Namespace::new("vm")?;
     for (number, _) in CARDS.iter().enumerate() {
         let tap = format!("tap{number}");
-        client.ip(&["tuntap", "add", &tap, "mode", "tap"])?;
-        client.ip(&[
-            "address",
-            "add",
-            &format!("{}/24", peer(number).0),
-            "dev",
-            &tap,
-        ])?;
-        client.ip(&[
-            "address",
-            "add",
-            &format!("{}/64", peer(number).1),
-            "dev",
-            &tap,
-            "nodad",
-        ])?;
-        client.ip(&["link", "set", &tap, "up"])?;
+        client.ip(&format!("tuntap add {tap} mode tap"))?;
+        client.ip(&format!("address add {}/24 dev {tap}", peer(number).0))?;
+        client.ip(&format!(
+            "address add {}/64 dev {tap} nodad",
+            peer(number).1
+        ))?;
+        client.ip(&format!("link set {tap} up"))?;
     }
     let folder = tempfile::TempDir::with_prefix("bdx-vm-")?;
     let archive = kernel.archive(folder.path(), &MODULES)?;

@@ -15,11 +15,13 @@ use hickory_proto::{
 use serde_json::json;
 use whole_system_tests::{
     client,
+    namespace::Namespace,
     process::{memory, wait_until},
+    requires,
 };
 
 use super::{
-    lab::{LOCAL_NAME, Lab, OURS, RECORDS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, OURS, RECORDS, ensure_code, loopback},
     scripted::{Say, Scripted},
 };
 
@@ -30,9 +32,8 @@ const FLOOD: u16 = 6000;
 
 #[test]
 fn flood_is_limited_per_client() -> Result<()> {
-    let Some(namespace) = namespace("bound")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("bound")?;
     let silent = Scripted::silent(&namespace, loopback(10))?;
     let handler = Scripted::start(&namespace, loopback(11), |asked| {
         vec![Say::from(asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300))]
@@ -60,10 +61,7 @@ fn flood_is_limited_per_client() -> Result<()> {
         // Fleet names, a healthy handler and another client are unaffected.
         for name in [LOCAL_NAME, "www.healthy."] {
             let reply = client::ask(OURS, &client::query(name, RecordType::A, None)?)?;
-            ensure!(
-                reply.metadata.response_code == ResponseCode::NoError,
-                "{reply}"
-            );
+            ensure_code(&reply, ResponseCode::NoError)?;
         }
         let before = silent.count();
         let other = UdpSocket::bind((IpAddr::from([127, 0, 0, 3]), 0))?;
@@ -82,10 +80,7 @@ fn flood_is_limited_per_client() -> Result<()> {
                 .recv(&mut buffer)
                 .with_context(|| format!("after {count} answers"))?;
             let reply = Message::from_vec(&buffer[..length])?;
-            ensure!(
-                reply.metadata.response_code == ResponseCode::ServFail,
-                "{reply}"
-            );
+            ensure_code(&reply, ResponseCode::ServFail)?;
             // The earliest queries keep waiting; later ones do not displace them.
             refused += usize::from(usize::from(reply.metadata.id) >= SHARE);
         }
@@ -128,9 +123,8 @@ fn flood_is_limited_per_client() -> Result<()> {
 fn silent_recursors_spare_handlers() -> Result<()> {
     /// Datagrams per burst and pause between bursts of the flood.
     const BURST: (usize, Duration) = (24, Duration::from_millis(3));
-    let Some(namespace) = namespace("silent")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("silent")?;
     let recursors: Vec<SocketAddr> = (10..14).map(loopback).collect();
     let _silent = recursors
         .iter()

@@ -16,10 +16,10 @@ use hickory_proto::{
     rr::RecordType,
 };
 use serde_json::json;
-use whole_system_tests::{client, namespace::Namespace, process::wait_until};
+use whole_system_tests::{client, namespace::Namespace, process::wait_until, requires};
 
 use super::{
-    lab::{Lab, OURS, loopback, namespace},
+    lab::{Lab, OURS, ensure_code, loopback},
     scripted::Scripted,
 };
 
@@ -65,9 +65,8 @@ fn ask_all(
 #[test]
 fn clients_share_upstream_query() -> Result<()> {
     const CLIENTS: u16 = 50;
-    let Some(namespace) = namespace("share")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("share")?;
     let open = Arc::new(AtomicBool::new(false));
     let gate = Arc::clone(&open);
     let recursor = Scripted::start(&namespace, loopback(10), move |asked| {
@@ -112,9 +111,8 @@ fn clients_share_upstream_query() -> Result<()> {
 
 #[test]
 fn ttls_count_down() -> Result<()> {
-    let Some(namespace) = namespace("ttl")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("ttl")?;
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let name = asked.name();
         vec![match name.split('.').next() {
@@ -167,7 +165,7 @@ fn ttls_count_down() -> Result<()> {
         let reply = lab.ask_for(name, RecordType::A)?;
         let passed = u32::try_from(start.elapsed().as_secs())?;
         let left = ttl(&reply).unwrap_or_default();
-        ensure!(reply.metadata.response_code == rcode, "{reply}");
+        ensure_code(&reply, rcode)?;
         ensure!(
             (full.saturating_sub(passed)..full - 1).contains(&left),
             "{left} s left after {passed}: {reply}"
@@ -190,9 +188,8 @@ fn ttls_count_down() -> Result<()> {
 
 #[test]
 fn cache_key_includes_flags() -> Result<()> {
-    let Some(namespace) = namespace("apart")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("apart")?;
     let recursor = Scripted::answering(&namespace, loopback(10), ADDRESS)?;
     let lab = Lab::start(
         &namespace,
@@ -239,9 +236,8 @@ fn cache_key_includes_flags() -> Result<()> {
 
 #[test]
 fn stale_answers_bridge_outages() -> Result<()> {
-    let Some(namespace) = namespace("stale")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("stale")?;
     let brief = Scripted::start(&namespace, loopback(10), |asked| {
         vec![asked.answer(ADDRESS, 5).into()]
     })?;
@@ -268,10 +264,7 @@ fn stale_answers_bridge_outages() -> Result<()> {
     );
     // A name that was never cached has no stale answer.
     let reply = lab.ask_for("other.test.", RecordType::A)?;
-    ensure!(
-        reply.metadata.response_code == ResponseCode::ServFail,
-        "{reply}"
-    );
+    ensure_code(&reply, ResponseCode::ServFail)?;
     ensure!(lab.metric("coredns_cache_served_stale_total", "")? == 3);
     Ok(())
 }
@@ -279,9 +272,8 @@ fn stale_answers_bridge_outages() -> Result<()> {
 #[test]
 fn identical_questions_are_coalesced() -> Result<()> {
     const CLIENTS: u16 = 200;
-    let Some(namespace) = namespace("once")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("once")?;
     for cache in [true, false] {
         let open = Arc::new(AtomicBool::new(false));
         let gate = Arc::clone(&open);
@@ -318,10 +310,7 @@ fn identical_questions_are_coalesced() -> Result<()> {
             let mut buffer = [0; 4096];
             let length = socket.recv(&mut buffer)?;
             let reply = Message::from_vec(&buffer[..length])?;
-            ensure!(
-                reply.metadata.response_code == ResponseCode::NoError,
-                "{reply}"
-            );
+            ensure_code(&reply, ResponseCode::NoError)?;
             ensure!(
                 client::addresses(&reply).contains(&ADDRESS.into()),
                 "{reply}"

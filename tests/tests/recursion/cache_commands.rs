@@ -5,10 +5,10 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::{Value, json};
-use whole_system_tests::client;
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use super::{
-    lab::{Lab, loopback, namespace},
+    lab::{Lab, loopback},
     scripted::Scripted,
 };
 
@@ -36,9 +36,8 @@ fn listed(lab: &Lab<'_>, arguments: &[&str]) -> Result<Vec<(String, String)>> {
 
 #[test]
 fn answers_are_listed_and_flushed() -> Result<()> {
-    let Some(namespace) = namespace("cachecli")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("cachecli")?;
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         vec![match asked.name().to_ascii_lowercase().split('.').next() {
             Some("nowhere") => asked.deny(ResponseCode::NXDomain, 900, 60).into(),

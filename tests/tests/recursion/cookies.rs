@@ -22,22 +22,18 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     process::{Kept, capture, wait_until},
-    requirements, server,
+    requirements, requires, server,
 };
 
 use super::{
     interface_cache::start,
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, OURS, loopback},
     scripted::Scripted,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// The secret of both servers.
 const SECRET: &str = "e5e973e5a6b2a43f48e7dc849e37bfcf";
-
-fn installed(program: &str) -> bool {
-    requirements::program(program, "-v")
-}
 
 /// Returns dig's output; `cookie` is `+cookie`, or `+cookie=` and a cookie in hexadecimal digits.
 fn dig(namespace: &Namespace, server: SocketAddr, name: &str, options: &[&str]) -> Result<String> {
@@ -67,9 +63,8 @@ fn cookie(output: &str) -> Result<(&str, &str)> {
 
 #[test]
 fn dig_accepts_cookies() -> Result<()> {
-    let Some(namespace) = namespace("cookies")?.filter(|_| installed("dig")) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["dig"]));
+    let namespace = Namespace::new("cookies")?;
     let off = Lab::start(&namespace, &[], &json!({}))?;
     let output = dig(&namespace, OURS, LOCAL_NAME, &["+cookie=0102030405060708"])?;
     ensure!(cookie(&output).is_err(), "{output}");
@@ -152,13 +147,7 @@ fn named(namespace: &Namespace, folder: &TempDir, address: SocketAddr) -> Result
         folder.path().join("zone"),
         "@ 60 IN SOA a.test. b.test. 1 1 1 1 1\n@ 60 IN NS a.test.\na 60 IN A 192.0.2.1\n",
     )?;
-    namespace.ip(&[
-        "addr",
-        "replace",
-        &format!("{}/8", address.ip()),
-        "dev",
-        "lo",
-    ])?;
+    namespace.ip(&format!("addr replace {}/8 dev lo", address.ip()))?;
     let mut command = namespace.command("named")?;
     command
         .args(["-g", "-n", "1", "-c"])
@@ -182,11 +171,8 @@ fn named(namespace: &Namespace, folder: &TempDir, address: SocketAddr) -> Result
 
 #[test]
 fn bind_shares_our_secret() -> Result<()> {
-    let Some(namespace) =
-        namespace("cookiebind")?.filter(|_| installed("named") && installed("dig"))
-    else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["named", "dig"]));
+    let namespace = Namespace::new("cookiebind")?;
     let (folder, theirs) = (TempDir::with_prefix("bdx-cookies-")?, loopback(40));
     let _named = named(&namespace, &folder, theirs)?;
     let settings = json!({"cookies": {"enabled": true, "secrets": [SECRET]}});
@@ -220,11 +206,8 @@ fn bind_shares_our_secret() -> Result<()> {
 
 #[test]
 fn interface_leaves_cookies_to_userspace() -> Result<()> {
-    let Some(namespace) =
-        namespace("cookieif")?.filter(|_| installed("dig") && requirements::bpf())
-    else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf, programs(&["dig"]));
+    let namespace = Namespace::new("cookieif")?;
     for enabled in [false, true] {
         let settings = json!({"cookies": {"enabled": enabled}, "cache": {"enabled": false}});
         let _lab = start(&namespace, Bpffs::new()?, &[], &settings)?;
@@ -303,9 +286,8 @@ fn has_options(lab: &Lab<'_>, name: &str, size: u16) -> Result<bool> {
 
 #[test]
 fn truncated_replies_carry_cookies() -> Result<()> {
-    let Some(namespace) = namespace("cutcookie")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("cutcookie")?;
     let recursor = many_addresses(&namespace)?;
     let records = server::records_of_groups(&(1..=MOST).collect::<Vec<_>>());
     let settings = json!({"cookies": {"enabled": true}, "cache": {"enabled": true}});
@@ -410,9 +392,8 @@ fn cares_resolves_truncated_names() -> Result<()> {
     if !requirements::met("pycares", installed) {
         return Ok(());
     }
-    let Some(namespace) = namespace("cares")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("cares")?;
     let _recursor = many_addresses(&namespace)?;
     let mut names = String::new();
     for count in 1..=MOST {

@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::Ipv4Addr,
     os::unix::net::UnixListener,
     path::Path,
     process::{Command, Stdio},
@@ -23,12 +22,12 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     process::{Kept, capture, wait_until},
-    requirements,
+    requires,
 };
 
 use super::{
     interface_cache::start,
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, OURS, loopback},
     scripted::Scripted,
 };
 
@@ -37,16 +36,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A name that the recursor answers.
 const OUTSIDE: &str = "www.shop.test.";
 
-fn installed() -> bool {
-    ["fstrm_capture", "dnstap-read"]
-        .into_iter()
-        .all(|program| requirements::program(program, "-h"))
-}
+/// Programs that receive and show dnstap.
+const DNSTAP: &[&str] = &["fstrm_capture", "dnstap-read"];
 
 fn recursor(namespace: &Namespace) -> Result<Scripted> {
-    Scripted::start(namespace, loopback(10), |asked| {
-        vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
-    })
+    Scripted::answering(namespace, loopback(10), [192, 0, 2, 1].into())
 }
 
 /// Starts fstrm_capture with a socket and a file in `folder`.
@@ -83,10 +77,8 @@ fn is_open(namespace: &Namespace) -> bool {
 
 #[test]
 fn readers_understand_both_paths() -> Result<()> {
-    let Some(namespace) = namespace("dnstap")?.filter(|_| installed() && requirements::bpf())
-    else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf, programs(DNSTAP));
+    let namespace = Namespace::new("dnstap")?;
     let (folder, _recursor) = (TempDir::with_prefix("bdx-dnstap-")?, recursor(&namespace)?);
     let mut reader = reader(folder.path())?;
     let settings = json!({"dnstap": {
@@ -158,9 +150,8 @@ fn stuck_reader(
 
 #[test]
 fn slow_reader_delays_no_answer() -> Result<()> {
-    let Some(namespace) = namespace("dnstapslow")?.filter(|_| installed()) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(DNSTAP));
+    let namespace = Namespace::new("dnstapslow")?;
     let folder = TempDir::with_prefix("bdx-dnstap-")?;
     let socket = folder.path().join("tap.sock");
     let stuck = stuck_reader(&socket)?;
@@ -209,9 +200,8 @@ fn slow_reader_delays_no_answer() -> Result<()> {
 
 #[test]
 fn moved_file_is_begun_again() -> Result<()> {
-    let Some(namespace) = namespace("dnstapfile")?.filter(|_| installed()) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(DNSTAP));
+    let namespace = Namespace::new("dnstapfile")?;
     let folder = TempDir::with_prefix("bdx-dnstap-")?;
     let (file, moved) = (
         folder.path().join("queries"),

@@ -15,17 +15,18 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use parking_lot::Mutex;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::SanType;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
     client,
     namespace::Namespace,
+    pki::Authority,
     process::{Kept, wait_until},
-    requirements,
+    requires,
 };
 
-use super::lab::{Lab, loopback, namespace};
+use super::lab::{Lab, ensure_code, loopback};
 
 /// Time limit for a server's start.
 const START: Duration = Duration::from_secs(60);
@@ -41,25 +42,18 @@ pub(crate) struct Files {
 impl Files {
     pub(crate) fn new() -> Result<Self> {
         let folder = TempDir::with_prefix("bdx-dot-")?;
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-        let key = KeyPair::generate()?;
-        let certificate = CertificateParams::new(vec![NAME.to_owned()])?.signed_by(&key, &ca)?;
-        fs::write(folder.path().join("ca.pem"), ca.pem())?;
-        fs::write(folder.path().join("server.pem"), certificate.pem())?;
-        fs::write(folder.path().join("server.key"), key.serialize_pem())?;
+        let authority = Authority::new("ca")?;
+        authority.write(folder.path())?;
+        let name = SanType::DnsName(NAME.try_into()?);
+        let identity =
+            authority.issue_with(NAME, |params| params.subject_alt_names = vec![name])?;
+        identity.write(folder.path(), "server")?;
         Ok(Self { folder })
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
-}
-
-/// Returns whether a program is installed.
-pub(crate) fn is_installed(program: &str) -> bool {
-    requirements::program(program, "-V")
 }
 
 /// Runs a server until its TLS port accepts connections.
@@ -96,7 +90,7 @@ pub(crate) fn unbound(namespace: &Namespace, files: &Files, address: SocketAddr)
         address.ip(),
         address.port(),
         files.path("server.key").display(),
-        files.path("server.pem").display(),
+        files.path("server.crt").display(),
         files.folder.path().display(),
     );
     fs::write(files.path("unbound.conf"), config)?;
@@ -113,7 +107,7 @@ fn kresd(namespace: &Namespace, files: &Files, address: SocketAddr) -> Result<Ke
          {{ todname('encrypted.test') }}))\n",
         address.ip(),
         address.port(),
-        files.path("server.pem").display(),
+        files.path("server.crt").display(),
         files.path("server.key").display(),
     );
     fs::write(files.path("kresd.conf"), config)?;
@@ -130,7 +124,7 @@ fn kresd(namespace: &Namespace, files: &Files, address: SocketAddr) -> Result<Ke
 
 /// Starts a server that trusts the CA of `files` and forwards to `recursor`.
 fn start<'a>(namespace: &'a Namespace, files: &Files, recursor: &str) -> Result<Lab<'a>> {
-    let ca = files.path("ca.pem");
+    let ca = files.path("ca.crt");
     let settings: Value = json!({"recursors": [recursor], "cache": {"enabled": false}});
     Lab::start_prepared(namespace, &[], &settings, move |command| {
         command.env("SSL_CERT_FILE", ca).env_remove("SSL_CERT_DIR");
@@ -161,9 +155,8 @@ fn answers(lab: &Lab<'_>) -> Result<()> {
 
 #[test]
 fn unbound_answers_over_tls() -> Result<()> {
-    let Some(namespace) = namespace("dotunb")?.filter(|_| is_installed("unbound")) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["unbound"]));
+    let namespace = Namespace::new("dotunb")?;
     let (files, address) = (Files::new()?, SocketAddr::new(loopback(31).ip(), 853));
     let _unbound = unbound(&namespace, &files, address)?;
     for recursor in [
@@ -216,9 +209,8 @@ fn relay_one(mut client: TcpStream, to: SocketAddr, seen: &Mutex<BTreeSet<usize>
 /// Queries are padded (RFC 8467): the length of what is sent does not tell the name.
 #[test]
 fn queries_over_tls_have_one_length() -> Result<()> {
-    let Some(namespace) = namespace("dotpad")?.filter(|_| is_installed("unbound")) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["unbound"]));
+    let namespace = Namespace::new("dotpad")?;
     let (files, address) = (Files::new()?, SocketAddr::new(loopback(31).ip(), 853));
     let _unbound = unbound(&namespace, &files, address)?;
     let between = SocketAddr::new(loopback(32).ip(), 853);
@@ -243,9 +235,8 @@ fn queries_over_tls_have_one_length() -> Result<()> {
 
 #[test]
 fn knot_resolver_answers_over_tls() -> Result<()> {
-    let Some(namespace) = namespace("dotknot")?.filter(|_| is_installed("kresd")) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["kresd"]));
+    let namespace = Namespace::new("dotknot")?;
     let (files, address) = (Files::new()?, SocketAddr::new(loopback(32).ip(), 853));
     let _kresd = kresd(&namespace, &files, address)?;
     answers(&start(
@@ -257,9 +248,8 @@ fn knot_resolver_answers_over_tls() -> Result<()> {
 
 #[test]
 fn other_certificates_are_refused() -> Result<()> {
-    let Some(namespace) = namespace("dotbad")?.filter(|_| is_installed("unbound")) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["unbound"]));
+    let namespace = Namespace::new("dotbad")?;
     let (files, other) = (Files::new()?, Files::new()?);
     let address = SocketAddr::new(loopback(33).ip(), 853);
     let _unbound = unbound(&namespace, &files, address)?;
@@ -269,10 +259,7 @@ fn other_certificates_are_refused() -> Result<()> {
     ] {
         let lab = start(&namespace, trusted, &recursor)?;
         let reply = lab.ask_for("www.encrypted.test.", RecordType::A)?;
-        ensure!(
-            reply.metadata.response_code == ResponseCode::ServFail,
-            "{reply}"
-        );
+        ensure_code(&reply, ResponseCode::ServFail)?;
         lab.server
             .wait_for_log("TLS handshake with a recursor failed")?;
         let counted = || lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"tls\"");

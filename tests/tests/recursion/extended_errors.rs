@@ -13,12 +13,13 @@ use anyhow::{Context as _, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::rdata::opt::EdnsOption};
 use serde_json::json;
 use whole_system_tests::{
+    namespace::Namespace,
     process::{capture, wait_until},
-    requirements,
+    requires,
 };
 
 use super::{
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, OURS, loopback},
     scripted::{Asked, Say, Scripted},
 };
 
@@ -66,9 +67,8 @@ fn shows(output: &str, rcode: &str, error: &str) -> bool {
 
 #[test]
 fn dig_shows_reasons_of_failures() -> Result<()> {
-    let Some(namespace) = namespace("ede")?.filter(|_| requirements::program("dig", "-v")) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["dig"]));
+    let namespace = Namespace::new("ede")?;
     let is_silenced = Arc::new(AtomicBool::new(false));
     let silenced = Arc::clone(&is_silenced);
     let _recursor = Scripted::start(&namespace, loopback(10), move |asked| {

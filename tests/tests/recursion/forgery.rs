@@ -12,10 +12,10 @@ use hickory_proto::{
     rr::{DNSClass, Name, RecordType},
 };
 use serde_json::json;
-use whole_system_tests::client;
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use super::{
-    lab::{Lab, OURS, loopback, namespace},
+    lab::{Lab, OURS, ensure_code, loopback},
     scripted::{Asked, Say, Scripted},
 };
 
@@ -75,9 +75,8 @@ fn flip(letter: char) -> char {
 
 #[test]
 fn forged_replies_are_dropped() -> Result<()> {
-    let Some(namespace) = namespace("forged")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("forged")?;
     let recursor = Scripted::start(&namespace, loopback(10), forge)?;
     let settings =
         json!({"recursor_timeout": "2s", "recursor_0x20": true, "cache": {"enabled": true}});
@@ -115,9 +114,8 @@ fn forged_replies_are_dropped() -> Result<()> {
 
 #[test]
 fn query_ids_are_random() -> Result<()> {
-    let Some(namespace) = namespace("guess")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("guess")?;
     let recursor = Scripted::answering(&namespace, loopback(10), TRUE)?;
     let lab = Lab::start(&namespace, &[loopback(10)], &json!({"recursor_0x20": true}))?;
     const QUERIES: usize = 64;
@@ -158,9 +156,8 @@ fn subnet_queries_are_limited() -> Result<()> {
     const CLIENTS: u16 = 100;
     /// Sockets of the server per recursor; two threads may choose the same port.
     const MOST: usize = 8 + 2;
-    let Some(namespace) = namespace("subnet")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("subnet")?;
     let recursor = Scripted::silent(&namespace, loopback(10))?;
     for goes_up in [true, false] {
         let settings = json!({"recursor_timeout": "2s", "recursor_client_subnet": goes_up});
@@ -200,9 +197,8 @@ fn subnet_queries_are_limited() -> Result<()> {
 
 #[test]
 fn other_letters_count_at_no_try() -> Result<()> {
-    let Some(namespace) = namespace("lower")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("lower")?;
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(FORGED, 300);
         let lower = reply.queries[0].name().to_lowercase();
@@ -213,10 +209,7 @@ fn other_letters_count_at_no_try() -> Result<()> {
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     let query = client::query("Letters.Of.A.Longer.Name.Test.", RecordType::A, None)?;
     let reply = lab.ask(&query)?;
-    ensure!(
-        reply.metadata.response_code == ResponseCode::ServFail,
-        "{reply}"
-    );
+    ensure_code(&reply, ResponseCode::ServFail)?;
     let names: BTreeSet<String> = recursor.asked().iter().map(Asked::name).collect();
     // Four tries, and one without EDNS.
     ensure!(names.len() == 5, "new letters for every try: {names:?}");

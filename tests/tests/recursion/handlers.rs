@@ -19,7 +19,7 @@ use http_body_util::Full;
 use hyper::{Request, Response, body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
+use rcgen::SanType;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -28,10 +28,10 @@ use tokio::{
     runtime::Runtime,
 };
 use tokio_rustls::TlsAcceptor;
-use whole_system_tests::{client, namespace::Namespace};
+use whole_system_tests::{client, namespace::Namespace, pki::Authority, requires};
 
 use super::{
-    lab::{Lab, namespace},
+    lab::{Lab, ensure_code},
     scripted::Scripted,
 };
 
@@ -134,18 +134,13 @@ fn document(query: &str) -> Value {
 
 /// Writes a CA and a certificate of it for [`HTTPS`]; returns the path of the CA file.
 fn write_certificates(folder: &Path) -> Result<PathBuf> {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-    let key = KeyPair::generate()?;
-    let mut params = CertificateParams::default();
-    params.subject_alt_names = vec![SanType::IpAddress(HTTPS.ip())];
-    let certificate = params.signed_by(&key, &ca)?;
-    fs::write(folder.join("server.crt"), certificate.pem())?;
-    fs::write(folder.join("server.key"), key.serialize_pem())?;
-    let file = folder.join("ca.crt");
-    fs::write(&file, ca.pem())?;
-    Ok(file)
+    let authority = Authority::new("ca")?;
+    authority.write(folder)?;
+    let identity = authority.issue_with("https", |params| {
+        params.subject_alt_names = vec![SanType::IpAddress(HTTPS.ip())];
+    })?;
+    identity.write(folder, "server")?;
+    Ok(folder.join("ca.crt"))
 }
 
 /// Starts a server with a handler for `json.test` that trusts the CAs in `ca`.
@@ -162,9 +157,8 @@ fn start<'a>(namespace: &'a Namespace, ca: &Path) -> Result<Lab<'a>> {
 
 #[test]
 fn https_handlers_return_every_type() -> Result<()> {
-    let Some(namespace) = namespace("https")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("https")?;
     let folder = TempDir::with_prefix("bdx-https-")?;
     let ca = write_certificates(folder.path())?;
     let server = JsonServer::start(&namespace, folder.path())?;
@@ -209,10 +203,7 @@ fn https_handlers_return_every_type() -> Result<()> {
         "{text:?}"
     );
     let nowhere = lab.ask_for("nowhere.json.test.", RecordType::A)?;
-    ensure!(
-        nowhere.metadata.response_code == ResponseCode::NXDomain,
-        "{nowhere}"
-    );
+    ensure_code(&nowhere, ResponseCode::NXDomain)?;
 
     let requests = server.requests();
     ensure!(
@@ -230,9 +221,8 @@ fn https_handlers_return_every_type() -> Result<()> {
 
 #[test]
 fn untrusted_https_servers_are_rejected() -> Result<()> {
-    let Some(namespace) = namespace("untrusted")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("untrusted")?;
     let (folder, other) = (
         TempDir::with_prefix("bdx-https-")?,
         TempDir::with_prefix("bdx-https-")?,
@@ -241,10 +231,7 @@ fn untrusted_https_servers_are_rejected() -> Result<()> {
     let server = JsonServer::start(&namespace, folder.path())?;
     let lab = start(&namespace, &write_certificates(other.path())?)?;
     let reply = lab.ask_for("www.json.test.", RecordType::A)?;
-    ensure!(
-        reply.metadata.response_code == ResponseCode::ServFail,
-        "{reply}"
-    );
+    ensure_code(&reply, ResponseCode::ServFail)?;
     ensure!(server.requests().is_empty(), "{:?}", server.requests());
     // The log says why.
     lab.server
@@ -253,9 +240,8 @@ fn untrusted_https_servers_are_rejected() -> Result<()> {
 
 #[test]
 fn handlers_choose_trusted_servers() -> Result<()> {
-    let Some(namespace) = namespace("trusted")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("trusted")?;
     let (folder, other) = (
         TempDir::with_prefix("bdx-https-")?,
         TempDir::with_prefix("bdx-https-")?,
@@ -305,9 +291,8 @@ fn handlers_choose_trusted_servers() -> Result<()> {
 
 #[test]
 fn handlers_follow_a_reloaded_configuration() -> Result<()> {
-    let Some(namespace) = namespace("reloaded")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("reloaded")?;
     const NAME: &str = "many-letters-in-one-name.test.";
     let sockets = TempDir::new()?;
     let address = super::lab::loopback(10);
@@ -323,10 +308,8 @@ fn handlers_follow_a_reloaded_configuration() -> Result<()> {
     let asked = recursor.asked();
     ensure!(asked.iter().all(|asked| asked.name() == NAME), "{asked:?}");
 
-    let file = lab.server.folder.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&file)?)?;
-    config["recursor_0x20"] = json!(true);
-    fs::write(&file, config.to_string())?;
+    lab.server
+        .change_settings(|settings| settings["recursor_0x20"] = json!(true))?;
     let (code, _, errors) = lab.cli(&["reload"])?;
     ensure!(code == 0, "{errors}");
     lab.ask_for(NAME, RecordType::A)?;
@@ -339,9 +322,8 @@ fn handlers_follow_a_reloaded_configuration() -> Result<()> {
 
 #[test]
 fn longest_handler_domain_wins() -> Result<()> {
-    let Some(namespace) = namespace("longest")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("longest")?;
     let wide = Scripted::answering(&namespace, super::lab::loopback(10), [192, 0, 2, 10].into())?;
     let narrow = Scripted::answering(&namespace, super::lab::loopback(11), [192, 0, 2, 11].into())?;
     let dns = |domain: &str, last: u8, cache: bool| {

@@ -10,10 +10,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
-use whole_system_tests::{client, process::wait_until};
+use whole_system_tests::{client, namespace::Namespace, process::wait_until, requires};
 
 use super::{
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, OURS, loopback},
     scripted::Scripted,
 };
 
@@ -52,9 +52,8 @@ fn flood(done: &AtomicBool) -> Result<()> {
 
 #[test]
 fn hanging_recursor_delays_no_answer() -> Result<()> {
-    let Some(namespace) = namespace("delay")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("delay")?;
     let hanging = Scripted::silent(&namespace, loopback(10))?;
     let other = Ipv4Addr::new(192, 0, 2, 9);
     let _living = Scripted::answering(&namespace, loopback(11), other)?;

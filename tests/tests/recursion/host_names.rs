@@ -15,11 +15,11 @@ use std::{
 use anyhow::{Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::json;
-use whole_system_tests::{client, namespace::Namespace, process::wait_until};
+use whole_system_tests::{client, namespace::Namespace, process::wait_until, requires};
 
 use super::{
-    encrypted::{Files, NAME, is_installed, unbound},
-    lab::{Lab, loopback, namespace},
+    encrypted::{Files, NAME, unbound},
+    lab::{Lab, ensure_code, loopback},
     recursor_list::{Etc, show_as_etc},
     scripted::Scripted,
 };
@@ -44,7 +44,7 @@ impl HttpServer {
         namespace: &Namespace,
         respond: impl Fn(usize) -> String + Send + Sync + 'static,
     ) -> Result<Self> {
-        namespace.ip(&["addr", "add", &format!("{HTTP}/32"), "dev", "lo"])?;
+        namespace.ip(&format!("addr add {HTTP}/32 dev lo"))?;
         let listener =
             namespace.run(|| TcpListener::bind(SocketAddr::new(HTTP.into(), 8080)))??;
         listener.set_nonblocking(true)?;
@@ -107,9 +107,8 @@ fn redirects_leave_no_look_ups() -> Result<()> {
     const QUERIES: usize = 60;
     /// Requests of Go's client for a query.
     const MAX_REQUESTS: usize = 10;
-    let Some(namespace) = namespace("redirect")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("redirect")?;
     // Names are looked up again as soon as they may be.
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         vec![asked.answer(HTTP, 1).into()]
@@ -131,10 +130,7 @@ fn redirects_leave_no_look_ups() -> Result<()> {
     for number in 0..QUERIES {
         let query = client::query(&format!("n{number}.http.test."), RecordType::A, None)?;
         let reply = lab.ask_tcp(&query)?;
-        ensure!(
-            reply.metadata.response_code == ResponseCode::ServFail,
-            "{reply}"
-        );
+        ensure_code(&reply, ResponseCode::ServFail)?;
     }
     ensure!(
         http.requests() == QUERIES * MAX_REQUESTS,
@@ -158,9 +154,8 @@ fn redirects_leave_no_look_ups() -> Result<()> {
 
 #[test]
 fn encrypted_recursors_get_host_names() -> Result<()> {
-    let Some(namespace) = namespace("dothost")?.filter(|_| is_installed("unbound")) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["unbound"]));
+    let namespace = Namespace::new("dothost")?;
     let (files, address) = (Files::new()?, SocketAddr::new(loopback(31).ip(), 853));
     let _unbound = unbound(&namespace, &files, address)?;
     let body = r#"{"Status": 0, "Answer": [{"type": 1, "TTL": 60, "data": "192.0.2.77"}]}"#;
@@ -171,7 +166,7 @@ fn encrypted_recursors_get_host_names() -> Result<()> {
     // The nameserver of resolv.conf is not this server, and knows the name as well.
     let plain = Scripted::answering(&namespace, loopback(10), HTTP)?;
     let etc = Etc::new(&format!("nameserver {}\n", loopback(10).ip()))?;
-    let (ca, folder) = (files.path("ca.pem"), etc.path());
+    let (ca, folder) = (files.path("ca.crt"), etc.path());
     let settings = json!({
         "recursors": [format!("tls://{address}#{NAME}")],
         "handlers": [{

@@ -13,13 +13,13 @@ use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{
     bpffs::Bpffs, client, metrics::wait_for_fast_path, namespace::Namespace, process::wait_until,
-    requirements, server,
+    requires, server,
 };
 
 use super::{
-    lab::{Lab, OURS, loopback, namespace},
+    lab::{Lab, OURS, loopback},
     scripted::Scripted,
-    servers::{Zones, installed},
+    servers::{SERVERS, Zones},
 };
 
 /// Time limit for an answer to reach the interface, many times what a busy machine needs.
@@ -80,10 +80,8 @@ pub(super) fn settle(lab: &Lab<'_>, query: &[u8]) -> Result<Vec<u8>> {
 
 #[test]
 fn interface_gives_userspace_bytes() -> Result<()> {
-    let Some(namespace) = namespace("icache")?.filter(|_| installed() && requirements::bpf())
-    else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf, programs(SERVERS));
+    let namespace = Namespace::new("icache")?;
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
@@ -146,9 +144,8 @@ fn interface_gives_userspace_bytes() -> Result<()> {
 
 #[test]
 fn answers_in_use_are_renewed() -> Result<()> {
-    let Some(namespace) = namespace("irenew")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("irenew")?;
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 10).into()]
     })?;
@@ -187,12 +184,9 @@ fn answers_in_use_are_renewed() -> Result<()> {
 
 #[test]
 fn flush_ends_answers_at_once() -> Result<()> {
-    let Some(namespace) = namespace("iflush")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
-    let recursor = Scripted::start(&namespace, loopback(10), |asked| {
-        vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
-    })?;
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("iflush")?;
+    let recursor = Scripted::answering(&namespace, loopback(10), [192, 0, 2, 1].into())?;
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let query = client::query("www.example.com.", RecordType::A, Some(1232))?.to_vec()?;
     for round in 0..3 {
@@ -215,12 +209,9 @@ fn flush_ends_answers_at_once() -> Result<()> {
 
 #[test]
 fn flush_ends_answers_of_killed_server() -> Result<()> {
-    let Some(namespace) = namespace("iheir")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
-    let recursor = Scripted::start(&namespace, loopback(10), |asked| {
-        vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
-    })?;
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("iheir")?;
+    let recursor = Scripted::answering(&namespace, loopback(10), [192, 0, 2, 1].into())?;
     let mut lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let query = client::query("www.example.com.", RecordType::A, None)?.to_vec()?;
     for round in 0..3 {
@@ -257,9 +248,8 @@ fn changing(namespace: &Namespace, ttl: u32) -> Result<Scripted> {
 #[test]
 fn eviction_keeps_paths_consistent() -> Result<()> {
     const HOT: usize = 10;
-    let Some(namespace) = namespace("ievict")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("ievict")?;
     let _recursor = changing(&namespace, 300)?;
     let few = json!({"cache": {"enabled": true, "max_entries": 400}});
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &few)?;
@@ -301,9 +291,8 @@ fn eviction_keeps_paths_consistent() -> Result<()> {
 
 #[test]
 fn evicted_answer_leaves_interface() -> Result<()> {
-    let Some(namespace) = namespace("ileave")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("ileave")?;
     let _recursor = changing(&namespace, 300)?;
     let few = json!({"cache": {"enabled": true, "max_entries": 20}});
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &few)?;
@@ -342,9 +331,8 @@ fn fetches(recursor: &Scripted, address: IpAddr) -> Result<Instant> {
 fn both_paths_count_down() -> Result<()> {
     /// TTLs are whole seconds, and the programs' clock ticks.
     const ROUNDING: f64 = 1.1;
-    let Some(namespace) = namespace("icount")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("icount")?;
     let ttl = std::env::var("SOAK_SECONDS")
         .ok()
         .map_or(Ok(8), |text| text.parse::<u32>())?;

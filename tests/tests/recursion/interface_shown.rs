@@ -1,28 +1,26 @@
 //! Commands and metrics show answers that the interface gives to names of the outside.
 
-use std::{fs, net::Ipv4Addr, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use dns_kit::metrics::names;
 use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
 use whole_system_tests::{
-    bpffs::Bpffs, client, metrics::Metrics, process::wait_until, requirements,
+    bpffs::Bpffs, client, metrics::Metrics, namespace::Namespace, process::wait_until, requires,
 };
 
 use super::{
     interface_cache::{ask_interface, hits, settle, start},
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, OURS, loopback},
     scripted::Scripted,
 };
 
 const NAME: &str = "www.shop.test.";
 
 /// Starts a recursor that gives every name an address for five minutes.
-fn recursor(namespace: &whole_system_tests::namespace::Namespace) -> Result<Scripted> {
-    Scripted::start(namespace, loopback(10), |asked| {
-        vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
-    })
+fn recursor(namespace: &Namespace) -> Result<Scripted> {
+    Scripted::answering(namespace, loopback(10), [192, 0, 2, 1].into())
 }
 
 /// Runs a command that must succeed; returns its output.
@@ -47,9 +45,8 @@ fn run_while_asked(lab: &Lab<'_>, query: &[u8], arguments: &[&str]) -> Result<St
 
 #[test]
 fn commands_show_interface_answers() -> Result<()> {
-    let Some(namespace) = namespace("ishown")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("ishown")?;
     let _recursor = recursor(&namespace)?;
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let query = client::query(NAME, RecordType::A, Some(1232))?.to_vec()?;
@@ -146,9 +143,8 @@ fn commands_show_interface_answers() -> Result<()> {
 
 #[test]
 fn metrics_count_interface_answers() -> Result<()> {
-    let Some(namespace) = namespace("icounted")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("icounted")?;
     let _recursor = recursor(&namespace)?;
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let outside = client::query(NAME, RecordType::A, None)?.to_vec()?;
@@ -197,9 +193,8 @@ fn metrics_count_interface_answers() -> Result<()> {
 
 #[test]
 fn late_cache_needs_restart() -> Result<()> {
-    let Some(namespace) = namespace("ilate")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("ilate")?;
     let _recursor = recursor(&namespace)?;
     let lab = start(
         &namespace,
@@ -207,10 +202,8 @@ fn late_cache_needs_restart() -> Result<()> {
         &[loopback(10)],
         &json!({"cache": {"enabled": false}}),
     )?;
-    let path = lab.server.folder.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path)?)?;
-    config["cache"]["enabled"] = true.into();
-    fs::write(&path, config.to_string())?;
+    lab.server
+        .change_settings(|settings| settings["cache"]["enabled"] = true.into())?;
     run(&lab, &["reload"])?;
     lab.server
         .wait_for_log("takes effect only after a restart: cache.enabled for interfaces")?;
@@ -229,9 +222,8 @@ fn late_cache_needs_restart() -> Result<()> {
 /// one in 200 counts, is 2,443.
 #[test]
 fn hottest_names_have_counters() -> Result<()> {
-    let Some(namespace) = namespace("itop")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("itop")?;
     let _recursor = recursor(&namespace)?;
     let settings = json!({"metrics": {"enabled": true, "top_names": 2}});
     let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &settings)?;

@@ -20,7 +20,7 @@ use whole_system_tests::{
     metrics::wait_for_metrics,
     pair::{self, Pair},
     process::{Kept, capture, wait_until},
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -135,9 +135,7 @@ impl Manifest {
 
 #[test]
 fn node_answers_hot_cluster_names() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let manifest = Manifest::read()?;
     let pair = Pair::joined(
         "k8s",
@@ -147,12 +145,11 @@ fn node_answers_hot_cluster_names() -> Result<()> {
     let node = &pair.server;
     node.forward()?;
     // The manifest creates a dummy interface; not every kernel that runs the tests has that driver.
-    node.ip(&["address", "add", "169.254.20.10/32", "dev", "lo"])?;
-    pair.client
-        .ip(&["route", "add", "default", "via", "10.42.0.1"])?;
+    node.ip("address add 169.254.20.10/32 dev lo")?;
+    pair.client.ip("route add default via 10.42.0.1")?;
     // The cluster's service address belongs to the node here; kube-proxy's rules are not the subject.
     for address in ["10.96.0.10/32", "10.0.0.2/32"] {
-        node.ip(&["address", "add", address, "dev", "lo"])?;
+        node.ip(&format!("address add {address} dev lo"))?;
     }
     let kube_dns = Scripted::start(node, (Ipv4Addr::new(10, 96, 0, 10), 53).into(), |asked| {
         vec![asked.answer(Ipv4Addr::new(10, 43, 7, 7), 30).into()]

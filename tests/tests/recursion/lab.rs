@@ -5,15 +5,17 @@ use std::{
     process::{Command, Output},
 };
 
-use anyhow::{Context as _, Result};
-use hickory_proto::{op::Message, rr::RecordType};
+use anyhow::{Context as _, Result, ensure};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
 use serde_json::{Value, json};
 use whole_system_tests::{
     bpffs::Bpffs,
     client,
     metrics::{Metrics, wait_for_metrics},
     namespace::Namespace,
-    requirements,
     server::{self, Server},
 };
 
@@ -31,11 +33,10 @@ pub(crate) const RECORDS: &str = r#"{
 /// The name of the instance in [`RECORDS`].
 pub(crate) const LOCAL_NAME: &str = "q-s0.q-g1.bosh.";
 
-/// Creates a namespace for a test; `None` if that is impossible here.
-pub(crate) fn namespace(label: &str) -> Result<Option<Namespace>> {
-    requirements::namespaces()
-        .then(|| Namespace::new(label))
-        .transpose()
+/// Fails unless the reply has this response code.
+pub(crate) fn ensure_code(reply: &Message, code: ResponseCode) -> Result<()> {
+    ensure!(reply.metadata.response_code == code, "{reply}");
+    Ok(())
 }
 
 /// Returns loopback address number `last`, on port 53, for a recursor.

@@ -12,10 +12,10 @@ use hickory_proto::{
     },
 };
 use serde_json::json;
-use whole_system_tests::client;
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use super::{
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, OURS, ensure_code, loopback},
     scripted::{Asked, Say, Scripted},
 };
 
@@ -161,9 +161,8 @@ fn ask_in_all_ways(
 
 #[test]
 fn malformed_replies_are_not_cached() -> Result<()> {
-    let Some(namespace) = namespace("lies")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("lies")?;
     let liar = Scripted::start(&namespace, loopback(10), |asked| {
         vec![Say {
             bytes: lie(asked),
@@ -194,10 +193,7 @@ fn malformed_replies_are_not_cached() -> Result<()> {
         );
         // The server still works.
         let reply = lab.ask_for(LOCAL_NAME, RecordType::A)?;
-        ensure!(
-            reply.metadata.response_code == ResponseCode::NoError,
-            "{reply}"
-        );
+        ensure_code(&reply, ResponseCode::NoError)?;
         let failures = lab.metric(
             "bosh_dns_xdp_recursor_failures_total",
             "reason=\"malformed\"",
@@ -210,9 +206,8 @@ fn malformed_replies_are_not_cached() -> Result<()> {
 
 #[test]
 fn next_recursor_replaces_liar() -> Result<()> {
-    let Some(namespace) = namespace("liar")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("liar")?;
     let _liar = Scripted::start(&namespace, loopback(10), |asked| {
         vec![Say {
             bytes: lie(asked),
@@ -233,9 +228,8 @@ fn next_recursor_replaces_liar() -> Result<()> {
 
 #[test]
 fn stray_records_poison_nothing() -> Result<()> {
-    let Some(namespace) = namespace("stray")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("stray")?;
     // A true answer, repeated, with records of another name in every section.
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(TRUE, 300);

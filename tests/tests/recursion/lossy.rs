@@ -5,10 +5,10 @@ use std::{io::Write as _, net::Ipv4Addr, process::Stdio};
 use anyhow::{Context as _, Result, ensure};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
-use whole_system_tests::{client, namespace::Namespace};
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use super::{
-    lab::{Lab, loopback, namespace},
+    lab::{Lab, loopback},
     scripted::{Say, Scripted},
 };
 
@@ -34,9 +34,8 @@ fn nft(namespace: &Namespace, rules: &str) -> Result<()> {
 
 #[test]
 fn lost_replies_are_asked_again() -> Result<()> {
-    let Some(namespace) = namespace("lossy")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("lossy")?;
     // Every third reply of the recursors is lost.
     nft(
         &namespace,
@@ -61,10 +60,9 @@ fn lost_replies_are_asked_again() -> Result<()> {
 
 #[test]
 fn large_answers_survive_lost_fragments() -> Result<()> {
-    let Some(namespace) = namespace("fragments")? else {
-        return Ok(());
-    };
-    namespace.ip(&["link", "set", "lo", "mtu", "1280"])?;
+    requires!(namespaces);
+    let namespace = Namespace::new("fragments")?;
+    namespace.ip("link set lo mtu 1280")?;
     nft(
         &namespace,
         "table ip loss { chain early { type filter hook prerouting priority -450; \

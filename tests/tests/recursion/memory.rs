@@ -14,11 +14,12 @@ use whole_system_tests::{
     client, fleet,
     namespace::Namespace,
     process::memory,
+    requires,
     server::{self, Server},
 };
 
 use super::{
-    lab::{OURS, loopback, namespace},
+    lab::{OURS, loopback},
     scripted::Scripted,
 };
 
@@ -57,9 +58,8 @@ fn framed(name: &str) -> Result<Vec<u8>> {
 
 #[test]
 fn unread_replies_take_bounded_memory() -> Result<()> {
-    let Some(namespace) = namespace("unread")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("unread")?;
     let server = start(&namespace)?;
     let queries = framed("q-s0.q-g1.bosh.")?.repeat(1000);
     // Sixteen connections that write as long as they can and read nothing.
@@ -98,9 +98,8 @@ fn unread_replies_take_bounded_memory() -> Result<()> {
 #[test]
 fn replies_behind_silence_take_bounded_memory() -> Result<()> {
     const QUERIES: usize = 3000;
-    let Some(namespace) = namespace("behind")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("behind")?;
     let _silent = Scripted::silent(&namespace, loopback(10))?;
     let server = start(&namespace)?;
     let local = framed("q-s0.q-g1.bosh.")?.repeat(QUERIES);

@@ -14,11 +14,11 @@ use hickory_proto::{
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 use serde_json::json;
-use whole_system_tests::{client, process::wait_until};
+use whole_system_tests::{client, namespace::Namespace, process::wait_until, requires};
 
 use super::{
-    lab::{Lab, loopback, namespace},
-    servers::{Recursor, Zones, installed, kill},
+    lab::{Lab, loopback},
+    servers::{Recursor, SERVERS, Zones, kill},
 };
 
 /// Number of continuously querying clients.
@@ -114,9 +114,8 @@ fn under_load(lab: &Lab<'_>, phases: impl FnOnce(&Seen) -> Result<()>) -> Result
 
 #[test]
 fn hanging_recursors_regain_preference() -> Result<()> {
-    let Some(namespace) = namespace("hang")?.filter(|_| installed()) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(SERVERS));
+    let namespace = Namespace::new("hang")?;
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
@@ -154,9 +153,8 @@ fn hanging_recursors_regain_preference() -> Result<()> {
 
 #[test]
 fn restarted_recursors_are_used_again() -> Result<()> {
-    let Some(namespace) = namespace("kill")?.filter(|_| installed()) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(SERVERS));
+    let namespace = Namespace::new("kill")?;
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;

@@ -13,10 +13,10 @@ use hickory_proto::{
     rr::RecordType,
 };
 use serde_json::json;
-use whole_system_tests::client;
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use super::{
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, OURS, ensure_code, loopback},
     scripted::{Asked, Say, Scripted},
 };
 
@@ -57,9 +57,8 @@ fn strict(asked: &Asked) -> Vec<Say> {
 
 #[test]
 fn malformed_options_affect_no_client() -> Result<()> {
-    let Some(namespace) = namespace("cookie")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("cookie")?;
     let recursor = Scripted::start(&namespace, loopback(10), strict)?;
     for cache in [false, true] {
         let lab = Lab::start(
@@ -104,9 +103,8 @@ fn malformed_options_affect_no_client() -> Result<()> {
 
 #[test]
 fn header_and_opt_are_ours() -> Result<()> {
-    let Some(namespace) = namespace("header")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("header")?;
     // RA, RD and CD clear, AD set, and an OPT with a cookie.
     let _recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(ADDRESS, 300);
@@ -178,9 +176,8 @@ fn header_and_opt_are_ours() -> Result<()> {
 
 #[test]
 fn truncated_answer_reaches_udp_client() -> Result<()> {
-    let Some(namespace) = namespace("musl")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("musl")?;
     let _recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(ADDRESS, 300);
         let record = reply.answers.remove(0);
@@ -204,9 +201,8 @@ fn truncated_answer_reaches_udp_client() -> Result<()> {
 
 #[test]
 fn names_below_domain_follow_rfcs() -> Result<()> {
-    let Some(namespace) = namespace("below")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("below")?;
     let lab = Lab::start(&namespace, &[], &json!({"disable_recursors": true}))?;
     // Includes the queries of musl and c-ares with the search list `bosh`, and of a resolver that minimises
     // query names.
@@ -237,9 +233,8 @@ fn names_below_domain_follow_rfcs() -> Result<()> {
 
 #[test]
 fn forwarding_loop_ends() -> Result<()> {
-    let Some(namespace) = namespace("loop")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("loop")?;
     let other = loopback(20);
     let subnet: &[u8] = &[0, 8, 0, 7, 0, 1, 24, 0, 192, 0, 2];
     for client_subnet in [false, true] {
@@ -258,10 +253,7 @@ fn forwarding_loop_ends() -> Result<()> {
         )?;
         let reply = namespace.run(|| client::ask_raw(OURS, &query, TIMEOUT))??;
         let reply = Message::from_vec(&reply)?;
-        ensure!(
-            reply.metadata.response_code == ResponseCode::ServFail,
-            "{reply}"
-        );
+        ensure_code(&reply, ResponseCode::ServFail)?;
         let sent = lab.metric("bosh_dns_xdp_recursor_queries_total", "")?;
         ensure!(
             sent <= 8,

@@ -9,25 +9,23 @@ use hickory_proto::{
     serialize::binary::{BinEncodable, BinEncoder},
 };
 use serde_json::json;
-use whole_system_tests::{client, namespace::Namespace};
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use super::{
-    lab::{Lab, loopback, namespace},
-    servers::{Recursor, Zones, installed},
+    lab::{Lab, loopback},
+    servers::{Recursor, SERVERS, Zones},
 };
 
 /// Size of the message id, which differs between queries.
 const ID: usize = 2;
 
-/// Starts both servers in a namespace; `None` if they are not installed.
-pub(super) fn servers(label: &str) -> Result<Option<(Recursor, Recursor, Zones, Namespace)>> {
-    let Some(namespace) = namespace(label)?.filter(|_| installed()) else {
-        return Ok(None);
-    };
+/// Starts both servers in a namespace.
+pub(super) fn servers(label: &str) -> Result<(Recursor, Recursor, Zones, Namespace)> {
+    let namespace = Namespace::new(label)?;
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
-    Ok(Some((named, unbound, zones, namespace)))
+    Ok((named, unbound, zones, namespace))
 }
 
 /// Builds a query with an OPT of `size`, and with DO and CD as given.
@@ -100,9 +98,8 @@ pub(super) fn answers(reply: &[u8], record_type: RecordType) -> Result<usize> {
 
 #[test]
 fn signed_answers_pass_through_unharmed() -> Result<()> {
-    let Some((named, unbound, _zones, namespace)) = servers("signed")? else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(SERVERS));
+    let (named, unbound, _zones, namespace) = servers("signed")?;
     let questions = [
         ("www.signed.test.", RecordType::A),
         ("alias.signed.test.", RecordType::AAAA),
@@ -173,9 +170,8 @@ fn signed_answers_pass_through_unharmed() -> Result<()> {
 
 #[test]
 fn cache_separates_signed_answers() -> Result<()> {
-    let Some((_named, unbound, _zones, namespace)) = servers("signedcache")? else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(SERVERS));
+    let (_named, unbound, _zones, namespace) = servers("signedcache")?;
     let lab = Lab::start(
         &namespace,
         &[unbound.address],
@@ -214,9 +210,8 @@ fn cache_separates_signed_answers() -> Result<()> {
 
 #[test]
 fn large_answers_are_marked_truncated() -> Result<()> {
-    let Some((named, unbound, _zones, namespace)) = servers("large")? else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(SERVERS));
+    let (named, unbound, _zones, namespace) = servers("large")?;
     for recursor in [&named, &unbound] {
         let lab = Lab::start(&namespace, &[recursor.address], &json!({}))?;
         let ask = |query: &Message, by_tcp| ask(&namespace, lab.server.address, query, by_tcp);

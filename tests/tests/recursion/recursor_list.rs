@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
     bpffs::Bpffs, client, metrics::wait_for_fast_path, namespace::Namespace, process::wait_until,
-    requirements,
+    requires,
 };
 
 use super::{
-    lab::{LOCAL_NAME, Lab, RECORDS, loopback, namespace},
+    lab::{LOCAL_NAME, Lab, RECORDS, ensure_code, loopback},
     scripted::Scripted,
 };
 
@@ -44,21 +44,14 @@ fn answer(n: usize) -> Ipv4Addr {
 }
 
 /// Creates a namespace with all addresses.
-fn addressed(label: &str) -> Result<Option<Namespace>> {
-    let Some(namespace) = namespace(label)? else {
-        return Ok(None);
-    };
+fn addressed(label: &str) -> Result<Namespace> {
+    let namespace = Namespace::new(label)?;
     for address in ADDRESSES {
         // Without nodad, an IPv6 address becomes usable only after a delay, even on lo.
-        let (prefix, more) = if address.contains(':') {
-            (128, &["nodad"][..])
-        } else {
-            (32, &[][..])
-        };
-        let address = format!("{address}/{prefix}");
-        namespace.ip(&[&["addr", "add", &address, "dev", "lo"], more].concat())?;
+        let nodad = if address.contains(':') { "nodad" } else { "" };
+        namespace.ip(&format!("addr add {address} dev lo {nodad}"))?;
     }
-    Ok(Some(namespace))
+    Ok(namespace)
 }
 
 /// A folder that a server sees as /etc.
@@ -120,9 +113,8 @@ fn wait_for(lab: &Lab<'_>, n: usize) -> Result<()> {
 
 #[test]
 fn resolv_conf_changes_are_followed() -> Result<()> {
-    let Some(namespace) = addressed("resolv")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = addressed("resolv")?;
     let recursors = [0, 1, 2, 4].map(|n| Scripted::answering(&namespace, address(n), answer(n)));
     let [first, excluded, third, sixth] = recursors;
     let (first, excluded, third, sixth) = (first?, excluded?, third?, sixth?);
@@ -155,9 +147,8 @@ fn resolv_conf_changes_are_followed() -> Result<()> {
 
 #[test]
 fn exclusions_apply_to_configured_recursors() -> Result<()> {
-    let Some(namespace) = addressed("exclude")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = addressed("exclude")?;
     let excluded = Scripted::answering(&namespace, address(0), answer(0))?;
     let sixth = Scripted::answering(&namespace, address(4), answer(4))?;
     let settings = json!({
@@ -185,16 +176,12 @@ fn exclusions_apply_to_configured_recursors() -> Result<()> {
 
 #[test]
 fn missing_recursors_give_servfail() -> Result<()> {
-    let Some(namespace) = addressed("nobody")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = addressed("nobody")?;
     let etc = Etc::new("# none\n")?;
     let lab = etc.server(&namespace, &json!({}))?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
-    ensure!(
-        reply.metadata.response_code == ResponseCode::ServFail,
-        "{reply}"
-    );
+    ensure_code(&reply, ResponseCode::ServFail)?;
     let _late = Scripted::answering(&namespace, address(0), answer(0))?;
     etc.replace("nameserver 10.9.0.1\n")?;
     wait_for(&lab, 0)
@@ -202,17 +189,13 @@ fn missing_recursors_give_servfail() -> Result<()> {
 
 #[test]
 fn wildcard_listener_excludes_own_addresses() -> Result<()> {
-    let Some(namespace) = addressed("wildcard")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = addressed("wildcard")?;
     // The server's own address, as on every BOSH VM, although it is not in the configuration.
     let etc = Etc::new("nameserver 10.9.0.9\nnameserver fd09::1\n")?;
     let lab = etc.server(&namespace, &json!({"address": "0.0.0.0"}))?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
-    ensure!(
-        reply.metadata.response_code == ResponseCode::ServFail,
-        "{reply}"
-    );
+    ensure_code(&reply, ResponseCode::ServFail)?;
     let external = || lab.metric("boshdns_requests_external_total", "");
     // The metrics may lag behind the first answers.
     wait_until("the query to be counted", LIMIT, || {
@@ -228,9 +211,8 @@ fn wildcard_listener_excludes_own_addresses() -> Result<()> {
 fn unknown_host_names_occupy_no_threads() -> Result<()> {
     /// Queries for each unknown host name.
     const QUERIES: u16 = 100;
-    let Some(namespace) = addressed("hosts")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = addressed("hosts")?;
     let resolver = Scripted::silent(&namespace, address(0))?;
     let etc = Etc::new(&format!("nameserver {}\n", ADDRESSES[0]))?;
     let settings = json!({
@@ -278,10 +260,9 @@ fn unknown_host_names_occupy_no_threads() -> Result<()> {
 
 #[test]
 fn link_local_recursors_are_asked() -> Result<()> {
-    let Some(namespace) = namespace("linklocal")? else {
-        return Ok(());
-    };
-    namespace.ip(&["addr", "add", "fe80::2/64", "dev", "lo", "nodad"])?;
+    requires!(namespaces);
+    let namespace = Namespace::new("linklocal")?;
+    namespace.ip("addr add fe80::2/64 dev lo nodad")?;
     let index = namespace.run(|| nix::net::if_::if_nametoindex("lo"))??;
     let at = SocketAddrV6::new("fe80::2".parse()?, 53, 0, index);
     let _recursor = Scripted::answering(&namespace, at.into(), answer(1))?;
@@ -298,9 +279,8 @@ fn link_local_recursors_are_asked() -> Result<()> {
 
 #[test]
 fn status_lists_recursors_by_preference() -> Result<()> {
-    let Some(namespace) = namespace("preferred")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("preferred")?;
     // The one configured first never replies.
     let [_silent, _good] = [
         Scripted::start(&namespace, loopback(10), |_| Vec::new())?,
@@ -349,9 +329,8 @@ fn status_lists_recursors_by_preference() -> Result<()> {
 
 #[test]
 fn replaced_nameservers_void_answers() -> Result<()> {
-    let Some(namespace) = addressed("void")?.filter(|_| requirements::bpf()) else {
-        return Ok(());
-    };
+    requires!(namespaces, bpf);
+    let namespace = addressed("void")?;
     let recursors = [0, 1].map(|n| Scripted::answering(&namespace, address(n), answer(n)));
     let [_one, _other] = recursors.map(|recursor| recursor.expect("free addresses"));
     let etc = Etc::new("nameserver 10.9.0.1\n")?;

@@ -20,13 +20,16 @@ use hickory_proto::{
     },
 };
 use serde_json::{Value, json};
-use whole_system_tests::{bpffs::Bpffs, client, namespace::Namespace, requirements, server};
+use whole_system_tests::{
+    bpffs::Bpffs, client, namespace::Namespace, requirements, requires, server,
+};
 
 use super::{
     interface_cache::{self, ask_interface, hits, settle},
-    lab::{Lab, loopback, namespace},
+    lab::{Lab, loopback},
     real_servers::{answers, ask, query, sections, servers},
     scripted::{Asked, Scripted},
+    servers::SERVERS,
 };
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -284,9 +287,8 @@ fn count(recursor: &Scripted, scenario: &Scenario) -> usize {
 #[test]
 fn ttls_bound_cached_answers() -> Result<()> {
     for mode in Mode::all() {
-        let Some(namespace) = namespace("scenarios")? else {
-            return Ok(());
-        };
+        requires!(namespaces);
+        let namespace = Namespace::new("scenarios")?;
         let recursor =
             Scripted::start(&namespace, loopback(10), |asked| vec![script(asked).into()])?;
         let lab = mode.start(&namespace, loopback(10), &json!({}))?;
@@ -362,9 +364,8 @@ fn ttls_bound_cached_answers() -> Result<()> {
 #[test]
 fn dnssec_clients_get_own_answers() -> Result<()> {
     for mode in Mode::all() {
-        let Some(namespace) = namespace("twodo")? else {
-            return Ok(());
-        };
+        requires!(namespaces);
+        let namespace = Namespace::new("twodo")?;
         let recursor =
             Scripted::start(&namespace, loopback(10), |asked| vec![script(asked).into()])?;
         let lab = mode.start(&namespace, loopback(10), &json!({}))?;
@@ -404,9 +405,8 @@ fn dnssec_clients_get_own_answers() -> Result<()> {
 #[test]
 fn client_size_cuts_cached_answers() -> Result<()> {
     for mode in Mode::all() {
-        let Some(namespace) = namespace("sizes")? else {
-            return Ok(());
-        };
+        requires!(namespaces);
+        let namespace = Namespace::new("sizes")?;
         let many = |asked: &Asked| {
             let mut reply = asked.reply(ResponseCode::NoError);
             let name = reply.queries[0].name().clone();
@@ -476,9 +476,8 @@ fn client_size_cuts_cached_answers() -> Result<()> {
 #[test]
 fn outage_leaves_stale_answers() -> Result<()> {
     for mode in Mode::all() {
-        let Some(namespace) = namespace("outage")? else {
-            return Ok(());
-        };
+        requires!(namespaces);
+        let namespace = Namespace::new("outage")?;
         let up = Arc::new(AtomicBool::new(true));
         let answers_now = Arc::clone(&up);
         let _recursor = Scripted::start(&namespace, loopback(10), move |asked| {
@@ -529,9 +528,8 @@ fn repeated_answers_equal_recursor() -> Result<()> {
         ("odd.signed.test.", RecordType::Unknown(65280)),
     ];
     for mode in Mode::all() {
-        let Some((named, unbound, _zones, namespace)) = servers("realcache")? else {
-            return Ok(());
-        };
+        requires!(namespaces, programs(SERVERS));
+        let (named, unbound, _zones, namespace) = servers("realcache")?;
         for recursor in [&named, &unbound] {
             let lab = mode.start(&namespace, recursor.address, &json!({}))?;
             for (name, record_type) in questions {

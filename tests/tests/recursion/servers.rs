@@ -15,7 +15,6 @@ use whole_system_tests::{
     client,
     namespace::Namespace,
     process::{Kept, capture, wait_until},
-    requirements,
 };
 
 /// Name of the DNSSEC-signed zone.
@@ -27,12 +26,8 @@ pub(crate) const WILD: &str = "wild.test";
 /// Time limit for a server's first answer.
 const START: Duration = Duration::from_secs(60);
 
-/// Returns whether both servers and BIND's zone tools are installed.
-pub(crate) fn installed() -> bool {
-    ["named", "unbound", "dnssec-signzone"]
-        .iter()
-        .all(|program| requirements::program(program, "-V"))
-}
+/// Both servers and BIND's zone tools.
+pub(crate) const SERVERS: &[&str] = &["named", "unbound", "dnssec-signzone"];
 
 pub(crate) struct Recursor {
     pub(crate) process: Kept,
@@ -83,13 +78,7 @@ impl Zones {
         );
         fs::write(folder.join("named.conf"), config)?;
         // named listens only on addresses that it finds on an interface.
-        namespace.ip(&[
-            "addr",
-            "replace",
-            &format!("{}/8", address.ip()),
-            "dev",
-            "lo",
-        ])?;
+        namespace.ip(&format!("addr replace {}/8 dev lo", address.ip()))?;
         let mut command = namespace.command("named")?;
         command
             .args(["-g", "-n", "1", "-c"])

@@ -15,12 +15,14 @@ use serde_json::json;
 use whole_system_tests::{
     client, fleet,
     health::{Authority, instance, write_files},
+    namespace::Namespace,
     process::{memory, status_line, wait_until},
+    requires,
     server::Server,
 };
 
 use super::{
-    lab::{OURS, namespace},
+    lab::OURS,
     tarpits::{Tarpit, Trickling, descriptors},
 };
 
@@ -136,9 +138,8 @@ impl Load<'_> {
 
 #[test]
 fn hanging_peers_take_nothing_for_good() -> Result<()> {
-    let Some(namespace) = namespace("hangsoak")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("hangsoak")?;
     let at = |last, port| SocketAddr::new(Ipv4Addr::new(127, 0, 0, last).into(), port);
     // By UDP nothing, by TCP single bytes, by TLS no handshake.
     let trickles = Arc::new(AtomicBool::new(true));

@@ -25,11 +25,11 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::{Value, json};
-use whole_system_tests::{client, namespace::Namespace, process::wait_until};
+use whole_system_tests::{client, namespace::Namespace, process::wait_until, requires};
 
 use super::{
-    encrypted::{Files, NAME, is_installed, unbound},
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    encrypted::{Files, NAME, unbound},
+    lab::{LOCAL_NAME, Lab, OURS, loopback},
     scripted::{Asked, Say, Scripted},
 };
 
@@ -210,12 +210,11 @@ fn limit_files(command: &mut Command, files: u64) {
 
 #[test]
 fn unfinished_handshakes_keep_no_descriptor() -> Result<()> {
-    let Some(namespace) = namespace("tarpit")?.filter(|_| is_installed("unbound")) else {
-        return Ok(());
-    };
+    requires!(namespaces, programs(&["unbound"]));
+    let namespace = Namespace::new("tarpit")?;
     let (files, address) = (Files::new()?, SocketAddr::new(loopback(31).ip(), 853));
     let tarpit = Tarpit::silent(&namespace, address)?;
-    let ca = files.path("ca.pem");
+    let ca = files.path("ca.crt");
     let settings = json!({"recursors": [format!("tls://{address}#{NAME}")]});
     let lab = Lab::start_prepared(&namespace, &[], &settings, move |command| {
         command.env("SSL_CERT_FILE", ca).env_remove("SSL_CERT_DIR");
@@ -317,9 +316,8 @@ fn trickle(mut stream: TcpStream, ended: &AtomicBool, hangs: &AtomicBool) -> io:
 
 #[test]
 fn trickling_recursors_keep_no_descriptor() -> Result<()> {
-    let Some(namespace) = namespace("trickle")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("trickle")?;
     let trickles = Arc::new(AtomicBool::new(true));
     let recursor = Trickling::start(&namespace, loopback(10), &trickles)?;
     let lab = Lab::start(&namespace, &[loopback(10)], &json!({}))?;
@@ -361,9 +359,8 @@ fn burst_of_connections_stays_within_limit() -> Result<()> {
     const MAX_OF_CLIENT: usize = 19;
     /// The connection that has just been accepted, and those of self-checks with both ends.
     const BESIDES: usize = 1 + 8;
-    let Some(namespace) = namespace("tcpburst")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("tcpburst")?;
     let sockets = tempfile::tempdir()?;
     let settings = json!({"control": {"socket": sockets.path().join("control.sock")}});
     let lab = Lab::start_prepared(&namespace, &[], &settings, |command| {
@@ -404,9 +401,8 @@ fn burst_of_connections_stays_within_limit() -> Result<()> {
 
 #[test]
 fn hanging_recursors_leave_descriptors() -> Result<()> {
-    let Some(namespace) = namespace("fewfiles")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("fewfiles")?;
     let recursors: Vec<SocketAddr> = (31..36)
         .map(|last| SocketAddr::new(loopback(last).ip(), 853))
         .collect();
@@ -448,9 +444,8 @@ fn hanging_recursors_leave_descriptors() -> Result<()> {
 
 #[test]
 fn hanging_http_servers_keep_no_descriptor() -> Result<()> {
-    let Some(namespace) = namespace("httppit")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("httppit")?;
     let healthy = Scripted::answering(&namespace, loopback(10), Ipv4Addr::new(192, 0, 2, 1))?;
     let servers = [(41, "http"), (42, "https")];
     let mut tarpits = Vec::new();

@@ -8,10 +8,10 @@ use hickory_proto::{
     rr::RecordType,
 };
 use serde_json::json;
-use whole_system_tests::{client, namespace::Namespace};
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use super::{
-    lab::{Lab, loopback, namespace},
+    lab::{Lab, ensure_code, loopback},
     scripted::{Asked, Say, Scripted},
 };
 
@@ -100,9 +100,8 @@ fn belongs(query: &Message, reply: &Message) -> bool {
 
 #[test]
 fn failures_give_servfail_by_default() -> Result<()> {
-    let Some(namespace) = namespace("truth")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("truth")?;
     let (lab, recursors) = start(&namespace, "truthful")?;
     for &(first, second, truth) in TRUTHS {
         let before = recursors.each_ref().map(Scripted::count_with_edns);
@@ -138,9 +137,8 @@ fn failures_give_servfail_by_default() -> Result<()> {
 
 #[test]
 fn configured_nxdomain_replaces_failures() -> Result<()> {
-    let Some(namespace) = namespace("nxdomain")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("nxdomain")?;
     let (lab, _recursors) = start(&namespace, "nxdomain")?;
     for &(first, second, truth) in TRUTHS {
         let reply = lab.ask_for(&format!("{first}.{second}.test."), RecordType::A)?;
@@ -163,9 +161,8 @@ fn configured_nxdomain_replaces_failures() -> Result<()> {
 
 #[test]
 fn closed_ports_fail_fast() -> Result<()> {
-    let Some(namespace) = namespace("closed")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("closed")?;
     // If ICMP errors were ignored, the client would time out first.
     let settings = json!({"recursor_timeout": "1m", "request_timeout": "2m"});
     let lab = Lab::start(&namespace, &[loopback(10), loopback(11)], &settings)?;
@@ -174,10 +171,7 @@ fn closed_ports_fail_fast() -> Result<()> {
         client::query("closed.test.", RecordType::A, Some(1232))?,
     ] {
         for reply in [lab.ask(&message)?, lab.ask_tcp(&message)?] {
-            ensure!(
-                reply.metadata.response_code == ResponseCode::ServFail,
-                "{reply}"
-            );
+            ensure_code(&reply, ResponseCode::ServFail)?;
             ensure!(reply.edns.is_some() == message.edns.is_some(), "{reply}");
         }
     }
@@ -186,23 +180,18 @@ fn closed_ports_fail_fast() -> Result<()> {
 
 #[test]
 fn without_recursors_queries_are_refused() -> Result<()> {
-    let Some(namespace) = namespace("none")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("none")?;
     let lab = Lab::start(&namespace, &[], &json!({"disable_recursors": true}))?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
-    ensure!(
-        reply.metadata.response_code == ResponseCode::Refused,
-        "{reply}"
-    );
+    ensure_code(&reply, ResponseCode::Refused)?;
     Ok(())
 }
 
 #[test]
 fn tcp_failures_match_udp() -> Result<()> {
-    let Some(namespace) = namespace("tcptruth")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("tcptruth")?;
     let (lab, _recursors) = start(&namespace, "truthful")?;
     for (first, second, truth) in [
         ("servfail", "noerror", ResponseCode::NoError),

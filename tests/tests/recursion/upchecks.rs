@@ -5,18 +5,17 @@ use std::net::IpAddr;
 use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::json;
-use whole_system_tests::client;
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use super::{
-    lab::{Lab, OURS, loopback, namespace},
+    lab::{Lab, OURS, ensure_code, loopback},
     scripted::Scripted,
 };
 
 #[test]
 fn upcheck_names_precede_records() -> Result<()> {
-    let Some(namespace) = namespace("upcheck")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("upcheck")?;
     let recursor = Scripted::answering(&namespace, loopback(10), [192, 0, 2, 1].into())?;
     let settings = json!({
         "upcheck_domains": ["upcheck.bosh-dns.", "Health.Test"],
@@ -31,10 +30,7 @@ fn upcheck_names_precede_records() -> Result<()> {
             (RecordType::TXT, vec![]),
         ] {
             let reply = lab.ask_for(name, record_type)?;
-            ensure!(
-                reply.metadata.response_code == ResponseCode::NoError,
-                "{reply}"
-            );
+            ensure_code(&reply, ResponseCode::NoError)?;
             ensure!(client::addresses(&reply) == expected, "{reply}");
         }
     }
@@ -44,9 +40,8 @@ fn upcheck_names_precede_records() -> Result<()> {
 
 #[test]
 fn failed_self_check_ends_server() -> Result<()> {
-    let Some(namespace) = namespace("ends")? else {
-        return Ok(());
-    };
+    requires!(namespaces);
+    let namespace = Namespace::new("ends")?;
     // A name that does not exist, so that the self-check gets no address.
     let settings = json!({
         "timeout": "1s",

@@ -48,7 +48,7 @@ fn growth(count: u32, says: &Says) -> u64 {
     (0..count).for_each(|n| fleet.says(instance(n), says.clone()));
     let interval = Duration::from_millis(200);
     let service = HealthService::new(
-        &config(&fleet, pki.client.clone(), interval),
+        &config(fleet.port, pki.client.clone(), interval),
         NEVER,
         FastPathHandle::default(),
     )

@@ -1,11 +1,9 @@
 //! Certificates of both ends of a health check.
 
-use std::fs;
-
 use dns_core::config::TlsFiles;
 use dns_health::HEALTH_NAME;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
+use whole_system_tests::{health::write_files, pki::Authority};
 
 /// Server and client certificates, in separate folders.
 pub(crate) struct Pki {
@@ -26,7 +24,7 @@ pub(crate) enum Client {
 
 impl Pki {
     pub(crate) fn new(client: Client) -> Self {
-        let (authority, other) = (Authority::new(), Authority::new());
+        let [authority, other] = ["ca", "ca"].map(|name| Authority::new(name).unwrap());
         let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
         let trusted = if matches!(client, Client::OtherCa) {
             &other
@@ -34,58 +32,17 @@ impl Pki {
             &authority
         };
         let write = |folder: &TempDir, validity, ca: &Authority| {
-            let (certificate, key) = authority.issue(validity);
-            let file = |name: &str, text: &str| {
-                let path = folder.path().join(name);
-                fs::write(&path, text).unwrap();
-                path
-            };
-            TlsFiles {
-                certificate: file("certificate.pem", &certificate),
-                private_key: file("key.pem", &key),
-                ca: file("ca.pem", &ca.pem),
-            }
+            let identity = authority.issue_with(HEALTH_NAME, |params| match validity {
+                Client::Expired => params.not_after = rcgen::date_time_ymd(2020, 1, 1),
+                Client::NotYetValid => params.not_before = rcgen::date_time_ymd(2100, 1, 1),
+                Client::Good | Client::OtherCa => {}
+            });
+            write_files(folder.path(), &identity.unwrap(), &ca.certificate).unwrap()
         };
         Self {
             server: write(&folders[0], Client::Good, &authority),
             client: write(&folders[1], client, trusted),
             _folders: folders,
         }
-    }
-}
-
-struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pem: String,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "ca");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let pem = params.self_signed(&key).unwrap().pem();
-        Self {
-            issuer: Issuer::new(params, key),
-            pem,
-        }
-    }
-
-    fn issue(&self, validity: Client) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::default();
-        params
-            .distinguished_name
-            .push(DnType::CommonName, HEALTH_NAME);
-        match validity {
-            Client::Expired => params.not_after = rcgen::date_time_ymd(2020, 1, 1),
-            Client::NotYetValid => params.not_before = rcgen::date_time_ymd(2100, 1, 1),
-            Client::Good | Client::OtherCa => {}
-        }
-        (
-            params.signed_by(&key, &self.issuer).unwrap().pem(),
-            key.serialize_pem(),
-        )
     }
 }

@@ -14,7 +14,7 @@ use whole_system_tests::{
     client::{ask_raw, ask_tcp_raw, query},
     namespace::Namespace,
     process::{Kept, wait_until},
-    requirements, requires, server,
+    requires, server,
 };
 
 use crate::double::{PATIENCE, Shadow, count, unexplained};
@@ -82,10 +82,7 @@ fn watch(namespace: &Namespace, command: &mut std::process::Command) -> Result<(
 
 #[test]
 fn dnsmasq_has_no_false_difference() -> Result<()> {
-    requires!(namespaces);
-    if !requirements::program("dnsmasq", "--version") {
-        return Ok(());
-    }
+    requires!(namespaces, programs(&["dnsmasq"]));
     let namespace = Namespace::new("shadowdnsmasq")?;
     let mut command = namespace.command("dnsmasq")?;
     command.args([
@@ -103,10 +100,7 @@ fn dnsmasq_has_no_false_difference() -> Result<()> {
 
 #[test]
 fn unbound_has_no_false_difference() -> Result<()> {
-    requires!(namespaces);
-    if !requirements::program("unbound", "-V") {
-        return Ok(());
-    }
+    requires!(namespaces, programs(&["unbound"]));
     let namespace = Namespace::new("shadowunbound")?;
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("unbound.conf");

@@ -3,6 +3,7 @@
 use std::{
     fs,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::PathBuf,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -125,22 +126,14 @@ fn packets_of_other_interfaces_are_compared() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("watchveth")?;
     let client = Namespace::new("watchclient")?;
-    namespace.ip(&[
-        "link",
-        "add",
-        "v0",
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "v1",
-        "netns",
-        client.name(),
-    ])?;
-    namespace.ip(&["addr", "add", "192.0.2.1/24", "dev", "v0"])?;
-    namespace.ip(&["link", "set", "v0", "up"])?;
-    client.ip(&["addr", "add", "192.0.2.2/24", "dev", "v1"])?;
-    client.ip(&["link", "set", "v1", "up"])?;
+    namespace.ip(&format!(
+        "link add v0 type veth peer name v1 netns {}",
+        client.name()
+    ))?;
+    namespace.ip("addr add 192.0.2.1/24 dev v0")?;
+    namespace.ip("link set v0 up")?;
+    client.ip("addr add 192.0.2.2/24 dev v1")?;
+    client.ip("link set v1 up")?;
     namespace.wait_for_link("v0")?;
     let folder = server::folder(&records(1), None)?;
     let listen = SocketAddr::from(([192, 0, 2, 1], 53));
@@ -148,8 +141,7 @@ fn packets_of_other_interfaces_are_compared() -> Result<()> {
     let server = Server::start(Some(&namespace), folder, listen, &extra)?;
     let folder = server.folder.path();
     // The shadow reads another configuration, in which interfaces answer.
-    let text = fs::read_to_string(folder.join("config.json"))?;
-    let mut config: serde_json::Value = serde_json::from_str(&text)?;
+    let mut config = server.settings()?;
     config["xdp"] = json!({"mode": "auto"});
     let path = folder.join("shadow.json");
     fs::write(&path, config.to_string())?;
@@ -309,19 +301,24 @@ fn only_cap_net_raw_is_needed() -> Result<()> {
     Ok(())
 }
 
+/// Writes a configuration with other records than the server's, so that there are differences to show.
+fn with_other_records(server: &Server) -> Result<PathBuf> {
+    let folder = server.folder.path();
+    fs::write(folder.join("other.json"), records(99))?;
+    let mut config = server.settings()?;
+    config["records_file"] = json!(folder.join("other.json"));
+    let path = folder.join("shadow.json");
+    fs::write(&path, config.to_string())?;
+    Ok(path)
+}
+
 /// The page needs nothing else, and hashed reports show neither names nor addresses.
 #[test]
 fn shared_report_names_nobody() -> Result<()> {
     requires!(namespaces);
     let (namespace, server) = start("watchhash", json!({"xdp": {"mode": "off"}}))?;
     let folder = server.folder.path();
-    // The shadow has other records, so that there are differences to show.
-    let text = fs::read_to_string(folder.join("config.json"))?;
-    let mut config: serde_json::Value = serde_json::from_str(&text)?;
-    fs::write(folder.join("other.json"), records(99))?;
-    config["records_file"] = json!(folder.join("other.json"));
-    let path = folder.join("shadow.json");
-    fs::write(&path, config.to_string())?;
+    let path = with_other_records(&server)?;
     let page = folder.join("report.html");
     let page_text = page.display().to_string();
     let address = LISTEN.to_string();
@@ -361,13 +358,7 @@ fn clients_are_shown_on_request() -> Result<()> {
     const CLIENT: &str = "127.0.0.77";
     let (namespace, server) = start("watchclients", json!({"xdp": {"mode": "off"}}))?;
     let folder = server.folder.path();
-    // Other records than the server's, so that there are differences to show.
-    let text = fs::read_to_string(folder.join("config.json"))?;
-    let mut config: serde_json::Value = serde_json::from_str(&text)?;
-    fs::write(folder.join("other.json"), records(99))?;
-    config["records_file"] = json!(folder.join("other.json"));
-    let path = folder.join("shadow.json");
-    fs::write(&path, config.to_string())?;
+    let path = with_other_records(&server)?;
     let mut shadows = Vec::new();
     for (number, arguments) in [&[][..], &["--clients"], &["--clients", "--hash-names"]]
         .into_iter()

@@ -279,11 +279,11 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
     let cell = Cell::new(&lab.server, &lab.client)?;
     let (server, bpffs) = start(&lab, &Foundation::generate(100)?, "auto", "WARN")?;
     let descriptors = || -> Result<usize> {
-        server
-            .processes()?
-            .into_iter()
-            .map(|process| Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count()))
-            .sum()
+        let mut open = 0;
+        for process in server.processes() {
+            open += fs::read_dir(format!("/proc/{process}/fd"))?.count();
+        }
+        Ok(open)
     };
     let before = descriptors()?;
     let query = client::query("upcheck.bosh-dns.", RecordType::A, None)?.to_vec()?;

@@ -38,12 +38,13 @@ const LEAD: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) fn points() -> Vec<String> {
-    DELAYS
-        .into_iter()
-        .flat_map(|delay| {
-            ["no flood", "flood"].map(|load| format!("recursor at {delay} ms, {load}"))
-        })
-        .collect()
+    let mut points = Vec::new();
+    for delay in DELAYS {
+        for load in ["no flood", "flood"] {
+            points.push(format!("recursor at {delay} ms, {load}"));
+        }
+    }
+    points
 }
 
 /// Measures both loads before a recursor with each delay.
@@ -65,13 +66,8 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
     let duration = Duration::from_secs(if plan.quick { 3 } else { 6 });
     for (number, delay) in DELAYS.into_iter().enumerate() {
         let lab = Lab::plain()?;
-        lab.client.ip(&[
-            "addr",
-            "add",
-            &format!("{FLOODER}/24"),
-            "dev",
-            CLIENT_INTERFACE,
-        ])?;
+        lab.client
+            .ip(&format!("addr add {FLOODER}/24 dev {CLIENT_INTERFACE}"))?;
         let recursor = SlowRecursor::start(&lab, AUTHORITY, Duration::from_millis(delay))?;
         let running = forwarder.start_before(&lab, recursor, &foundation)?;
         for flooded in [false, true] {
@@ -112,12 +108,11 @@ struct Seen {
 impl Seen {
     /// Returns the 99th percentile of the latencies in milliseconds.
     fn tail(&self) -> Rounds {
-        Rounds(
-            percentile(&self.latencies, 0.99)
-                .map(|tail| tail.as_secs_f64() * 1e3)
-                .into_iter()
-                .collect(),
-        )
+        let mut tail = Rounds::default();
+        if let Some(latency) = percentile(&self.latencies, 0.99) {
+            tail.0.push(latency.as_secs_f64() * 1e3);
+        }
+        tail
     }
 }
 

@@ -172,22 +172,25 @@ pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
                 |duration| drawer.ask(&cell.lab, (fleet_names, hot), Some(rate), duration);
             ask(WARM_UP)?;
             let cpu = meter.cpu()?;
-            let counts = counted(&cell.lab, *forwarder)?;
+            // Other servers have no interface that answers.
+            let before = if forwarder.is_ours() {
+                Some(replies(&cell.lab)?)
+            } else {
+                None
+            };
             let seen = ask(plan.duration)?;
             let cost = (meter.cpu()? - cpu).as_secs_f64() * 1e6 / seen.completed as f64;
-            let share = counted(&cell.lab, *forwarder)?
-                .zip(counts)
-                .map(|(after, before)| {
-                    let [fast, userspace] = [after[0] - before[0], after[1] - before[1]];
-                    fast as f64 * 100.0 / (fast + userspace).max(1) as f64
-                });
+            let mut share = Rounds::default();
+            if let Some(before) = before {
+                share.0.push(share_of_interface(&cell.lab, before)?);
+            }
             let cost = Rounds(vec![cost]);
-            let share = Rounds(share.into_iter().collect());
             table.put(forwarder.label(), point, &[cost, Rounds::default(), share]);
         }
-        let hot: Vec<String> = (0..HOT_NAMES)
-            .map(|number| format!("hot-{number}.{ZONE} A\n"))
-            .collect();
+        let mut hot = Vec::with_capacity(HOT_NAMES);
+        for number in 0..HOT_NAMES {
+            hot.push(format!("hot-{number}.{ZONE} A\n"));
+        }
         for (point, lines) in [&fleet, &hot].into_iter().enumerate() {
             let mut loaded = Loaded::new(&cell.lab, &cell.processes, lines, None)?;
             let seen = cell.fill(&mut loaded, plan.duration)?;
@@ -208,14 +211,17 @@ pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
     Ok(())
 }
 
-/// Returns the replies so far by the interface and by userspace; `None` for other servers.
-fn counted(lab: &Lab, forwarder: Forwarder) -> Result<Option<[u64; 2]>> {
-    forwarder.is_ours().then(|| replies(lab)).transpose()
-}
-
 /// Returns this server's replies so far by the interface and by userspace.
 pub(crate) fn replies(lab: &Lab) -> Result<[u64; 2]> {
     wait_for_metrics(&lab.server)?;
     let metrics = Metrics::read(&lab.server).context("metrics")?;
     Ok([metrics.fast_path_replies(), metrics.userspace_replies()])
+}
+
+/// Returns the percentage of the replies since `before` that the interface gave.
+pub(crate) fn share_of_interface(lab: &Lab, before: [u64; 2]) -> Result<f64> {
+    let after = replies(lab)?;
+    let fast = after[0] - before[0];
+    let userspace = after[1] - before[1];
+    Ok(fast as f64 * 100.0 / (fast + userspace).max(1) as f64)
 }

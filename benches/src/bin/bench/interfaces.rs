@@ -53,9 +53,10 @@ pub(crate) fn measure(_: &Plan, subject: &Subject, table: &mut Table) -> Result<
     let attaches = || Attaches::read(&server.log(), start, &asked);
     wait_until("all interfaces to be served", LIMIT, || attaches().is_ok())?;
     let Attaches { delays, took, .. } = attaches()?;
-    let sockets = (0..INTERFACES)
-        .map(|number| cell.socket(number, TIMEOUT))
-        .collect::<Result<Vec<_>>>()?;
+    let mut sockets = Vec::with_capacity(INTERFACES);
+    for number in 0..INTERFACES {
+        sockets.push(cell.socket(number, TIMEOUT)?);
+    }
     query_all(&sockets, &query, PROVEN)?;
     let before = Metrics::read(&lab.server)?.probes();
     let watched = query_all(&sockets, &query, WATCHED)?;

@@ -58,7 +58,7 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
         let Running::Server(server) = &cell.running else {
             bail!("ours is a server")
         };
-        let cpu = CpuTime::of_processes(&server.processes()?)?;
+        let cpu = CpuTime::of_processes(&server.processes())?;
         cell.warm_up(setting.queries()?)?;
         thread::sleep(PAUSE);
         let mebibytes = |bytes: u64| Rounds(vec![bytes as f64 / f64::from(1 << 20)]);
@@ -68,11 +68,10 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
             Rounds::default()
         };
         let resident = mebibytes(process::memory(process, "VmRSS")?);
-        let shares = server
-            .processes()?
-            .into_iter()
-            .map(process::proportional_set_size)
-            .sum::<Result<u64>>()?;
+        let mut shares = 0;
+        for process in server.processes() {
+            shares += process::proportional_set_size(process)?;
+        }
         table.put(
             &subject.label(),
             point,
@@ -152,7 +151,7 @@ pub(crate) fn reload(plan: &Plan, subject: &Subject, table: &mut Table) -> Resul
                 bail!("ours is a server")
             };
             let file = server.folder.path().join("records.json");
-            let processes = server.processes()?;
+            let processes = server.processes();
             for turn in 1..=reloads {
                 for is_hot in [true, false] {
                     let to = Ipv4Addr::new(10, 255, 253 + u8::from(is_hot), turn);

@@ -75,11 +75,9 @@ impl Plan {
 
     /// Returns the subjects, and bosh-dns if its binary is given.
     fn with_reference(&self, subjects: &[Subject]) -> Vec<Subject> {
-        subjects
-            .iter()
-            .cloned()
-            .chain(self.reference.clone().map(Subject::Reference))
-            .collect()
+        let mut all = subjects.to_vec();
+        all.extend(self.reference.clone().map(Subject::Reference));
+        all
     }
 }
 
@@ -148,11 +146,8 @@ static PARTS: [Part; 13] = [
             ("By form of the load: records.json read", "reloads/s"),
         ],
         subjects: |_| {
-            ["tc", "native", "off"]
-                .map(Ours)
-                .into_iter()
-                .chain(AUTHORITATIVE)
-                .collect()
+            let ours = ["tc", "native", "off"].map(Ours);
+            [&ours[..], &AUTHORITATIVE].concat()
         },
         measure: Measure::Together(one_core::forms),
     },
@@ -239,11 +234,14 @@ static PARTS: [Part; 13] = [
             ("Highest rate of forwarded queries", "queries/s"),
         ],
         subjects: |_| {
-            let ours = [true, false].map(|cache| Forwarder::Ours { cache });
-            ours.into_iter()
-                .chain([Forwarder::Unbound, Forwarder::Dnsmasq])
-                .map(Subject::Forwarder)
-                .collect()
+            [
+                Forwarder::Ours { cache: true },
+                Forwarder::Ours { cache: false },
+                Forwarder::Unbound,
+                Forwarder::Dnsmasq,
+            ]
+            .map(Subject::Forwarder)
+            .to_vec()
         },
         measure: Measure::Each(forwarding::forwarding),
     },
@@ -309,10 +307,8 @@ static PARTS: [Part; 13] = [
                 allocated for max_names at startup, so a growing fleet needs no further memory.",
         axis: "instances",
         points: |plan| {
-            life::sizes(plan)
-                .into_iter()
-                .map(|size| number(size as f64))
-                .collect()
+            let sizes = life::sizes(plan);
+            sizes.iter().map(|&size| number(size as f64)).collect()
         },
         ordered: true,
         quantities: &[
@@ -450,10 +446,13 @@ static EXTRAS: Part = Part {
             [] => vec!["tc", "off"],
             builds => builds.iter().find_map(Subject::mode).into_iter().collect(),
         };
-        let ours = modes.into_iter().flat_map(|mode| {
-            std::iter::once(Ours(mode)).chain(Extra::ALL.map(|extra| Subject::With(extra, mode)))
-        });
-        ours.chain(plan.builds.iter().skip(1).cloned()).collect()
+        let mut subjects = Vec::new();
+        for mode in modes {
+            subjects.push(Ours(mode));
+            subjects.extend(Extra::ALL.map(|extra| Subject::With(extra, mode)));
+        }
+        subjects.extend_from_slice(plan.builds.get(1..).unwrap_or_default());
+        subjects
     },
     measure: Measure::Together(one_core::extras),
 };
@@ -474,15 +473,7 @@ static AGAINST: Part = Part {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let result = match arguments.echo {
-        // Ended by SIGTERM.
-        Some(answers) => echo::at_server()
-            .and_then(|socket| echo::serve(&socket, answers))
-            .map(|never| match never {})
-            .map_err(Into::into),
-        None => interrupt::install().and_then(|()| run(&arguments)),
-    };
-    match result {
+    match measure_or_echo(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if interrupt::requested() => ExitCode::from(130),
         Err(error) => {
@@ -490,6 +481,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn measure_or_echo(arguments: &Arguments) -> Result<()> {
+    if let Some(answers) = arguments.echo {
+        // Ended by SIGTERM.
+        match echo::serve(&echo::at_server()?, answers)? {}
+    }
+    interrupt::install()?;
+    run(arguments)
 }
 
 /// Measures all parts and writes the report.
@@ -505,9 +505,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     let measured = match &arguments.from {
         Some(file) => {
             let numbers = fs::read(file).with_context(|| file.display().to_string())?;
-            Report::read(&numbers)
-                .with_context(|| file.display().to_string())
-                .map(|read| report = read)
+            report = Report::read(&numbers).with_context(|| file.display().to_string())?;
+            Ok(())
         }
         None => measure(arguments, &mut report),
     };
@@ -535,29 +534,30 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
     };
     let started = Instant::now();
     if !arguments.against.is_empty() {
+        let mut parts = vec![&AGAINST, &EXTRAS, &TYPES];
+        parts.extend(
+            PARTS
+                .iter()
+                .filter(|part| ["footprint", "reload"].contains(&part.name)),
+        );
+        parts.retain(|part| is_wanted(&arguments.only, part.name));
         // Subjects hold the names of their modes for the life of the program.
-        let modes = ["tc", "native", "off"].into_iter();
-        for mode in modes.filter(|mode| arguments.mode.iter().any(|wanted| wanted == mode)) {
-            let others = arguments
-                .against
-                .iter()
-                .map(|build| Subject::Build(build.clone(), mode));
-            plan.builds = [Ours(mode)].into_iter().chain(others).collect();
-            let lives = PARTS
-                .iter()
-                .filter(|part| ["footprint", "reload"].contains(&part.name));
-            let parts = [&AGAINST, &EXTRAS, &TYPES].into_iter().chain(lives);
-            for part in parts.filter(|part| is_wanted(&arguments.only, part.name)) {
+        for mode in ["tc", "native", "off"] {
+            if !arguments.mode.iter().any(|wanted| wanted == mode) {
+                continue;
+            }
+            plan.builds = vec![Ours(mode)];
+            for build in &arguments.against {
+                plan.builds.push(Subject::Build(build.clone(), mode));
+            }
+            for part in &parts {
                 report.figures.extend(part.measure(&plan)?);
             }
         }
         return Ok(());
     }
-    let parts: Vec<&Part> = PARTS
-        .iter()
-        .chain([&EXTRAS, &TYPES])
-        .filter(|part| is_wanted(&arguments.only, part.name))
-        .collect();
+    let mut parts: Vec<&Part> = PARTS.iter().chain([&EXTRAS, &TYPES]).collect();
+    parts.retain(|part| is_wanted(&arguments.only, part.name));
     for (position, part) in parts.iter().enumerate() {
         let elapsed = started.elapsed().as_secs();
         println!(
@@ -579,17 +579,15 @@ const PEERS: [&str; 5] = ["knot", "nsd", "unbound", "dnsmasq-base", "knot-resolv
 
 /// Returns the kernel's remedies for defects of this processor.
 fn mitigations() -> String {
-    let files = fs::read_dir("/sys/devices/system/cpu/vulnerabilities")
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut lines: Vec<String> = files
-        .filter_map(|file: fs::DirEntry| {
-            let text = fs::read_to_string(file.path()).ok()?;
-            let name = file.file_name().to_string_lossy().into_owned();
-            (!text.starts_with("Not affected")).then(|| format!("{name}: {}", text.trim()))
-        })
-        .collect();
+    let files = fs::read_dir("/sys/devices/system/cpu/vulnerabilities");
+    let mut lines = Vec::new();
+    for file in files.into_iter().flatten().flatten() {
+        let text = fs::read_to_string(file.path()).unwrap_or_default();
+        let remedy = text.trim();
+        if !remedy.is_empty() && !remedy.starts_with("Not affected") {
+            lines.push(format!("{}: {remedy}", file.file_name().to_string_lossy()));
+        }
+    }
     lines.sort();
     lines.join("; ")
 }

@@ -196,19 +196,17 @@ fn orders(plan: &Plan) -> Vec<Order> {
 /// Returns a point for each shape and order.
 pub(crate) fn points(plan: &Plan, shapes: &[(usize, usize)]) -> Vec<String> {
     let orders = orders(plan);
-    let point = |&(size, names): &(usize, usize)| {
-        let [size, names] = [size, names].map(|count| number(count as f64));
-        let of = if size == names {
-            names
-        } else {
-            format!("{names} of {size}")
-        };
-        orders
-            .iter()
-            .map(move |order| format!("{of}, {}", order.label()))
-            .collect::<Vec<_>>()
-    };
-    shapes.iter().flat_map(point).collect()
+    let mut points = Vec::new();
+    for &(size, names) in shapes {
+        let mut of = number(names as f64);
+        if names < size {
+            of = format!("{of} of {}", number(size as f64));
+        }
+        for order in &orders {
+            points.push(format!("{of}, {}", order.label()));
+        }
+    }
+    points
 }
 
 /// Rates by number and order of names.
@@ -235,10 +233,10 @@ fn measure_alternately(
     first: usize,
     table: &mut Table,
 ) -> Result<()> {
-    let cells = subjects
-        .iter()
-        .map(|subject| Cell::start((setting.lab)()?, subject, setting))
-        .collect::<Result<Vec<_>>>()?;
+    let mut cells = Vec::with_capacity(subjects.len());
+    for subject in subjects {
+        cells.push(Cell::start((setting.lab)()?, subject, setting)?);
+    }
     if setting.is_few {
         for cell in &cells {
             let load = Load::Rate {
@@ -250,14 +248,11 @@ fn measure_alternately(
         thread::sleep(SETTLED);
     }
     for (order, queries) in setting.queries.iter().enumerate() {
-        let loaded = cells.iter().map(|cell| {
-            Ok((
-                cell,
-                cell.loaded(queries)?,
-                [const { Rounds(Vec::new()) }; 3],
-            ))
-        });
-        let mut loaded = loaded.collect::<Result<Vec<_>>>()?;
+        let mut loaded = Vec::with_capacity(cells.len());
+        for cell in &cells {
+            let values = [const { Rounds(Vec::new()) }; 3];
+            loaded.push((cell, cell.loaded(queries)?, values));
+        }
         for _ in 0..plan.turns {
             for (cell, loaded, [rates, busy, reloads]) in &mut loaded {
                 let (seen, read) =

@@ -61,19 +61,16 @@ impl Part {
                 Measure::Together(measure) => measure(plan, &subjects, &mut table)?,
             }
         }
-        let figures = self
-            .quantities
-            .iter()
-            .zip(table.0)
-            .map(|(&(title, unit), sweep)| {
-                let data = if sweep.places.len() == 1 {
-                    Data::Bars(bars(sweep))
-                } else {
-                    Data::Sweep(sweep)
-                };
-                Figure::new(title, self.about, unit, data)
-            });
-        Ok(figures.collect())
+        let mut figures = Vec::with_capacity(self.quantities.len());
+        for (&(title, unit), sweep) in self.quantities.iter().zip(table.0) {
+            let data = if sweep.places.len() == 1 {
+                Data::Bars(bars(sweep))
+            } else {
+                Data::Sweep(sweep)
+            };
+            figures.push(Figure::new(title, self.about, unit, data));
+        }
+        Ok(figures)
     }
 }
 
@@ -104,18 +101,15 @@ impl Table {
 
 /// Returns a sweep with a single point as bars.
 fn bars(sweep: Sweep) -> Vec<Bar> {
-    sweep
-        .series
-        .into_iter()
-        .map(|series: bosh_dns_xdp_benches::report::Series| {
-            let value = series.values.into_iter().next().unwrap_or_default();
-            Bar {
-                label: series.label,
-                value,
-                ours: series.ours,
-            }
-        })
-        .collect()
+    let mut bars = Vec::with_capacity(sweep.series.len());
+    for mut series in sweep.series {
+        bars.push(Bar {
+            label: series.label,
+            value: series.values.pop().unwrap_or_default(),
+            ours: series.ours,
+        });
+    }
+    bars
 }
 
 /// A foundation and the queries for some of its names.
@@ -159,14 +153,14 @@ impl Setting {
         };
         let answers: usize = selected.iter().map(|(_, addresses)| addresses.len()).sum();
         let mean = (answers as f64 / selected.len().max(1) as f64).round() as u32;
-        let lines: Vec<String> = selected
-            .iter()
-            .map(|(name, _)| format!("{name} A\n"))
-            .collect();
-        let queries = orders
-            .iter()
-            .map(|&order| Queries::write(ordered(&lines, order)));
-        let queries = queries.collect::<Result<_>>()?;
+        let mut lines = Vec::with_capacity(selected.len());
+        for (name, _) in &selected {
+            lines.push(format!("{name} A\n"));
+        }
+        let mut queries = Vec::with_capacity(orders.len());
+        for &order in orders {
+            queries.push(Queries::write(ordered(&lines, order))?);
+        }
         let is_few = matches!(selection, Selection::Evenly(count) if count < instances);
         let answers = mean.min(MAX_ANSWERS);
         Ok(Self {

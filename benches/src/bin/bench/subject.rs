@@ -11,7 +11,7 @@ use bosh_dns_xdp_benches::{
     lab::{CLIENT_INTERFACE, Lab, SERVER_CPU, SERVER_INTERFACE},
     load::Loaded,
     report::Rounds,
-    servers::{Forwarder, Peer, Reference},
+    servers::{Forwarder, Peer, start_reference},
     skeleton,
     yardstick::{Hook, Yardstick},
 };
@@ -181,10 +181,7 @@ impl<'a> Cell<'a> {
                 let running = peer.start(&lab, &foundation.entries(usize::MAX))?;
                 (running.processes(), Running::Other(Box::new(running)))
             }
-            Subject::Reference(program) => {
-                let running = Reference::start(program, &lab, foundation)?;
-                (vec![running.pid()], Running::Other(Box::new(running)))
-            }
+            Subject::Reference(program) => running(start_reference(program, &lab, foundation)?),
             Subject::Forwarder(forwarder) => {
                 let running = forwarder.start(&lab, Some(foundation))?;
                 (vec![running.pid], Running::Other(Box::new(running)))

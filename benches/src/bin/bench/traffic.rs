@@ -1,10 +1,7 @@
 //! Cost of the fast path for other traffic: bulk TCP, and packets of another UDP service on the
 //! same interfaces.
 
-use std::{
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
@@ -83,14 +80,13 @@ impl Kind {
             .stderr(Stdio::null());
         let mut server = on_cpu(SERVER_CPU, || Kept::spawn(&mut command))?;
         wait_until("iperf3", Duration::from_secs(5), || {
-            let sockets = Command::new("ip")
-                .args(["netns", "exec", lab.server.name(), "ss", "-Hltn"])
-                .output();
-            sockets.is_ok_and(|sockets| String::from_utf8_lossy(&sockets.stdout).contains(PORT))
+            let sockets = lab.server.capture("ss -Hltn");
+            sockets.is_ok_and(|sockets| sockets.contains(PORT))
         })?;
-        let (from, to) = match self.loopback {
-            false => (&lab.client, SERVER_ADDRESS.to_string()),
-            true => (&lab.server, "127.0.0.1".to_owned()),
+        let (from, to) = if self.loopback {
+            (&lab.server, "127.0.0.1".to_owned())
+        } else {
+            (&lab.client, SERVER_ADDRESS.to_string())
         };
         let mut client = from.command("iperf3")?;
         client.args(["--client", &to, "--port", PORT, "--time", "1", "--json"]);
@@ -130,7 +126,8 @@ pub(crate) fn measure(_plan: &Plan, subjects: &[Subject], table: &mut Table) -> 
         let mut values = vec![Rounds::default(); subjects.len()];
         for round in 0..3 {
             // Rotate the order, so that no subject is always first or last.
-            for column in (0..subjects.len()).map(|column| (column + round) % subjects.len()) {
+            for turn in 0..subjects.len() {
+                let column = (turn + round) % subjects.len();
                 let start = |mode| start_build(server::program()?, &lab, &foundation, mode);
                 let server = subjects[column].mode().map(start).transpose()?;
                 if server.is_some() {
@@ -140,23 +137,14 @@ pub(crate) fn measure(_plan: &Plan, subjects: &[Subject], table: &mut Table) -> 
             }
         }
         for (subject, value) in subjects.iter().zip(&values) {
-            let relative = Rounds(
-                value
-                    .ratio_to(&values[0])
-                    .0
-                    .iter()
-                    .map(|share| share * 100.0)
-                    .collect(),
-            );
-            let none = Rounds::default();
-            let absolute = value.clone();
-            let absolute = if kind.streams.is_some() {
-                [absolute, none]
-            } else {
-                [none, absolute]
-            };
-            let [tcp, udp] = absolute;
-            table.put(&subject.label(), point, &[relative, tcp, udp]);
+            let mut relative = value.ratio_to(&values[0]);
+            for share in &mut relative.0 {
+                *share *= 100.0;
+            }
+            // The columns of TCP and of datagrams; the other one stays empty.
+            let mut columns = [relative, Rounds::default(), Rounds::default()];
+            columns[if kind.streams.is_some() { 1 } else { 2 }] = value.clone();
+            table.put(&subject.label(), point, &columns);
         }
     }
     Ok(())

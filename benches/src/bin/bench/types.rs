@@ -3,8 +3,8 @@
 use std::{fs, time::Duration};
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::{dnsperf, foundation::Foundation, lab::Lab, report::Rounds};
-use serde_json::{Value, json};
+use bosh_dns_xdp_benches::{dnsperf, foundation::Foundation, lab::Lab};
+use serde_json::json;
 use tempfile::TempDir;
 use whole_system_tests::{
     metrics::wait_for_fast_path,
@@ -13,7 +13,7 @@ use whole_system_tests::{
 
 use crate::{
     Plan,
-    forwarding::{replies, within},
+    forwarding::{replies, share_of_interface, within},
     part::{Queries, Table},
     subject::{LATENCY_RATE, Subject, start_configured},
 };
@@ -47,11 +47,11 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             let server = start(subject, &lab, &foundation, &folder)?;
             ask(&lab, WARM_UP)?;
             let meter = lab.meter(&[server.pid()])?;
-            let (cpu, [fast, slow]) = (meter.cpu()?, replies(&lab)?);
+            let cpu = meter.cpu()?;
+            let before = replies(&lab)?;
             let seen = ask(&lab, plan.duration)?;
             let cost = (meter.cpu()? - cpu).as_secs_f64() * 1e6 / seen.completed as f64;
-            let [fast, slow] = [replies(&lab)?[0] - fast, replies(&lab)?[1] - slow];
-            (cost, fast as f64 * 100.0 / (fast + slow).max(1) as f64)
+            (cost, share_of_interface(&lab, before)?)
         };
         let lab = Lab::plain()?;
         let folder = TempDir::with_prefix("bdx-services-")?;
@@ -59,11 +59,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
         ask(&lab, WARM_UP)?;
         let seen = ask(&lab, plan.duration)?;
         let values = [share, cost, within(&seen, 0.5), within(&seen, 0.99)];
-        table.put(
-            &subject.label(),
-            point,
-            &values.map(|value| Rounds(vec![value])),
-        );
+        table.put_each(&subject.label(), point, &values);
     }
     Ok(())
 }
@@ -80,14 +76,15 @@ fn start(
         _ => (server::program()?, subject.mode().unwrap_or("tc")),
     };
     let definitions = folder.path().join("services.json");
-    let instance = |size: u8, index: u8| {
-        json!({"name": format!("web{size}"), "id": format!("web{size}-{index}"), "port": 8080,
-            "address": format!("10.7.{size}.{index}")})
-    };
-    let instances: Vec<Value> = SIZES
-        .iter()
-        .flat_map(|&size| (0..size).map(move |index| instance(size, index)))
-        .collect();
+    let mut instances = Vec::new();
+    for size in SIZES {
+        for index in 0..size {
+            instances.push(json!({
+                "name": format!("web{size}"), "id": format!("web{size}-{index}"), "port": 8080,
+                "address": format!("10.7.{size}.{index}"),
+            }));
+        }
+    }
     fs::write(&definitions, json!({"services": instances}).to_string())?;
     let consul = json!({"consul": {
         "node_name": "here", "advertise_addr": "10.9.0.9", "node_meta": {"zone": "z1"},
@@ -103,44 +100,33 @@ fn start(
 
 /// Returns queries of each type for each target.
 fn lines(foundation: &Foundation, point: usize) -> Vec<String> {
-    let of_fleet = || {
-        let groups = foundation
-            .entries(usize::MAX)
-            .into_iter()
-            .map(|(name, _)| name);
-        let groups = groups.filter(|name| name.starts_with("q-s0.")).take(20);
-        groups.map(|name| {
-            (
-                name.clone(),
-                format!("_grpclb._tcp.{name}"),
-                format!("_grpc_config.{name}"),
-            )
-        })
+    let mut lines = Vec::new();
+    let mut add = |name: &str, srv: &str, txt: &str| {
+        lines.push(format!("{name} A\n"));
+        lines.push(format!("{name} AAAA\n"));
+        lines.push(format!("{srv} SRV\n"));
+        lines.push(format!("{txt} TXT\n"));
+        lines.push(format!("{name} HTTPS\n"));
     };
-    let of_consul = || {
-        SIZES.into_iter().map(|size| {
-            let service = format!("web{size}.service.consul.");
-            (
-                service,
-                format!("_web{size}._tcp.service.consul."),
-                "here.node.consul.".to_owned(),
-            )
-        })
-    };
-    let targets: Vec<_> = if point == 0 {
-        of_fleet().collect()
-    } else {
-        of_consul().collect()
-    };
-    let lines = targets.into_iter().flat_map(|(name, srv, txt)| {
-        [
-            (&name, "A"),
-            (&name, "AAAA"),
-            (&srv, "SRV"),
-            (&txt, "TXT"),
-            (&name, "HTTPS"),
-        ]
-        .map(|(name, kind)| format!("{name} {kind}\n"))
-    });
-    lines.collect()
+    if point > 0 {
+        for size in SIZES {
+            let name = format!("web{size}.service.consul.");
+            add(
+                &name,
+                &format!("_web{size}._tcp.service.consul."),
+                "here.node.consul.",
+            );
+        }
+        return lines;
+    }
+    let entries = foundation.entries(usize::MAX);
+    let groups = entries.iter().filter(|(name, _)| name.starts_with("q-s0."));
+    for (name, _) in groups.take(20) {
+        add(
+            name,
+            &format!("_grpclb._tcp.{name}"),
+            &format!("_grpc_config.{name}"),
+        );
+    }
+    lines
 }

@@ -336,14 +336,12 @@ impl<'a> Faults<'a> {
     /// Creates and removes interfaces.
     fn change_interfaces(&mut self, random: &mut Rng) -> Result<()> {
         for _ in 0..random.u8(1..8) {
-            self.namespace.ip(&[
-                "link", "add", "soak0", "type", "veth", "peer", "name", "soak1",
-            ])?;
             self.namespace
-                .ip(&["addr", "add", "169.254.9.1/24", "dev", "soak0"])?;
-            self.namespace.ip(&["link", "set", "soak0", "up"])?;
+                .ip("link add soak0 type veth peer name soak1")?;
+            self.namespace.ip("addr add 169.254.9.1/24 dev soak0")?;
+            self.namespace.ip("link set soak0 up")?;
             thread::sleep(Duration::from_millis(random.u64(0..300)));
-            self.namespace.ip(&["link", "del", "soak0"])?;
+            self.namespace.ip("link del soak0")?;
         }
         Ok(())
     }

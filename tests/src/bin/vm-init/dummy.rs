@@ -40,13 +40,13 @@ pub(crate) fn try_it() -> Result<()> {
 
 fn lo_answers() -> Result<String> {
     let host = Namespace::new("dummy")?;
-    if let Err(problem) = host.ip(&["link", "add", "bosh-dns", "type", "dummy"]) {
+    if let Err(problem) = host.ip("link add bosh-dns type dummy") {
         ensure!(std::env::var_os(REQUIRED_VARIABLE).is_none(), problem);
         return Ok(format!("skipped, the kernel lacks a feature: {problem:#}"));
     }
     let address = format!("{}/32", ADDRESS.ip());
-    host.ip(&["addr", "add", &address, "dev", "bosh-dns"])?;
-    host.ip(&["link", "set", "bosh-dns", "up"])?;
+    host.ip(&format!("addr add {address} dev bosh-dns"))?;
+    host.ip("link set bosh-dns up")?;
     let folder = server::folder(&server::records_of_groups(&[3]), None)?;
     let settings = json!({
         "metrics": {"enabled": true},

@@ -47,17 +47,17 @@ fn interface_answers() -> Result<String> {
     let (host, container) = (Namespace::new("nk-host")?, Namespace::new("nk-container")?);
     host.forward()?;
     // The kernel names the container's end.
-    if let Err(problem) = host.ip(&["link", "add", "srv", "type", "netkit"]) {
+    if let Err(problem) = host.ip("link add srv type netkit") {
         ensure!(std::env::var_os(REQUIRED_VARIABLE).is_none(), problem);
         return Ok(format!("skipped, the kernel lacks a feature: {problem:#}"));
     }
-    host.ip(&["link", "set", "nk0", "netns", container.name()])?;
-    host.ip(&["addr", "add", "10.9.0.1/24", "dev", "srv"])?;
-    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    host.ip(&["link", "set", "srv", "up"])?;
-    container.ip(&["addr", "add", "10.9.0.2/24", "dev", "nk0"])?;
-    container.ip(&["link", "set", "nk0", "up"])?;
-    container.ip(&["route", "add", "169.254.0.2/32", "via", "10.9.0.1"])?;
+    host.ip(&format!("link set nk0 netns {}", container.name()))?;
+    host.ip("addr add 10.9.0.1/24 dev srv")?;
+    host.ip("addr add 169.254.0.2/32 dev lo")?;
+    host.ip("link set srv up")?;
+    container.ip("addr add 10.9.0.2/24 dev nk0")?;
+    container.ip("link set nk0 up")?;
+    container.ip("route add 169.254.0.2/32 via 10.9.0.1")?;
 
     let folder = server::folder(&server::records_of_groups(&[3, LARGE]), None)?;
     let settings = json!({

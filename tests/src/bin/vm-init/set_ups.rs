@@ -60,7 +60,7 @@ const SET_UPS: [SetUp; 3] = [
         answered: 0,
         why: "VRF",
         encrypted: false,
-        open: Some(|pair| pair.server.ip(&["link", "set", "srv", "nomaster"])),
+        open: Some(|pair| pair.server.ip("link set srv nomaster")),
     },
     SetUp {
         name: "VLAN-aware bridge",
@@ -256,44 +256,20 @@ impl Outgoing {
 
 /// Gives the server its address on `lo`, and the client a route to it.
 fn address_on_lo(pair: &Pair) -> Result<()> {
-    pair.server
-        .ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    pair.client
-        .ip(&["route", "add", "169.254.0.2/32", "via", "10.9.0.1"])
+    pair.server.ip("addr add 169.254.0.2/32 dev lo")?;
+    pair.client.ip("route add 169.254.0.2/32 via 10.9.0.1")
 }
 
 /// Encrypts all traffic between client and server address in a tunnel.
 fn ipsec(pair: &Pair) -> Result<()> {
-    const KEYS: [&str; 2] = [
-        "0x0123456789abcdef0123456789abcdef01234567",
-        "0x00112233445566778899aabbccddeeff",
-    ];
+    const KEYS: &str = "auth hmac(sha1) 0x0123456789abcdef0123456789abcdef01234567 \
+                        enc cbc(aes) 0x00112233445566778899aabbccddeeff";
     let (server, client) = ("10.9.0.1", "10.9.0.2");
     for namespace in [&pair.server, &pair.client] {
         for (from, to, spi) in [(client, server, "0x1000"), (server, client, "0x1001")] {
-            namespace.ip(&[
-                "xfrm",
-                "state",
-                "add",
-                "src",
-                from,
-                "dst",
-                to,
-                "proto",
-                "esp",
-                "spi",
-                spi,
-                "reqid",
-                "1",
-                "mode",
-                "tunnel",
-                "auth",
-                "hmac(sha1)",
-                KEYS[0],
-                "enc",
-                "cbc(aes)",
-                KEYS[1],
-            ])?;
+            namespace.ip(&format!(
+                "xfrm state add src {from} dst {to} proto esp spi {spi} reqid 1 mode tunnel {KEYS}"
+            ))?;
         }
         let [query, reply] = if namespace.name() == pair.server.name() {
             ["in", "out"]
@@ -304,10 +280,10 @@ fn ipsec(pair: &Pair) -> Result<()> {
             ("10.9.0.2/32", "169.254.0.2/32", query, client, server),
             ("169.254.0.2/32", "10.9.0.2/32", reply, server, client),
         ] {
-            namespace.ip(&[
-                "xfrm", "policy", "add", "src", from, "dst", to, "dir", direction, "tmpl", "src",
-                near, "dst", far, "proto", "esp", "reqid", "1", "mode", "tunnel",
-            ])?;
+            namespace.ip(&format!(
+                "xfrm policy add src {from} dst {to} dir {direction} \
+                 tmpl src {near} dst {far} proto esp reqid 1 mode tunnel"
+            ))?;
         }
     }
     address_on_lo(pair)
@@ -315,55 +291,35 @@ fn ipsec(pair: &Pair) -> Result<()> {
 
 /// Puts the server's interface into a VRF; the server's address belongs to the main one.
 fn vrf(pair: &Pair) -> Result<()> {
-    pair.server
-        .ip(&["link", "add", "vrf-a", "type", "vrf", "table", "10"])?;
-    pair.server.ip(&["link", "set", "vrf-a", "up"])?;
+    pair.server.ip("link add vrf-a type vrf table 10")?;
+    pair.server.ip("link set vrf-a up")?;
     address_on_lo(pair)?;
-    pair.server.ip(&["link", "set", "srv", "master", "vrf-a"])
+    pair.server.ip("link set srv master vrf-a")
 }
 
 /// Makes the server's interface a port of VLAN 20; the server's address belongs to VLAN 10.
 fn vlan_aware_bridge(pair: &Pair) -> Result<()> {
     const MAC: &str = "02:00:00:00:00:10";
-    pair.server.ip(&[
-        "link",
-        "add",
-        "br0",
-        "address",
-        MAC,
-        "type",
-        "bridge",
-        "vlan_filtering",
-        "1",
-    ])?;
-    pair.server.ip(&["link", "set", "br0", "up"])?;
-    pair.server.ip(&[
-        "link", "add", "link", "br0", "name", "br0.10", "type", "vlan", "id", "10",
-    ])?;
-    pair.server.ip(&["link", "set", "br0.10", "up"])?;
+    pair.server.ip(&format!(
+        "link add br0 address {MAC} type bridge vlan_filtering 1"
+    ))?;
+    pair.server.ip("link set br0 up")?;
     pair.server
-        .ip(&["addr", "add", "169.254.0.2/24", "dev", "br0.10"])?;
-    pair.server.ip(&["addr", "flush", "dev", "srv"])?;
-    pair.server.ip(&["link", "set", "srv", "master", "br0"])?;
+        .ip("link add link br0 name br0.10 type vlan id 10")?;
+    pair.server.ip("link set br0.10 up")?;
+    pair.server.ip("addr add 169.254.0.2/24 dev br0.10")?;
+    pair.server.ip("addr flush dev srv")?;
+    pair.server.ip("link set srv master br0")?;
     bridge(pair, &["vlan", "add", "dev", "br0", "vid", "10", "self"])?;
     bridge(pair, &["vlan", "del", "dev", "srv", "vid", "1"])?;
     bridge(
         pair,
         &["vlan", "add", "dev", "srv", "vid", "20", "pvid", "untagged"],
     )?;
-    pair.client
-        .ip(&["addr", "add", "169.254.0.1/24", "dev", "cli"])?;
-    pair.client.ip(&[
-        "neigh",
-        "replace",
-        "169.254.0.2",
-        "lladdr",
-        MAC,
-        "dev",
-        "cli",
-        "nud",
-        "permanent",
-    ])
+    pair.client.ip("addr add 169.254.0.1/24 dev cli")?;
+    pair.client.ip(&format!(
+        "neigh replace 169.254.0.2 lladdr {MAC} dev cli nud permanent"
+    ))
 }
 
 fn bridge(pair: &Pair, arguments: &[&str]) -> Result<()> {

@@ -177,25 +177,25 @@ const RULES: [Rule; 23] = [
 
 /// Prepares a host for all set-ups.
 pub(super) fn prepare(server: &Namespace) -> Result<()> {
-    server.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    server.ip(&["addr", "add", "fd00::2/128", "dev", "lo", "nodad"])
+    server.ip("addr add 169.254.0.2/32 dev lo")?;
+    server.ip("addr add fd00::2/128 dev lo nodad")
 }
 
 /// Returns the paths that this kernel supports, and the other ones.
 pub(super) fn paths(namespace: &Namespace) -> Result<(Vec<Path>, Vec<Path>)> {
     let (mut supported, mut lacking) = (Vec::new(), Vec::new());
     for path in PATHS {
-        let link: &[&str] = match path {
-            Path::Vrf => &["name", "try0", "type", "vrf", "table", "10"],
-            Path::Vlan => &["link", "lo", "name", "try0", "type", "vlan", "id", "9"],
+        let link = match path {
+            Path::Vrf => "name try0 type vrf table 10",
+            Path::Vlan => "link lo name try0 type vlan id 9",
             Path::Plain | Path::Bridge | Path::Tunnel | Path::ExternalTunnel => {
                 supported.push(path);
                 continue;
             }
         };
-        match namespace.ip(&[&["link", "add"], link].concat()) {
+        match namespace.ip(&format!("link add {link}")) {
             Ok(()) => {
-                namespace.ip(&["link", "del", "try0"])?;
+                namespace.ip("link del try0")?;
                 supported.push(path);
             }
             Err(problem) if problem.to_string().contains("Unknown device type") => {

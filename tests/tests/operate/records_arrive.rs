@@ -10,16 +10,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair,
-    SanType,
-};
 use serde_json::json;
 use whole_system_tests::{
     bpffs::Bpffs,
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     pair::{self, Pair},
+    pki::write_director_files,
     process::{Kept, capture, wait_until},
     requires,
     server::{self, Server},
@@ -48,40 +45,6 @@ struct Fleet<'a> {
 impl Fleet<'_> {
     fn path(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()
-    }
-
-    /// Issues certificates with subjects as a director uses them.
-    fn issue(&self) -> Result<()> {
-        let params = |name: &str| {
-            let mut params = CertificateParams::new(Vec::<String>::new())?;
-            params.distinguished_name = DistinguishedName::new();
-            for (kind, text) in [
-                (DnType::CountryName, "USA"),
-                (DnType::OrganizationName, "Cloud Foundry"),
-                (DnType::CommonName, name),
-            ] {
-                params.distinguished_name.push(kind, text);
-            }
-            params.subject_alt_names = vec![SanType::IpAddress(Ipv4Addr::LOCALHOST.into())];
-            anyhow::Ok(params)
-        };
-        let mut authority = params("test ca")?;
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-        fs::write(self.path("ca.crt"), authority.pem())?;
-        for (file, name) in [
-            ("nats", "default.nats.bosh-internal"),
-            ("director", "default.director.bosh-internal"),
-            ("a0", "a0.agent.bosh-internal"),
-        ] {
-            let key = KeyPair::generate()?;
-            fs::write(
-                self.path(&format!("{file}.crt")),
-                params(name)?.signed_by(&key, &authority)?.pem(),
-            )?;
-            fs::write(self.path(&format!("{file}.key")), key.serialize_pem())?;
-        }
-        Ok(())
     }
 
     /// Writes an inventory of two instances; the first one's agent is the fleet's.
@@ -129,7 +92,7 @@ impl Fleet<'_> {
 
     /// Starts nats-server, the publisher and the agent.
     fn start(&self) -> Result<[Kept; 3]> {
-        self.issue()?;
+        write_director_files(self.folder)?;
         self.write_inventory("10.0.0.2")?;
         fs::create_dir(self.path("blobs"))?;
         let inventory = self.path("inventory.json");

@@ -1,10 +1,5 @@
 //! Health checks while every certificate of the fleet is renewed ten times and the CA is rotated.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot set up its world has failed"
-)]
-
 use std::{
     collections::HashMap,
     env, fs, io,
@@ -17,11 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use dns_core::{
-    config::{HealthConfig, TlsFiles},
-    name::Name,
-    resolve::{Checks, Existence, Resolution},
-};
+use dns_core::{config::TlsFiles, name::Name};
 use dns_fastpath::FastPathHandle;
 use dns_health::{HEALTH_NAME, HealthService};
 use dns_identity::{
@@ -35,12 +26,17 @@ use http_body_util::Full;
 use hyper::{Response, body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
-use whole_system_tests::{health::instance, process::wait_until};
+use whole_system_tests::{
+    health::{config, instance},
+    pki,
+    process::wait_until,
+};
+
+use crate::needs;
 
 /// Number of machines, unless the environment variable [`MACHINES`] has another.
 const USUAL: u32 = 200;
@@ -52,13 +48,9 @@ const MACHINES: &str = "HEALTH_MACHINES";
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn authority(name: &str) -> Authority {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    let certificate = params.self_signed(&key).unwrap().pem();
-    let key = key.serialize_pem();
+    let pki::Authority {
+        certificate, key, ..
+    } = pki::Authority::new(name).unwrap();
     Authority::parse(certificate.as_bytes(), key.as_bytes(), SystemTime::now()).unwrap()
 }
 
@@ -212,31 +204,12 @@ fn identity_rotation_loses_no_check() {
         private_key: file("instance.key"),
         ca: file("ca.crt"),
     };
-    let config = HealthConfig {
-        enabled: true,
-        port,
-        tls: Some(tls),
-        check_interval: Duration::from_secs(1),
-        max_tracked_queries: 2000,
-        synchronous_check_timeout: Duration::from_secs(1),
-        tracked_query_ttl: None,
-    };
+    let config = config(port, tls, Duration::from_secs(1));
     let service = HealthService::new(&config, LIMIT, FastPathHandle::default()).unwrap();
     service.start().unwrap();
-    let checks = Checks {
-        instances: all().collect(),
-        tracked: true,
-        synchronous: false,
-    };
-    let needs = Resolution {
-        existence: Existence::Found,
-        v4: Vec::new(),
-        v6: Vec::new(),
-        checks,
-    };
     service
         .tracker()
-        .track(&Name::from_text("all").unwrap(), &needs);
+        .track(&Name::from_text("all").unwrap(), &needs(all(), false));
     wait_until("first checks", LIMIT, || {
         service.states().counts()[0] == count as usize
     })

@@ -1,10 +1,5 @@
 //! Health checks against real TLS servers on loopback.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot set up its world has failed"
-)]
-
 use std::{
     collections::BTreeMap,
     net::IpAddr,
@@ -12,55 +7,46 @@ use std::{
 };
 
 use dns_core::{
-    config::TlsFiles,
+    config::HealthConfig,
     name::Name,
-    resolve::{Checks, Existence, Health, HealthState, Resolution},
+    resolve::{Health, HealthState},
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::{HEALTH_NAME, HealthService};
-use tempfile::TempDir;
 use whole_system_tests::{
-    health::{Authority, Fleet, Says, config, instance, write_files},
+    health::{Fleet, Says, config, instance, write_files},
+    pki::{Authority, Identity},
     process::wait_until,
 };
 
-/// Generous time limit for a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+use crate::{LIMIT, Pki, needs};
 
-/// Certificates of one CA for both ends.
-struct Pki {
-    authority: Authority,
-    /// Folders of server and client.
-    folders: [TempDir; 2],
-    files: [TlsFiles; 2],
+/// A service that checks instances, with the certificates of both.
+struct Checking {
+    pki: Pki,
+    fleet: Fleet,
+    settings: HealthConfig,
 }
 
-/// Creates a CA with certificates for both ends.
-fn pki() -> Pki {
-    let authority = Authority::new("ca").unwrap();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let files = folders.each_ref().map(|folder| {
-        let identity = authority.issue(HEALTH_NAME).unwrap();
-        write_files(folder.path(), &identity, &authority.certificate).unwrap()
-    });
-    Pki {
-        authority,
-        folders,
-        files,
+impl Checking {
+    /// Starts the instances.
+    fn new(interval: Duration) -> Self {
+        let pki = Pki::new();
+        let fleet = Fleet::start(&pki.files[0]).unwrap();
+        let settings = config(fleet.port, pki.files[1].clone(), interval);
+        Self {
+            pki,
+            fleet,
+            settings,
+        }
     }
-}
 
-/// Returns the resolution of a name as far as the tracker reads it.
-fn needs(instances: impl IntoIterator<Item = IpAddr>, synchronous: bool) -> Resolution {
-    Resolution {
-        existence: Existence::Found,
-        v4: Vec::new(),
-        v6: Vec::new(),
-        checks: Checks {
-            instances: instances.into_iter().collect(),
-            tracked: true,
-            synchronous,
-        },
+    /// Starts the service with a time limit of each check.
+    fn service(&self, timeout: Duration) -> HealthService {
+        let service =
+            HealthService::new(&self.settings, timeout, FastPathHandle::default()).unwrap();
+        service.start().unwrap();
+        service
     }
 }
 
@@ -76,15 +62,8 @@ fn until(what: &str, ready: impl FnMut() -> bool) {
 fn thousand_instances_are_checked_once_per_interval() {
     const COUNT: u32 = 1000;
     let interval = Duration::from_secs(4);
-    let pki = pki();
-    let fleet = Fleet::start(&pki.files[0]).unwrap();
-    let service = HealthService::new(
-        &config(&fleet, pki.files[1].clone(), interval),
-        LIMIT,
-        FastPathHandle::default(),
-    )
-    .unwrap();
-    service.start().unwrap();
+    let checking = Checking::new(interval);
+    let (fleet, service) = (&checking.fleet, checking.service(LIMIT));
     service
         .tracker()
         .track(&name("all"), &needs((0..COUNT).map(instance), false));
@@ -118,16 +97,9 @@ fn thousand_instances_are_checked_once_per_interval() {
 
 #[test]
 fn health_changes_are_counted_once() {
-    let pki = pki();
-    let fleet = Fleet::start(&pki.files[0]).unwrap();
-    let service = HealthService::new(
-        &config(&fleet, pki.files[1].clone(), Duration::from_millis(100)),
-        LIMIT,
-        FastPathHandle::default(),
-    )
-    .unwrap();
+    let checking = Checking::new(Duration::from_millis(100));
+    let (fleet, service) = (&checking.fleet, checking.service(LIMIT));
     let (states, tracker) = (service.states(), service.tracker());
-    service.start().unwrap();
     let (one, two) = (instance(0), instance(1));
     fleet.says(
         two,
@@ -159,12 +131,9 @@ fn health_changes_are_counted_once() {
 
 #[test]
 fn unneeded_instance_is_not_checked() {
-    let pki = pki();
-    let fleet = Fleet::start(&pki.files[0]).unwrap();
-    let mut settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(50));
-    settings.max_tracked_queries = 1;
-    let service = HealthService::new(&settings, LIMIT, FastPathHandle::default()).unwrap();
-    service.start().unwrap();
+    let mut checking = Checking::new(Duration::from_millis(50));
+    checking.settings.max_tracked_queries = 1;
+    let (fleet, service) = (&checking.fleet, checking.service(LIMIT));
     let (states, tracker) = (service.states(), service.tracker());
     tracker.track(&name("a"), &needs([instance(0)], false));
     until("the first check", || states.is_checked(instance(0)));
@@ -191,16 +160,9 @@ fn unneeded_instance_is_not_checked() {
 #[test]
 fn certificate_rotation_loses_no_check() {
     const COUNT: u32 = 200;
-    let pki = pki();
-    let fleet = Fleet::start(&pki.files[0]).unwrap();
-    let interval = Duration::from_millis(500);
-    let service = HealthService::new(
-        &config(&fleet, pki.files[1].clone(), interval),
-        LIMIT,
-        FastPathHandle::default(),
-    )
-    .unwrap();
-    service.start().unwrap();
+    let checking = Checking::new(Duration::from_millis(500));
+    let (pki, fleet) = (&checking.pki, &checking.fleet);
+    let service = checking.service(LIMIT);
     service
         .tracker()
         .track(&name("all"), &needs((0..COUNT).map(instance), false));
@@ -210,7 +172,7 @@ fn certificate_rotation_loses_no_check() {
     let changes = service.states().changes();
 
     let new = Authority::new("ca").unwrap();
-    let old_pairs = [0, 1].map(|end| whole_system_tests::health::Identity {
+    let old_pairs = [0, 1].map(|end| Identity {
         certificate: std::fs::read_to_string(&pki.files[end].certificate).unwrap(),
         key: std::fs::read_to_string(&pki.files[end].private_key).unwrap(),
     });
@@ -273,18 +235,15 @@ fn certificate_rotation_loses_no_check() {
 
 #[test]
 fn redirects_and_slow_bodies_fail_checks() {
-    let pki = pki();
-    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    let checking = Checking::new(Duration::from_millis(300));
+    let fleet = &checking.fleet;
     let [redirected, target, slow, good] = [0, 1, 2, 3].map(instance);
     fleet.says(
         redirected,
         Says::Redirect(format!("https://{target}:{}/health", fleet.port)),
     );
     fleet.says(slow, Says::Drip);
-    let settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(300));
-    let timeout = Duration::from_secs(1);
-    let service = HealthService::new(&settings, timeout, FastPathHandle::default()).unwrap();
-    service.start().unwrap();
+    let service = checking.service(Duration::from_secs(1));
     let states = service.states();
     service
         .tracker()
@@ -307,8 +266,8 @@ fn redirects_and_slow_bodies_fail_checks() {
 #[test]
 fn longest_report_is_read() {
     const LONGEST: usize = 64 << 10;
-    let pki = pki();
-    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    let checking = Checking::new(Duration::from_millis(300));
+    let fleet = &checking.fleet;
     let of_length = |len: usize| {
         let mut body = r#"{"state":"running"}"#.to_owned();
         body.extend(std::iter::repeat_n(' ', len - body.len()));
@@ -317,10 +276,7 @@ fn longest_report_is_read() {
     let [longest, longer] = [0, 1].map(instance);
     fleet.says(longest, of_length(LONGEST));
     fleet.says(longer, of_length(LONGEST + 1));
-    let settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(300));
-    let timeout = Duration::from_secs(20);
-    let service = HealthService::new(&settings, timeout, FastPathHandle::default()).unwrap();
-    service.start().unwrap();
+    let service = checking.service(Duration::from_secs(20));
     let states = service.states();
     service
         .tracker()
@@ -334,16 +290,16 @@ fn longest_report_is_read() {
 fn silent_instances_delay_no_check() {
     const SILENT: u32 = 3000;
     const LIVE: u32 = 50;
-    let pki = pki();
-    let fleet = Fleet::start(&pki.files[0]).unwrap();
-    (0..SILENT).for_each(|n| fleet.says(instance(n), Says::Nothing));
     let interval = Duration::from_secs(2);
+    let mut checking = Checking::new(interval);
     let timeout = Duration::from_secs(2);
     let alone = timeout * SILENT / 64;
-    let mut settings = config(&fleet, pki.files[1].clone(), interval);
-    settings.synchronous_check_timeout = alone / 3;
-    let service = HealthService::new(&settings, timeout, FastPathHandle::default()).unwrap();
-    service.start().unwrap();
+    checking.settings.synchronous_check_timeout = alone / 3;
+    let fleet = &checking.fleet;
+    for number in 0..SILENT {
+        fleet.says(instance(number), Says::Nothing);
+    }
+    let service = checking.service(timeout);
     let (states, tracker) = (service.states(), service.tracker());
     tracker.track(&name("silent"), &needs((0..SILENT).map(instance), false));
     // Queued behind three thousand silent instances.

@@ -1,11 +1,6 @@
 //! Health checks by a whole server: state changes under load with the fast path attached, and
 //! thousands of silent instances.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot set up its world has failed"
-)]
-
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -14,15 +9,13 @@ use std::{
 };
 
 use dns_core::config::TlsFiles;
-use dns_health::HEALTH_NAME;
 use dns_kit::metrics::names::HEALTH_CHECKS_IN_FLIGHT;
 use hickory_proto::{op::Message, rr::RecordType};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use whole_system_tests::{
     client, fleet,
-    health::{Authority, Fleet, Says, instance, write_files},
+    health::{Fleet, Says, instance},
     metrics::Metrics,
     namespace::Namespace,
     process::wait_until,
@@ -30,22 +23,10 @@ use whole_system_tests::{
     thread::HeldThread,
 };
 
-/// Generous time limit for a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+use crate::{LIMIT, Pki};
 
 /// Listen address of the server in its private namespace.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
-
-/// Returns certificates of both ends: their folders, and the files.
-fn certificates() -> ([TempDir; 2], [TlsFiles; 2]) {
-    let authority = Authority::new("ca").unwrap();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let files = folders.each_ref().map(|folder| {
-        let identity = authority.issue(HEALTH_NAME).unwrap();
-        write_files(folder.path(), &identity, &authority.certificate).unwrap()
-    });
-    (folders, files)
-}
 
 /// Returns records.json with groups of these sizes; addresses are numbered consecutively.
 fn records(groups: &[u32]) -> Vec<u8> {
@@ -131,7 +112,7 @@ fn health_change_reaches_interface() {
     const NAME: &str = "q-s3.q-g1.bosh.";
     requires!(namespaces, bpf);
     let namespace = Namespace::new("flip").unwrap();
-    let (_folders, files) = certificates();
+    let Pki { files, .. } = &Pki::new();
     namespace
         .run(|| {
             let fleet = Fleet::start(&files[0]).unwrap();
@@ -215,7 +196,7 @@ fn hanging_checks_end_lease() {
     const NAME: &str = "q-s3.q-g1.bosh.";
     requires!(namespaces, bpf);
     let namespace = Namespace::new("hung").unwrap();
-    let (_folders, files) = certificates();
+    let Pki { files, .. } = &Pki::new();
     namespace
         .run(|| {
             let fleet = Fleet::start(&files[0]).unwrap();
@@ -292,7 +273,7 @@ fn silent_fleet_delays_no_query() {
     const QUERIES: usize = 3000;
     requires!(namespaces);
     let namespace = Namespace::new("silent").unwrap();
-    let (_folders, files) = certificates();
+    let Pki { files, .. } = &Pki::new();
     namespace
         .run(|| {
             let fleet = Fleet::start(&files[0]).unwrap();

@@ -225,17 +225,16 @@ fn sighup_reloads_and_reports_restarts() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("hup")?;
     let mut server = start(&namespace, &json!({}))?;
-    let config_file = server.folder.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&config_file)?)?;
     let other = server.folder.path().join("other.json");
     fs::write(&other, records(9, 2))?;
-    config["records_file"] = json!(other);
-    config["port"] = json!(5355);
-    fs::write(&config_file, config.to_string())?;
+    server.change_settings(|settings| {
+        settings["records_file"] = json!(other);
+        settings["port"] = json!(5355);
+    })?;
     server.process().signal(Signal::SIGHUP)?;
     wait_for(&namespace, 9)?;
     server.wait_for_log("only after a restart: address, port")?;
-    fs::write(&config_file, b"{\"port\": ")?;
+    fs::write(server.config_file(), b"{\"port\": ")?;
     server.process().signal(Signal::SIGHUP)?;
     server.wait_for_log("the current configuration stays in use")?;
     ensure!(namespace.run(|| served(ADDRESS))?? == 9);
