@@ -5,15 +5,13 @@
     reason = "a test that cannot read its input has failed"
 )]
 
-mod sources;
-
 use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
 
-use sources::rust_files;
+use crate::sources::rust_files;
 
 /// Folders of the repository that hold no sources.
 const NO_SOURCES: [&str; 4] = ["target", ".git", ".toolchain", "node_modules"];

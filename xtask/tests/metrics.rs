@@ -1,17 +1,12 @@
 //! Every declared metric family is exposed.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot read its input has failed"
-)]
-
-mod sources;
-
 use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
+
+use crate::sources;
 
 #[test]
 fn every_family_is_exposed() {

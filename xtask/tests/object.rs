@@ -8,7 +8,7 @@
 use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 #[path = "../../dns-user/attacher/build/object.rs"]
-mod object;
+mod build;
 
 #[test]
 fn build_folder_does_not_matter() {
@@ -43,7 +43,7 @@ fn build_folder_does_not_matter() {
         for part in ["dns-common", "dns-ebpf"] {
             copy(&root.join(part), &folder.join(part));
         }
-        let built = object::run_cargo(&folder.join("dns-ebpf"), &settings, &target).unwrap();
+        let built = build::run_cargo(&folder.join("dns-ebpf"), &settings, &target).unwrap();
         fs::read(built.join("dns-ebpf")).unwrap()
     });
     assert!(objects[0].len() > 10_000);

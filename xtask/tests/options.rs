@@ -6,13 +6,13 @@
     reason = "a test that cannot read its input has failed"
 )]
 
-mod sources;
-
 use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
+
+use crate::sources;
 
 #[test]
 fn options_are_used() {

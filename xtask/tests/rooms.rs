@@ -6,13 +6,13 @@
     reason = "a test that cannot read its input has failed"
 )]
 
-mod sources;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
+
+use crate::sources;
 
 /// Segments of a path.
 type Segments = Vec<String>;

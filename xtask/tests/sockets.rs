@@ -5,13 +5,13 @@
     reason = "a test that cannot read its input has failed"
 )]
 
-mod sources;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
 };
+
+use crate::sources;
 
 /// Calls and types that make a socket, accept connections or connect.
 const CONSTRUCTORS: [&str; 16] = [

@@ -6,9 +6,9 @@
     reason = "a test that cannot read its input has failed"
 )]
 
-mod sources;
-
 use std::{fs, path::Path};
+
+use crate::sources;
 
 /// The module with the constructors of all configurations.
 const ONLY: &str = "dns-user/kit/src/tls/configuration.rs";

@@ -1,5 +1,10 @@
 //! Sources of the workspace, as read by several tests.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot read its input has failed"
+)]
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,0 +1,13 @@
+//! What the sources of the workspace promise, in one program: each would link the same libraries.
+
+mod dependencies;
+mod documents;
+mod help;
+mod metrics;
+mod object;
+mod options;
+mod rooms;
+mod sockets;
+mod sources;
+mod tls;
+mod weight;
