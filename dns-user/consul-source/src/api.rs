@@ -92,7 +92,7 @@ fn name_of(entry: &Value) -> String {
 
 fn text_at<'a>(entry: &'a Value, path: &str) -> Option<&'a str> {
     let text = entry.pointer(path)?.as_str()?;
-    Some(text).filter(|text| !text.is_empty())
+    if text.is_empty() { None } else { Some(text) }
 }
 
 /// Parses a list. Only a list with an invalid entry is parsed again, entry by entry.
@@ -101,19 +101,17 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
         return Ok(entries);
     }
     let entries: Vec<Value> = serde_json::from_slice(body)?;
-    Ok(entries
-        .into_iter()
-        .filter_map(|entry: Value| {
-            T::deserialize(&entry)
-                .inspect_err(|error: &_| {
-                    invalid.note(
-                        || name_of(&entry),
-                        format!("{error}; the entry is not used"),
-                    )
-                })
-                .ok()
-        })
-        .collect())
+    let mut valid = Vec::new();
+    for entry in entries {
+        match T::deserialize(&entry) {
+            Ok(parsed) => valid.push(parsed),
+            Err(error) => {
+                let cause = format!("{error}; the entry is not used");
+                invalid.note(|| name_of(&entry), cause);
+            }
+        }
+    }
+    Ok(valid)
 }
 
 /// Data of the agent itself.
@@ -149,14 +147,15 @@ pub(crate) fn services(
     body: &[u8],
     invalid: &mut Invalid,
 ) -> serde_json::Result<BTreeMap<String, Vec<String>>> {
+    let mut all = BTreeMap::new();
     if let Ok(services) = serde_json::from_slice::<BTreeMap<String, Option<Vec<String>>>>(body) {
-        return Ok(services
-            .into_iter()
-            .map(|(name, tags)| (name, tags.unwrap_or_default()))
-            .collect());
+        for (name, tags) in services {
+            // Go may write an empty list as null.
+            all.insert(name, tags.unwrap_or_default());
+        }
+        return Ok(all);
     }
     let services: BTreeMap<String, Value> = serde_json::from_slice(body)?;
-    let mut all = BTreeMap::new();
     for (name, value) in services {
         let tags = match serde_json::from_value::<Option<Vec<String>>>(value) {
             Ok(tags) => tags.unwrap_or_default(),
@@ -178,25 +177,20 @@ pub(crate) fn nodes(
     datacenter: &str,
     invalid: &mut Invalid,
 ) -> serde_json::Result<Vec<Arc<Node>>> {
-    let mut nodes: Vec<ApiNode> = list(body, invalid)?;
-    nodes.retain(|node| {
+    let mut nodes = Vec::new();
+    for node in list::<ApiNode>(body, invalid)? {
         if node.node.is_empty() {
-            invalid.note(
-                || format!("the node at {:?}", node.address),
-                "it has no name; the entry is not used".to_owned(),
-            );
+            let cause = "it has no name; the entry is not used".to_owned();
+            invalid.note(|| format!("the node at {:?}", node.address), cause);
+            continue;
         }
-        !node.node.is_empty()
-    });
-    Ok(nodes
-        .into_iter()
-        .map(|node: ApiNode| {
-            Arc::new(Node {
-                datacenter: datacenter.to_owned(),
-                ..node.into()
-            })
-        })
-        .collect())
+        nodes.push(Arc::new(Node {
+            // In the spelling that names are compared with.
+            datacenter: datacenter.to_owned(),
+            ..node.into()
+        }));
+    }
+    Ok(nodes)
 }
 
 /// Parses `/v1/health/service/:service`; with `peer`, the instances imported from this peer.
@@ -216,6 +210,7 @@ pub(crate) fn health(
             .get(VIRTUAL)
             .and_then(|tagged| tagged.address.parse().ok());
         if let Some(peer) = peer {
+            // No endpoint lists the nodes of a peer.
             let name = entry.node.node.clone();
             let node = Node {
                 peer: Some(peer.to_owned()),
@@ -264,19 +259,13 @@ pub(crate) fn peerings(
             imported_services: Vec<String>,
         }
     }
-    let entries: Vec<Entry> = list(body, invalid)?;
-    let active = entries
-        .into_iter()
-        .filter(|entry| !matches!(&*entry.state, "DELETING" | "TERMINATED"));
-    Ok(active
-        .map(
-            |Entry {
-                 name,
-                 stream_status,
-                 ..
-             }| (name, stream_status.imported_services),
-        )
-        .collect())
+    let mut peers = BTreeMap::new();
+    for entry in list::<Entry>(body, invalid)? {
+        if !matches!(&*entry.state, "DELETING" | "TERMINATED") {
+            peers.insert(entry.name, entry.stream_status.imported_services);
+        }
+    }
+    Ok(peers)
 }
 
 lenient! {
@@ -310,11 +299,11 @@ pub(crate) fn node_coordinates(
     body: &[u8],
     invalid: &mut Invalid,
 ) -> serde_json::Result<HashMap<String, Coordinate>> {
-    let entries: Vec<ApiCoordinate> = list(body, invalid)?;
-    Ok(entries
-        .into_iter()
-        .map(|entry| (entry.node.to_ascii_lowercase(), entry.coord.into()))
-        .collect())
+    let mut coordinates = HashMap::new();
+    for entry in list::<ApiCoordinate>(body, invalid)? {
+        coordinates.insert(entry.node.to_ascii_lowercase(), entry.coord.into());
+    }
+    Ok(coordinates)
 }
 
 /// Parses `/v1/coordinate/datacenters`: coordinates of the servers in the WAN gossip pool.
@@ -329,18 +318,17 @@ pub(crate) fn server_coordinates(
             coordinates: Vec<ApiCoordinate>,
         }
     }
-    let entries: Vec<Entry> = list(body, invalid)?;
     let mut coordinates = BTreeMap::new();
-    for entry in entries {
+    for entry in list::<Entry>(body, invalid)? {
         // Coordinates of other areas are not comparable.
         if !matches!(&*entry.area, "" | "wan" | "WAN") {
             continue;
         }
-        let servers = entry.coordinates.into_iter();
-        coordinates.insert(
-            entry.datacenter.to_ascii_lowercase(),
-            servers.map(|server| server.coord.into()).collect(),
-        );
+        let mut servers = Vec::with_capacity(entry.coordinates.len());
+        for server in entry.coordinates {
+            servers.push(server.coord.into());
+        }
+        coordinates.insert(entry.datacenter.to_ascii_lowercase(), servers);
     }
     Ok(coordinates)
 }
@@ -358,13 +346,15 @@ pub(crate) fn ingress(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<
 
         struct Bound(name: String) {}
     }
-    let entries: Vec<Entry> = list(body, invalid)?;
     let mut gateways = Vec::new();
-    for Entry { name, listeners } in entries {
+    for Entry { name, listeners } in list(body, invalid)? {
         let mut services = Vec::new();
         for listener in listeners {
-            services.extend(listener.services.into_iter().map(|bound| bound.name));
+            for Bound { name } in listener.services {
+                services.push(name);
+            }
         }
+        // Several listeners may serve the same service.
         services.sort();
         services.dedup();
         gateways.push(Gateway {
@@ -474,6 +464,7 @@ impl From<ApiWeights> for Weights {
         if passing == 0 && warning == 0 {
             return Self::default();
         }
+        // SRV records have 16 bits for a weight (RFC 2782).
         Self {
             passing: passing.clamp(0, u16::MAX.into()) as u16,
             warning: warning.clamp(0, u16::MAX.into()) as u16,
@@ -501,8 +492,10 @@ impl From<ApiEntry> for Instance {
             let port = u16::try_from(port).unwrap_or(0);
             tagged_addresses.insert(tag, TaggedAddress { address, port });
         }
-        let proxy_for = Some(service.proxy.destination_service_name)
-            .filter(|name| service.kind == "connect-proxy" && !name.is_empty());
+        let destination = service.proxy.destination_service_name;
+        // Gateways have a `Proxy` as well, but represent no service.
+        let is_proxy = service.kind == "connect-proxy" && !destination.is_empty();
+        let proxy_for = if is_proxy { Some(destination) } else { None };
         let mut ports = Vec::new();
         for ApiPort {
             name,
@@ -587,25 +580,26 @@ impl From<ApiFailover> for Failover {
             targets,
         }: ApiFailover,
     ) -> Self {
+        let mut places = Vec::new();
         if targets.is_empty() {
-            let targets = datacenters
-                .into_iter()
-                .map(FailoverTarget::Datacenter)
-                .collect();
-            return Self { nearest, targets };
+            for datacenter in datacenters {
+                places.push(FailoverTarget::Datacenter(datacenter));
+            }
+            return Self {
+                nearest,
+                targets: places,
+            };
+        }
+        for ApiTarget { datacenter, peer } in targets {
+            if !peer.is_empty() {
+                places.push(FailoverTarget::Peer(peer));
+            } else if !datacenter.is_empty() {
+                places.push(FailoverTarget::Datacenter(datacenter));
+            }
         }
         Self {
             nearest: 0,
-            targets: targets
-                .into_iter()
-                .filter_map(|ApiTarget { datacenter, peer }| {
-                    match (peer.is_empty(), datacenter.is_empty()) {
-                        (false, _) => Some(FailoverTarget::Peer(peer)),
-                        (true, false) => Some(FailoverTarget::Datacenter(datacenter)),
-                        (true, true) => None,
-                    }
-                })
-                .collect(),
+            targets: places,
         }
     }
 }
@@ -654,10 +648,14 @@ impl From<ApiQuery> for PreparedQuery {
             near: service.near,
             ttl: dns_consul::config::ttl_from_text(&dns.ttl),
             failover: service.failover.into(),
-            template: (!kind.is_empty()).then_some(Template {
-                regexp,
-                remove_empty_tags,
-            }),
+            template: if kind.is_empty() {
+                None
+            } else {
+                Some(Template {
+                    regexp,
+                    remove_empty_tags,
+                })
+            },
         }
     }
 }

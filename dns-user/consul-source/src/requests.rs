@@ -22,6 +22,7 @@ use dns_consul::catalog::{
     live::{Coordinate, ServiceInstances},
     registrations::{Gateway, Node, PreparedQuery},
 };
+use dns_kit::percent_encoded;
 
 /// A topic that can be requested, and watched if Consul supports blocking queries for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -81,10 +82,10 @@ impl Topic {
                 ("/v1/catalog/services".to_owned(), Some(datacenter.as_str()))
             }
             Self::Health { place, service } => {
-                let path = format!("/v1/health/service/{}", escaped(service));
+                let path = format!("/v1/health/service/{}", percent_encoded(service));
                 match place {
                     Place::Datacenter(datacenter) => (path, Some(&**datacenter)),
-                    Place::Peer(peer) => (format!("{path}?peer={}", escaped(peer)), None),
+                    Place::Peer(peer) => (format!("{path}?peer={}", percent_encoded(peer)), None),
                 }
             }
             Self::Ingress => ("/v1/config/ingress-gateway".to_owned(), None),
@@ -99,7 +100,7 @@ impl Topic {
         if let Some(datacenter) = datacenter
             && Some(datacenter) != options.own.as_deref()
         {
-            parameters.push(format!("dc={}", escaped(datacenter)));
+            parameters.push(format!("dc={}", percent_encoded(datacenter)));
         }
         if self.can_be_watched() {
             if let Some((index, wait)) = index {
@@ -146,20 +147,6 @@ impl fmt::Display for Topic {
             Self::ServerCoordinates => out.write_str("coordinates of servers"),
         }
     }
-}
-
-/// Percent-encodes a text for use in a path or query (RFC 3986, section 2.3).
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                escaped.push(byte.into())
-            }
-            _ => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    escaped
 }
 
 //----------- Requests -------------------------------------------------------
@@ -444,6 +431,6 @@ mod tests {
             assert_eq!(health(datacenter.clone()).is_of(&key), expected);
             assert!(!Topic::Agent.is_of(&key));
         }
-        assert_eq!(escaped("aZ09-._~ä/"), "aZ09-._~%C3%A4%2F");
+        assert_eq!(percent_encoded("aZ09-._~ä/"), "aZ09-._~%C3%A4%2F");
     }
 }

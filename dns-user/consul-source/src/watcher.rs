@@ -51,9 +51,9 @@ const TICK: Duration = Duration::from_millis(500);
 /// Position of a new fetch in the queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Priority {
-    /// First.
+    /// Before all others.
     QueryWaits,
-    /// Last.
+    /// After all others.
     Refresh,
 }
 
@@ -146,6 +146,7 @@ impl CatalogWatcher {
         mut updated: mpsc::Receiver<Update>,
         mut demanded: mpsc::Receiver<Demand>,
     ) {
+        // The rest is watched once the agent has told its datacenter.
         for topic in [
             Topic::Agent,
             Topic::Datacenters,
@@ -164,6 +165,7 @@ impl CatalogWatcher {
                 .changed_since
                 .map(|since| (since + GATHER).max(self.next_snapshot));
             tokio::select! {
+                // A due snapshot first: updates may arrive without pause.
                 biased;
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.publish_snapshot(),
                 Some(update) = updated.recv() => self.handle_update(update),
@@ -207,6 +209,7 @@ impl CatalogWatcher {
                 self.known.unreachable.remove(&datacenter)
             }
             (Topic::Nodes(datacenter), Content::Nodes(nodes)) => {
+                // Not `||`: the nodes are set in any case.
                 self.known.unreachable.remove(&datacenter)
                     | self.known.set_nodes(&datacenter, nodes)
             }
@@ -278,6 +281,7 @@ impl CatalogWatcher {
             }
             Err(problem) => {
                 freshness.failed(Instant::now(), problem.to_string());
+                // The same token probably fails everywhere.
                 if was_fresh && matches!(problem, FetchError::Agent(AgentError::Forbidden { .. })) {
                     self.recheck_catalog();
                 }
@@ -330,6 +334,7 @@ impl CatalogWatcher {
             self.invalid.retain(|topic, _| !topic.is_of(&key));
         }
         for key in difference.to_fetch {
+            // Of other datacenters, only the queried services are kept.
             if self.known.is_fully_loaded(&key.0) || self.demanded.contains(&key) {
                 self.queue_fetch(key, Priority::Refresh);
             }
@@ -370,6 +375,7 @@ impl CatalogWatcher {
             Err(problem) => tracing::debug!("Consul: {}: {problem}", key.1),
         }
         let Some(again) = fetched else { return };
+        // Its tags have changed meanwhile, or the fetch failed.
         if again || !self.known.has_instances(key) {
             return self.queue_fetch(key.clone(), Priority::Refresh);
         }
@@ -381,6 +387,7 @@ impl CatalogWatcher {
     }
 
     fn handle_failure(&mut self, topic: &Topic, problem: &FetchError) {
+        // A token without `agent:read` still serves for everything else.
         if let (Topic::Agent, None, FetchError::Agent(AgentError::Forbidden { .. })) =
             (topic, &self.known.own, problem)
         {
@@ -425,6 +432,7 @@ impl CatalogWatcher {
             Demand::Used(keys) => keys.iter().for_each(|key| self.note_use(key)),
             Demand::Lack(Lack { place, missing }) => {
                 if let Place::Datacenter(name) = &place {
+                    // Clients may ask for any datacenter; one that Consul does not list costs no request.
                     if !self.known.is_datacenter(name) {
                         return;
                     }
@@ -460,6 +468,7 @@ impl CatalogWatcher {
 
     /// Starts due fetches and reports changes of the state.
     fn tick(&mut self) {
+        // A tenth of the permitted rate; the rest is for queries that wait, and for watches.
         let each = self.settings.api.rate as f64 / 10.0 * TICK.as_secs_f64();
         for _ in 0..(each.ceil() as usize).min(self.idle.len()) {
             let Some(key) = self.idle.front() else { break };
@@ -554,6 +563,7 @@ impl CatalogWatcher {
     fn publish_snapshot(&mut self) {
         let begun = Instant::now();
         self.changed_since = None;
+        // Names get SERVFAIL then: whether they exist is unknown.
         let live = if self.expired {
             self.known.empty()
         } else {
@@ -659,8 +669,9 @@ impl CatalogWatcher {
         if self.known.queries().any(|query| query.failover.nearest > 0) {
             self.watch(Topic::ServerCoordinates);
         }
-        let near = self.known.queries().any(|query| !query.near.is_empty());
-        if let Some(own) = self.known.own.clone().filter(|_| near) {
+        if self.known.queries().any(|query| !query.near.is_empty())
+            && let Some(own) = self.known.own.clone()
+        {
             self.watch(Topic::NodeCoordinates(own));
         }
     }
@@ -678,6 +689,7 @@ impl CatalogWatcher {
     }
 
     fn max_watches(&self) -> usize {
+        // With HTTP/2, about 100 watches share a connection.
         if self.agent.connections.multiplexes() {
             return usize::MAX;
         }
@@ -708,6 +720,7 @@ impl CatalogWatcher {
         let Some((least_used, queried_at)) = least_used else {
             return false;
         };
+        // Services in use would displace one another, each at the cost of a request.
         if queried_at.is_some_and(|at| at.elapsed() < IN_USE) {
             return false;
         }
@@ -744,6 +757,7 @@ impl CatalogWatcher {
         match &mut tracked.phase {
             Phase::Watched(_) => return,
             Phase::Fetching { again } => {
+                // A waiting query gets the result of this fetch; a change may have come after it was answered.
                 *again |= !urgent;
                 return;
             }

@@ -130,14 +130,12 @@ impl Config {
         }
         let object = root.object("consul")?;
         let (config, unknown) = Self::read_all(&object)?;
-        let mut warnings: Vec<String> = unknown
-            .into_iter()
-            .map(|path| {
-                format!(
-                    "{file}: {path} is an unknown setting: it has no effect; remove it, or correct its name"
-                )
-            })
-            .collect();
+        let mut warnings = Vec::new();
+        for path in unknown {
+            warnings.push(format!(
+                "{file}: {path} is an unknown setting: it has no effect; remove it, or correct its name"
+            ));
+        }
         if config.token_file.is_some() && config.http.is_none() {
             warnings.push(format!(
                 "{file}: consul.token_file is for Consul's HTTP API, which is not used: it has no effect; \
@@ -161,6 +159,7 @@ impl Config {
                 Err(problem) => return Err(object.error("recursors", &problem.to_string())),
             }
         }
+        // Consul's default, and its rule for names.
         let datacenter = object
             .text("datacenter")?
             .unwrap_or("dc1")
@@ -204,12 +203,16 @@ impl Config {
 
     /// Returns our domain that contains a name; of two, the longer one.
     pub fn domain_of(&self, name: &Name) -> Option<&Name> {
-        let domains = [Some(&self.domain), self.alt_domain.as_ref()]
-            .into_iter()
-            .flatten();
-        domains
-            .filter(|domain| name.is_within(domain))
-            .max_by_key(|domain| domain.as_wire().len())
+        let mut longest: Option<&Name> = None;
+        for domain in [Some(&self.domain), self.alt_domain.as_ref()] {
+            if let Some(domain) = domain
+                && name.is_within(domain)
+                && longest.is_none_or(|other| other.as_wire().len() <= domain.as_wire().len())
+            {
+                longest = Some(domain);
+            }
+        }
+        longest
     }
 }
 
@@ -292,12 +295,7 @@ fn number(
 /// Parses `sources.files`: one pattern or several.
 fn files(object: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError> {
     let sources = object.object("sources")?;
-    let patterns: Vec<String> = sources
-        .texts("files")?
-        .unwrap_or_default()
-        .into_iter()
-        .map(str::to_owned)
-        .collect();
+    let patterns = sources.texts("files")?.unwrap_or_default();
     // Parsed by `HttpApi::read`; marks the member as known.
     sources.has("http");
     if let Some(unknown) = sources.unknown().first() {
@@ -306,11 +304,13 @@ fn files(object: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError> {
             &format!("{unknown} is not a source; expected \"files\" or \"http\""),
         ));
     }
-    for pattern in &patterns {
+    let mut checked = Vec::with_capacity(patterns.len());
+    for pattern in patterns {
         values::check_pattern(pattern)
             .map_err(|problem| sources.error("files", &format!("{pattern:?}: {problem}")))?;
+        checked.push(pattern.to_owned());
     }
-    Ok(patterns)
+    Ok(checked)
 }
 
 fn visibility(object: &ObjectReader<'_>) -> Result<Visibility, ConfigError> {
@@ -353,15 +353,17 @@ fn domain(object: &ObjectReader<'_>, member: &'static str) -> Result<Option<Name
 /// Parses `service_ttl`: durations by name.
 fn service_ttl(object: &ObjectReader<'_>) -> Result<Vec<(String, u32)>, ConfigError> {
     let object = object.object("service_ttl")?;
-    let entries = object.entries().map(|(key, value)| {
+    let mut ttls = Vec::new();
+    for (key, value) in object.entries() {
         let Json::Text(text) = value else {
             return Err(object.error(key, "is not text; expected a duration such as \"5s\""));
         };
-        let duration = parse_duration(text)
-            .map_err(|reason| object.error(key, &format!("{text:?} {reason}")))?;
-        Ok((key.to_owned(), seconds(duration)))
-    });
-    entries.collect()
+        match parse_duration(text) {
+            Ok(duration) => ttls.push((key.to_owned(), seconds(duration))),
+            Err(reason) => return Err(object.error(key, &format!("{text:?} {reason}"))),
+        }
+    }
+    Ok(ttls)
 }
 
 /// Parses a TTL in Consul's notation, such as `10s`; `None` if empty or invalid.
@@ -485,6 +487,7 @@ impl HttpApi {
             tls_server_name: object.text("tls_server_name")?.map(str::to_owned),
             wait,
             rate: object.number("rate", 1, 100_000)?.unwrap_or(500) as u32,
+            // Consul's agents accept 200 connections from one address; others of this machine need some.
             max_connections: object
                 .number("max_connections", MIN_CONNECTIONS, 10_000)?
                 .unwrap_or(CONSULS_LIMIT * 3 / 4) as usize,

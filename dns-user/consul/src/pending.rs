@@ -71,6 +71,7 @@ impl PendingAnswer {
                 self.for_client = for_client;
             }
             Err(Failure::NoSuchName) => {
+                // Its minimum limits how long resolvers keep the denial (RFC 2308, section 5).
                 self.rcode = ResponseCode::NXDomain;
                 self.authority.push(soa());
             }
@@ -127,10 +128,12 @@ impl PendingAnswer {
             self.answers = Answers::Records(filled_in(records, chains));
         }
         self.additional = filled_in(self.additional, chains);
+        // Consul repeats a record for each SRV record that leads to it.
         let mut is_new = are_new(&self.additional).into_iter();
         self.additional.retain(|_| is_new.next() == Some(true));
         let mut options = Vec::new();
         if let Some(subnet) = client_subnet(query) {
+            // Scope 0: the same answer for every client (RFC 7871, section 7.2.1).
             subnet.write(
                 if self.for_client { subnet.prefix } else { 0 },
                 &mut options,
@@ -208,6 +211,7 @@ impl Page<'_> {
             (count, most_size),
             |count: usize| self.measure(count, compress),
         );
+        // Aliases without an address only help a client that asks again over TCP.
         let is_useless = aliases > 0 && count == aliases && count < all;
         let truncated = config.enable_truncate && count < all || is_useless;
         let flags = if truncated { TRUNCATED } else { 0 };

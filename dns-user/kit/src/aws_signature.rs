@@ -13,6 +13,7 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 use url::{Position, Url};
 
 use crate::hex;
+pub use crate::percent_encoded as encode;
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 
@@ -164,20 +165,6 @@ pub fn encode_query(query: &[(&str, &str)]) -> String {
     }
     pairs.sort_unstable();
     pairs.join("&")
-}
-
-/// Percent-encodes all but unreserved characters (RFC 3986, section 2.3).
-pub fn encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for octet in text.bytes() {
-        match octet {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                encoded.push(octet.into());
-            }
-            _ => encoded.push_str(&format!("%{octet:02X}")),
-        }
-    }
-    encoded
 }
 
 fn hash(octets: &[u8]) -> String {

@@ -10,7 +10,7 @@
 //! * [`sandbox`], [`privileges`], [`unix_socket`]: system call filter; capabilities; sockets for local clients.
 //! * [`accounts`], [`service_manager`]: users and groups; messages to systemd.
 //! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per client.
-//! * [`aws_signature`], [`hex()`]: requests and URLs signed for AWS; bytes as text.
+//! * [`aws_signature`], [`hex()`], [`percent_encoded`]: requests and URLs signed for AWS; bytes as text.
 //! * [`backoff`]: pauses after failures.
 //! * [`rate`]: limits on how often something may happen.
 //! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
@@ -44,5 +44,5 @@ pub mod threads;
 pub mod tls;
 pub mod unix_socket;
 
-pub use hex::hex;
+pub use hex::{hex, percent_encoded};
 pub use process::{limits, memory, priority, until_ended};

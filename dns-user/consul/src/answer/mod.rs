@@ -132,6 +132,7 @@ impl Zone {
         let domain = self.response_domain(&name, zone, query.question.raw_name);
         let mut answer = PendingAnswer::authoritative(asker.recursion);
         match query.question.qtype {
+            // Consul gives SOA and NS to any name of its domain, whether it exists or not.
             TYPE_SOA => {
                 answer.answers = Answers::Records(vec![self.soa(domain, asker.serial)]);
                 (answer.authority, answer.additional) = self.name_servers(zone, random);
@@ -300,6 +301,7 @@ impl Zone {
                 let seen = SeenTargets::new(&self.catalog, &executed.instances);
                 let mut found =
                     self.records_of(search, executed.instances, seen, executed.ttl, None, random)?;
+                // A query may sort its answers by their distance from the client.
                 found.for_client = !found.answers.is_empty();
                 Ok(found)
             }

@@ -1,4 +1,4 @@
-//! Builds the records of services: A, AAAA, ANY, TXT and SRV from instances; and those of nodes, of single
+//! Builds the records of services: A, AAAA, ANY, TXT and SRV from instances; and the records of nodes, of single
 //! addresses, and of the zone itself.
 
 use std::{borrow::Cow, net::IpAddr};
@@ -191,6 +191,7 @@ impl Zone {
         match self.config.dns.a_record_limit {
             _ if search.unlimited => search.most,
             0 => search.most,
+            // As in Consul: for UDP and TCP, and without TC.
             limit => limit.min(search.most),
         }
     }

@@ -12,7 +12,7 @@ const MAX_DEPTH: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SyntaxError {
-    /// Line, from 1.
+    /// Number of the line, counted from 1.
     line: usize,
     /// Character of the line, from 1.
     column: usize,
@@ -85,13 +85,12 @@ impl<'a> Parser<'a> {
                 }
                 Some('{') => {
                     let block = self.value()?;
-                    return Ok((
-                        name,
-                        labels
-                            .into_iter()
-                            .rev()
-                            .fold(block, |inner, label| Json::Object(vec![(label, inner)])),
-                    ));
+                    // `a "b" "c" { }` is `a = { b = { c = { } } }`.
+                    let mut inner = block;
+                    for label in labels.into_iter().rev() {
+                        inner = Json::Object(vec![(label, inner)]);
+                    }
+                    return Ok((name, inner));
                 }
                 Some(letter) if letter == '"' || is_key_start(letter) => labels.push(self.key()?),
                 _ => {
@@ -111,8 +110,8 @@ impl<'a> Parser<'a> {
 
     fn value(&mut self) -> Result<Json, SyntaxError> {
         match self.peek() {
-            Some('"') => self.string().map(Json::Text),
-            Some('<') => self.heredoc().map(Json::Text),
+            Some('"') => Ok(Json::Text(self.string()?)),
+            Some('<') => Ok(Json::Text(self.heredoc()?)),
             Some('[') => self.nested(Self::list),
             Some('{') => self.nested(Self::object),
             Some('0'..='9' | '-' | '+' | '.') => self.number(),
@@ -135,6 +134,7 @@ impl<'a> Parser<'a> {
         &mut self,
         parse: impl FnOnce(&mut Self) -> Result<Json, SyntaxError>,
     ) -> Result<Json, SyntaxError> {
+        // Each level is a call, and the stack has an end.
         if self.depth == MAX_DEPTH {
             return Err(self.error(&format!(
                 "more than {MAX_DEPTH} objects and lists in each other"
@@ -191,6 +191,7 @@ impl<'a> Parser<'a> {
         {
             Some(hex) if hex.starts_with(['+', '-']) => None,
             Some(hex) => i64::from_str_radix(hex, 16).ok(),
+            // A number with a leading 0 is octal (Go's strconv.ParseInt with base 0).
             None if digits.len() > 1
                 && digits.starts_with('0')
                 && !digits.contains(['.', 'e', 'E']) =>

@@ -72,6 +72,7 @@ impl Definitions {
                 Err(more) => errors.extend(more),
             }
         }
+        // After all files: a check may belong to a service of a later one.
         for (service, check) in later {
             definitions.place(&mut own, service, check);
         }
@@ -88,15 +89,13 @@ impl Definitions {
             own.checks.push(check);
             return;
         };
-        let own_instances = self
+        // As for an agent, which checks only its own services.
+        let found = self
             .registrations
             .instances
             .iter_mut()
-            .filter(|instance| instance.node == own.name);
-        match own_instances
-            .into_iter()
-            .find(|instance| instance.id == service)
-        {
+            .find(|instance| instance.node == own.name && instance.id == service);
+        match found {
             Some(instance) => Arc::make_mut(instance).checks.push(check),
             None => self.warnings.push(format!(
                 "a check belongs to service {service:?}, which no file defines: it has no effect"
@@ -203,7 +202,7 @@ fn has_node(nodes: &[Arc<Node>], name: &str, peer: Option<&str>) -> bool {
         .any(|node| node.name.eq_ignore_ascii_case(name) && node.peer.as_deref() == peer)
 }
 
-/// Reads services, with their sidecars; `sidecars` is the number of those without a port of their own.
+/// Reads services, with their sidecars; `sidecars` counts sidecars without a configured port.
 fn services(
     root: &ObjectReader<'_>,
     config: &Config,
@@ -289,17 +288,20 @@ fn objects<'a, T>(
 /// Parses `distance`: nodes nearest first, by the node they are measured from.
 fn distances(root: &ObjectReader<'_>) -> Result<HashMap<String, Vec<String>>, ConfigError> {
     let distance = root.object("distance")?;
-    let entries = distance.entries().map(|(from, nearest)| {
+    let mut distances = HashMap::new();
+    for (from, nearest) in distance.entries() {
         let Json::List(nearest) = nearest else {
             return Err(distance.error(from, "is not a list of nodes"));
         };
-        let names = nearest.iter().filter_map(|name| match name {
-            Json::Text(name) => Some(name.clone()),
-            _ => None,
-        });
-        Ok((from.to_owned(), names.collect()))
-    });
-    entries.collect()
+        let mut names = Vec::new();
+        for name in nearest {
+            if let Json::Text(name) = name {
+                names.push(name.clone());
+            }
+        }
+        distances.insert(from.to_owned(), names);
+    }
+    Ok(distances)
 }
 
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
@@ -477,22 +479,29 @@ fn failover(reader: &ObjectReader<'_>) -> Result<Failover, ConfigError> {
             "cannot be combined with datacenters; list them as targets",
         ));
     }
-    let target =
-        |reader: &ObjectReader<'_>| match (text(reader, "datacenter")?, text(reader, "peer")?) {
-            (Some(datacenter), None) => Ok(FailoverTarget::Datacenter(datacenter)),
-            (None, Some(peer)) => Ok(FailoverTarget::Peer(peer)),
-            _ => Err(reader.error("peer", "set either datacenter or peer")),
-        };
-    let targets = targets.iter().map(target).collect::<Result<Vec<_>, _>>()?;
-    let datacenters = datacenters.into_iter().map(FailoverTarget::Datacenter);
+    let mut places = Vec::new();
+    for datacenter in datacenters {
+        places.push(FailoverTarget::Datacenter(datacenter));
+    }
+    for target in targets {
+        places.push(
+            match (text(&target, "datacenter")?, text(&target, "peer")?) {
+                (Some(datacenter), None) => FailoverTarget::Datacenter(datacenter),
+                (None, Some(peer)) => FailoverTarget::Peer(peer),
+                _ => return Err(target.error("peer", "set either datacenter or peer")),
+            },
+        );
+    }
     Ok(Failover {
+        // Needs coordinates, which files do not have.
         nearest: 0,
-        targets: datacenters.chain(targets).collect(),
+        targets: places,
     })
 }
 
 fn check(reader: &ObjectReader<'_>) -> Result<Check, ConfigError> {
     let states = [
+        // Nothing runs the check; in Consul it would be critical until its first run.
         ("", CheckStatus::default()),
         ("passing", CheckStatus::Passing),
         ("warning", CheckStatus::Warning),
@@ -537,21 +546,24 @@ fn either(
 
 /// Parses a list of texts; empty if missing.
 fn texts(reader: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
-    Ok(reader
-        .texts(name)?
-        .unwrap_or_default()
-        .into_iter()
-        .map(str::to_owned)
-        .collect())
+    let mut texts = Vec::new();
+    for text in reader.texts(name)?.unwrap_or_default() {
+        texts.push(text.to_owned());
+    }
+    Ok(texts)
 }
 
 fn strings(reader: &ObjectReader<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
-    let strings = reader.entries().map(|(key, value)| match value {
-        Json::Text(text) => Ok((key.to_owned(), text.clone())),
-        Json::Number(_) | Json::Bool(_) => Ok((key.to_owned(), value.to_string())),
-        _ => Err(reader.error(key, "is not text")),
-    });
-    strings.collect()
+    let mut strings = BTreeMap::new();
+    for (key, value) in reader.entries() {
+        let text = match value {
+            Json::Text(text) => text.clone(),
+            Json::Number(_) | Json::Bool(_) => value.to_string(),
+            _ => return Err(reader.error(key, "is not text")),
+        };
+        strings.insert(key.to_owned(), text);
+    }
+    Ok(strings)
 }
 
 //----------- Forms --------------------------------------------------------
@@ -676,10 +688,10 @@ fn gather(json: &mut Json, name: &str) {
 /// Changes each object of this name, in a list or alone.
 fn each(json: &mut Json, name: &str, change: impl Fn(&mut Json)) {
     let Json::Object(members) = json else { return };
-    for (_, value) in members
-        .iter_mut()
-        .filter(|(member, _)| member.eq_ignore_ascii_case(name))
-    {
+    for (member, value) in members {
+        if !member.eq_ignore_ascii_case(name) {
+            continue;
+        }
         match value {
             Json::List(items) => items.iter_mut().for_each(&change),
             object => change(object),
