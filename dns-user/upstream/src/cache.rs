@@ -179,6 +179,7 @@ impl Cache {
         }
         .key(query);
         if self.compat.cache_as_authority {
+            // bosh-dns looks answers up by name and type alone (observed).
             key[KEY_CLASS..KEY_CLASS + 2].fill(0);
         }
         Some(key)
@@ -545,6 +546,7 @@ impl Terms {
         let question = index.question()?;
         let same =
             message::same_question(&query.message[query.question_range()], reply.get(question)?);
+        // A truncated answer would hide the whole one from clients over TCP; bosh-dns caches none (observed).
         if !same || flags.truncated() || flags.opcode() != 0 {
             return None;
         }

@@ -455,6 +455,7 @@ impl CachedSource {
         let cache = cache.as_deref().filter(|cache| cache.keeps(query));
         let generation = cache.map(Cache::generation).unwrap_or_default();
         let key = common.flight(query, generation, None);
+        // The client of a stale answer waits less long for its renewal, which needs a timer.
         if let Some(cache) = cache
             && (!cache.has_keys_of_form() || cache.may_be_stale(cache_key(&key)))
         {
@@ -471,6 +472,7 @@ impl CachedSource {
         let Some(permit) = self.shared.admit(query) else {
             return Beginning::Reply(Fetched::refused(query).reply);
         };
+        // The same query is in flight for another client: a task waits for its result.
         let Some(leader) = common.flights.lead(&key) else {
             return Beginning::Task;
         };

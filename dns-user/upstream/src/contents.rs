@@ -182,6 +182,7 @@ fn class_text(class: u16) -> String {
 
 /// Returns the answer section in presentation format, with the TTL of a reply sent now.
 fn records(message: &[u8], ttl: u32) -> Vec<String> {
+    // Validated on arrival, but not every type that hickory parses.
     let Ok(message) = Message::from_vec(message) else {
         return Vec::new();
     };

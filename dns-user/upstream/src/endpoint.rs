@@ -74,6 +74,7 @@ pub(crate) fn socket_address(name: &str) -> Option<SocketAddr> {
     if let Ok(address) = name.parse() {
         return Some(address);
     }
+    // The standard library parses zones only as numbers.
     let (host, port) = name.rsplit_once(':')?;
     let (address, zone) = host.strip_prefix('[')?.strip_suffix(']')?.split_once('%')?;
     let index = interface_index(zone)?;

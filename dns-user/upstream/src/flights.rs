@@ -124,6 +124,7 @@ impl Leader {
 
 impl Drop for Leader {
     fn drop(&mut self) {
+        // The followers' receivers fail, and each of them tries to lead.
         if !self.has_ended.get() {
             drop(self.flights.end(&self.key));
         }

@@ -185,6 +185,7 @@ fn parse_handler(handler: &ObjectReader<'_>) -> Result<HandlerConfig, Vec<Config
 }
 
 fn parse_domain(handler: &ObjectReader<'_>) -> Result<Name, ConfigError> {
+    // bosh-dns panics at an empty domain.
     let domain = handler.text("domain")?.filter(|domain| !domain.is_empty());
     let domain = domain.ok_or_else(|| {
         handler.error(
@@ -276,6 +277,7 @@ fn parse_trust(source: &ObjectReader<'_>) -> Result<Trust, ConfigError> {
             "insecure_skip_verify",
             "contradicts `ca_file`; remove one of them",
         )),
+        // As bosh-dns, which accepts any certificate.
         (Some(true), None) => Ok(Trust::Anyone),
         (_, Some(file)) => Ok(Trust::File(file.into())),
         (_, None) => Ok(Trust::System),

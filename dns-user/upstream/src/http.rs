@@ -150,6 +150,7 @@ impl HttpSource {
     ) -> Self {
         let client = clients.of(&server.url, &server.trust, hosts);
         let mut url = server.url.clone();
+        // bosh-dns requests `URL/?type=...` (observed).
         if !url.path().ends_with('/') {
             url.set_path(&format!("{}/", url.path()));
         }
@@ -217,6 +218,7 @@ impl HttpSource {
             .append_pair("type", &query.question.qtype.to_string())
             .append_pair("name", &presentation(query.question.raw_name));
         for _ in 0..MAX_REQUESTS {
+            // Go's client asks for gzip by itself (net/http, `Transport`).
             let mut request = Request::get(url.as_str())
                 .header(header::ACCEPT, "application/dns-json, application/json")
                 .header(header::ACCEPT_ENCODING, "gzip");
@@ -230,6 +232,7 @@ impl HttpSource {
                 url = target;
                 continue;
             }
+            // Also for other statuses of success, as in bosh-dns (observed).
             if response.status() != StatusCode::OK {
                 return Err(HttpError::Status(response.status()));
             }

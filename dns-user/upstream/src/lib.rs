@@ -260,6 +260,7 @@ impl From<io::Error> for TryError {
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe
             | io::ErrorKind::NotConnected => Self::Reset,
+            // Mostly what ICMP reports: ECONNREFUSED, EHOSTUNREACH, ENETUNREACH (ip(7)).
             _ => Self::Refused,
         }
     }

@@ -9,7 +9,7 @@
 //! One walk finds the relevant positions (end of the question, OPT, TTLs); fields are then
 //! overwritten in place.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::HashMap, hash::BuildHasher, ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -182,6 +182,7 @@ impl ValidatedReply {
             return Self::new(reply);
         }
         match MessageIndex::of(&reply) {
+            // Without its question, a client could not tell which query a truncated reply belongs to.
             Some(index) if index.questions > 0 => Ok(Self { reply, index }),
             _ => Self::new(truncated_reply(&reply, question)),
         }
@@ -299,6 +300,17 @@ pub(crate) fn u32_at(message: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*message.get(at..)?.first_chunk()?))
 }
 
+/// Returns an id that no waiting query has.
+pub(crate) fn free_id<Q, S: BuildHasher>(waiting: &HashMap<u16, Q, S>) -> u16 {
+    // Not counted up: an observer of one query would know the next (RFC 5452, section 4.3).
+    loop {
+        let id = rand::random();
+        if !waiting.contains_key(&id) {
+            return id;
+        }
+    }
+}
+
 /// Returns the message's id; 0 without a header.
 pub(crate) fn id(message: &[u8]) -> u16 {
     u16_at(message, 0).unwrap_or(0)
@@ -394,6 +406,7 @@ impl MessageIndex {
             at = name_end + 4;
             numbers.add(name_end..at);
         }
+        // Type and class of the last question were passed over unread.
         if at > message.len() {
             return None;
         }
@@ -557,6 +570,7 @@ pub(crate) fn restore_case(reply: &mut [u8], index: &MessageIndex, query: &Query
         return;
     };
     let ours = &query.message[query.question_range()];
+    // With `accept_other_questions`, the reply may repeat another one, which stays.
     if same_question(ours, &reply[theirs.clone()]) {
         reply[theirs].copy_from_slice(ours);
     }

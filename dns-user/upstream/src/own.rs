@@ -40,8 +40,10 @@ impl OwnAddresses {
     /// Returns whether queries to `address` reach this server.
     pub fn contains(&self, address: SocketAddr) -> bool {
         let current = self.0.load();
+        // An IPv4 address may be written as an IPv6 one (RFC 4291, section 2.5.5.2).
         let ip = address.ip().to_canonical();
         current.listen.iter().any(|own| {
+            // Linux delivers to a wildcard what is sent to any address of 127.0.0.0/8, or to the wildcard itself.
             let is_covered = own.ip().is_unspecified()
                 && (ip.is_loopback() || ip.is_unspecified() || current.interfaces.contains(&ip));
             own.port() == address.port() && (own.ip().to_canonical() == ip || is_covered)

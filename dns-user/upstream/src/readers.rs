@@ -77,6 +77,7 @@ impl Reader {
             known: HashMap::default(),
         };
         let name = format!("recursors-{number}");
+        // Queries on its sockets would never end.
         threads::spawn(name, OnPanic::EndProcess, move || {
             thread.read_forever(poll);
         })?;

@@ -286,6 +286,7 @@ impl Recursor {
     /// Returns a query over UDP that can be sent without waiting; `None` if the address is unknown, or the query
     /// takes another form.
     pub(crate) fn prepare(self: &Arc<Self>, query: &Query<'_>) -> Option<PreparedQuery> {
+        // Tasks take over the rare cases: several messages, or a connection.
         if self.transport(query) != Transport::Udp || self.drops_edns() {
             return None;
         }
@@ -412,6 +413,7 @@ impl Recursor {
     /// Returns whether [`Self::complete`] may find a better reply.
     fn is_incomplete(&self, transport: Transport, message: &[u8], reply: &ValidatedReply) -> bool {
         let is_truncated = transport == Transport::Udp && reply.is_truncated();
+        // With transparent forwarding, the client repeats the query over TCP or without EDNS itself.
         !self.options.form.transparent && (is_truncated || rejects_edns(message, reply))
     }
 
@@ -434,6 +436,7 @@ impl Recursor {
                 reply = better;
             }
         }
+        // If this fails, the client gets the truncated reply, and repeats the query over TCP.
         if transport == Transport::Udp
             && reply.is_truncated()
             && let Ok(whole) = self.ask_once(query, Transport::Tcp, message).await
@@ -449,6 +452,7 @@ impl Recursor {
         transport: Transport,
         message: &mut [u8],
     ) -> TryResult {
+        // Before the address is known: a failure without one is a try, too.
         self.counters.failed.began();
         let sockets = self
             .sockets()

@@ -39,6 +39,7 @@ fn reply(
         if names.len() > 1 {
             random().shuffle(&mut names);
         }
+        // TTL 0, as in bosh-dns (observed).
         for name in &names {
             if !message::push_answer(&mut reply, &QUESTION_NAME, TYPE_PTR, 0, name) {
                 message::set_truncated(&mut reply, true);

@@ -51,6 +51,7 @@ impl ConnectionLimit {
 
     /// Waits for a slot. The caller limits the time.
     pub(crate) async fn enter(&self) -> Option<ConnectionSlot> {
+        // The peer's first: a connection that waits for a hanging peer holds nothing that others need.
         Some(ConnectionSlot {
             _of_peer: Arc::clone(&self.of_peer).acquire_owned().await.ok()?,
             _of_all: Arc::clone(&OF_ALL).acquire_owned().await.ok()?,

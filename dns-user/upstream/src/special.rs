@@ -98,6 +98,7 @@ impl SpecialNames {
 
     /// Returns the reply to a query for a special-use name; `None` for any other.
     fn reply(&self, query: &Query<'_>) -> Option<Vec<u8>> {
+        // The zones of these RFCs are of class IN.
         if query.question.qclass != CLASS_IN {
             return None;
         }

@@ -203,6 +203,7 @@ impl TcpConnections {
             if !unanswered.shared {
                 return Err(unanswered.error);
             }
+            // Not on another open one, which the server may be about to close as well.
             let connection = self.open().ok_or(unanswered.error)?;
             let reply = connection
                 .exchange(query, question)
@@ -399,12 +400,7 @@ impl Replies {
         if pending.ended {
             return Err(Unanswered::CUT_OFF);
         }
-        let id = loop {
-            let id = rand::random();
-            if !pending.waiting.contains_key(&id) {
-                break id;
-            }
-        };
+        let id = message::free_id(&pending.waiting);
         pending.uses += 1;
         pending.waiting.insert(id, waiting);
         Ok(id)
@@ -444,6 +440,7 @@ impl Replies {
         let outcome = match match_reply(reply, &question, false) {
             ReplyMatch::Reply => Ok(reply.to_vec()),
             ReplyMatch::OtherQuestion if matching == Matching::Lenient => Ok(reply.to_vec()),
+            // Over TCP there is room for everything.
             ReplyMatch::Unreadable | ReplyMatch::CutShort => Err(TryError::Unreadable),
             ReplyMatch::OtherQuestion | ReplyMatch::OtherLetters | ReplyMatch::NoReply => {
                 Err(TryError::WrongReply)
@@ -456,6 +453,7 @@ impl Replies {
 
     /// Ends the connection if no query waits for a reply.
     fn end_if_idle(&self) -> bool {
+        // No query comes in between, because `enter` takes the same lock.
         let mut pending = self.pending.lock();
         pending.ended = pending
             .waiting

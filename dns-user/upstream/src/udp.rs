@@ -353,13 +353,7 @@ impl Socket {
             return None;
         }
         let mut query = query.take()?;
-        // Not counted up: an observer of one query would know the next (RFC 5452, section 4.3).
-        let id = loop {
-            let id = rand::random();
-            if !pending.waiting.contains_key(&id) {
-                break id;
-            }
-        };
+        let id = message::free_id(&pending.waiting);
         query.serial = pending.next_serial;
         pending.next_serial += 1;
         pending.uses += 1;
