@@ -163,7 +163,7 @@ impl Shadow {
         Ok(self.report(session, watched, begin.elapsed()))
     }
 
-    /// Reads the files, opens the packet socket if there is to be one, and begins to follow files and health.
+    /// Reads the files, opens the packet socket unless the server is asked, and begins to follow files and health.
     fn begin(&self) -> anyhow::Result<(Observation, Source)> {
         let path = self.config.as_deref().unwrap_or(usual_config());
         let observed = match self.ask {
@@ -297,7 +297,7 @@ impl Shadow {
     }
 }
 
-/// What is compared, and with what.
+/// A comparison in progress.
 struct Observation {
     /// Set by SIGINT and SIGTERM.
     stop: Arc<AtomicBool>,

@@ -94,6 +94,7 @@ impl ResolvConf {
         if self.is_first()? {
             return Ok(());
         }
+        // resolvconf would write the file again without our line, which its own `head` keeps.
         if self.head.parent().is_some_and(Path::is_dir) {
             self.change(&self.head, |text| self.with_us(text))?;
             return self.update();
@@ -260,7 +261,9 @@ impl Resolved {
         let address = self.address.to_string();
         if run("ip", &["link", "show", "dev", INTERFACE]).is_err() {
             run("ip", &["link", "add", INTERFACE, "type", "dummy"])?;
-            (self.made, self.domains_set) = (true, None);
+            self.made = true;
+            // systemd-resolved forgets the settings of an interface with it.
+            self.domains_set = None;
         }
         let shown = run("ip", &["-oneline", "address", "show", "dev", INTERFACE])?;
         if !shown.contains(&format!(" {address}/")) {
@@ -283,7 +286,9 @@ impl Resolved {
             return Ok(());
         }
         run("resolvectl", &["dns", INTERFACE, &address])?;
+        // All other names stay with the servers of other interfaces.
         run("resolvectl", &["default-route", INTERFACE, "no"])?;
+        // With `~`, a domain only routes, and is not appended to short names (systemd.network(5)).
         let routing: Vec<String> = domains.iter().map(|domain| format!("~{domain}")).collect();
         let mut arguments = vec!["domain", INTERFACE];
         arguments.extend(routing.iter().map(String::as_str));

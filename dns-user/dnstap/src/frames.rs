@@ -77,6 +77,7 @@ pub(super) fn close(socket: &mut (impl Read + Write)) -> io::Result<()> {
 fn expect(socket: &mut impl Read, kind: Control) -> io::Result<Vec<u8>> {
     let escape = word(socket)?;
     let length = word(socket)?;
+    // The reader is another program: its lengths are not believed.
     if escape != 0 || !(4..=MAX_CONTROL).contains(&length) || word(socket)? != kind as u32 {
         return Err(io::Error::other(format!(
             "the reader sent something else than a frame {kind:?}"
@@ -199,9 +200,7 @@ pub(super) fn messages(exchange: Queued, wanted: DnstapMessages) -> impl Iterato
             wanted.forwarder_response,
         ),
     };
-    let is_v4 = from
-        .or(to)
-        .is_some_and(|address| address.ip().to_canonical().is_ipv4());
+    let is_v4 = from.or(to).is_some_and(is_v4);
     let common = Message {
         kind: query_type as i32,
         socket_family: Some(if is_v4 { 1 } else { 2 }),
@@ -218,18 +217,26 @@ pub(super) fn messages(exchange: Queued, wanted: DnstapMessages) -> impl Iterato
         query_time_nsec: Some(query_time.subsec_nanos()),
         ..Message::default()
     };
-    let response = reply.filter(|_| wants_reply).map(|reply| Message {
-        kind: reply_type as i32,
-        response_time_sec: Some(reply_time.as_secs()),
-        response_time_nsec: Some(reply_time.subsec_nanos()),
-        response_message: Some(reply),
-        ..common.clone()
-    });
+    let mut response = None;
+    if wants_reply && let Some(reply) = reply {
+        response = Some(Message {
+            kind: reply_type as i32,
+            response_time_sec: Some(reply_time.as_secs()),
+            response_time_nsec: Some(reply_time.subsec_nanos()),
+            response_message: Some(reply),
+            ..common.clone()
+        });
+    }
     let query = wants_query.then_some(Message {
         query_message: Some(query),
         ..common
     });
     query.into_iter().chain(response)
+}
+
+fn is_v4(address: SocketAddr) -> bool {
+    // A socket for both families gives IPv4 addresses as IPv6 ones.
+    address.ip().to_canonical().is_ipv4()
 }
 
 /// Returns an address in network byte order; `None` if it is unspecified.

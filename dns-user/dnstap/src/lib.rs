@@ -125,10 +125,10 @@ struct Queued {
     to: Option<SocketAddr>,
     query: Vec<u8>,
     reply: Option<Vec<u8>>,
-    /// Times since 1970.
+    /// Time of the query since 1970, by this machine's clock.
     query_time: Duration,
     reply_time: Duration,
-    /// Field `extra`.
+    /// Text of the field `extra` in the frame.
     extra: String,
 }
 
@@ -289,6 +289,7 @@ impl Dnstap {
         };
         let bytes = queued.bytes();
         let messages = queued.messages(self.messages);
+        // Added first: the writer may take the exchange and subtract it at once.
         let is_full =
             self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > MAX_QUEUED_BYTES;
         if is_full || self.queue.try_send(Box::new(queued)).is_err() {
@@ -301,6 +302,7 @@ impl Dnstap {
     pub fn finish(&self) {
         self.shared.stopping.store(true, Ordering::Release);
         let begun = Instant::now();
+        // A thread cannot be joined with a time limit.
         while !self.writer.is_finished() && begun.elapsed() < FINISH_TIMEOUT {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -142,6 +142,7 @@ impl Writer {
         stream.set_timeouts(TIMEOUT)?;
         let mut stream = stream;
         frames::open(&mut stream)?;
+        // Short, so that a stop is noticed while the reader takes nothing.
         stream.set_timeouts(POLL)?;
         Ok(stream)
     }
@@ -168,6 +169,7 @@ impl Writer {
             }
             batch.clear();
             self.shared.written.fetch_add(messages, Ordering::Relaxed);
+            // Without messages, no write would show it.
             if messages == 0 && stream.is_closed() {
                 return Err(io::Error::other("the reader closed the connection"));
             }

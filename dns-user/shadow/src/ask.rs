@@ -173,7 +173,7 @@ async fn exchange(planned: &PlannedQuery, server: SocketAddr) -> Exchange {
     let result = timeout(PATIENCE, answered).await;
     let (reply, client) = match result {
         Ok(Ok(answered)) => answered,
-        // Unreachable, closed or silent: all the same for a client.
+        // Unreachable, closed or silent: a client sees no difference.
         Ok(Err(_)) | Err(_) => (Vec::new(), SocketAddr::from(([0, 0, 0, 0], 0))),
     };
     let replied = Instant::now();
@@ -213,12 +213,13 @@ async fn ask_udp(server: SocketAddr, query: &[u8]) -> io::Result<(Vec<u8>, Socke
         "[::]:0"
     };
     let socket = UdpSocket::bind(any).await?;
+    // The kernel drops datagrams of other addresses from now on.
     socket.connect(server).await?;
     socket.send(query).await?;
     let mut reply = vec![0; 65_535];
     for _ in 0..MAX_STRAY {
         let length = socket.recv(&mut reply).await?;
-        // Anybody may send a datagram with the server's address.
+        // A datagram with the server's address may be forged.
         if is_reply(query, &reply[..length]) {
             reply.truncate(length);
             return Ok((reply, socket.local_addr()?));

@@ -209,11 +209,7 @@ fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<
         if count <= wanted {
             continue;
         }
-        let cause = match (record.is_address(), wanted) {
-            (true, 0) => Cause::ExtraAddresses,
-            (true, _) => Cause::RepeatedAddresses,
-            (false, _) => Cause::Records,
-        };
+        let cause = record.cause(wanted, Cause::ExtraAddresses);
         by_cause.entry(cause).or_default().push(record.shown());
     }
     for (record, &count) in &expected {
@@ -222,11 +218,7 @@ fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<
         if got >= count || theirs.is_truncated() {
             continue;
         }
-        let cause = match (record.is_address(), got) {
-            (true, 0) => Cause::MissingAddresses,
-            (true, _) => Cause::RepeatedAddresses,
-            (false, _) => Cause::Records,
-        };
+        let cause = record.cause(got, Cause::MissingAddresses);
         by_cause.entry(cause).or_default().push(record.shown());
     }
     for (cause, mut records) in by_cause {
@@ -306,8 +298,14 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    fn is_address(self) -> bool {
-        matches!(self.rtype, RecordType::A | RecordType::AAAA)
+    /// Returns the cause of a different number of this record; `alone` is that of an address which the other reply
+    /// lacks.
+    fn cause(self, in_other: usize, alone: Cause) -> Cause {
+        match (self.rtype, in_other) {
+            (RecordType::A | RecordType::AAAA, 0) => alone,
+            (RecordType::A | RecordType::AAAA, _) => Cause::RepeatedAddresses,
+            _ => Cause::Records,
+        }
     }
 
     fn shown(self) -> String {

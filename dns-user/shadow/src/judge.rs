@@ -252,11 +252,13 @@ impl<R: Reference> Judge<R> {
             client: exchange.client,
             transport: Transport::Tcp,
         };
+        // Over TCP, because a truncated reply holds other records each time.
         let ours = self.reference.answer(&asked, Settings::Configured, state);
         let OurReply::Message(message) = ours.reply else {
             return None;
         };
         let mut reply = Reply::read(&message)?;
+        // Answers are shuffled.
         reply.answers.sort();
         Some((reply.rcode, reply.answers))
     }
@@ -292,6 +294,7 @@ impl<R: Reference> Judge<R> {
             return (Verdict::Equal, case);
         }
         if is_due_to_health(&case) {
+            // Without health, all instances are candidates, and nothing can be said about the selection.
             let verdict = if case.ours.health == HealthKnowledge::Ignored {
                 Verdict::Equal
             } else {
@@ -365,6 +368,7 @@ impl<R: Reference> Judge<R> {
         let asked = Question::read(&exchange.query).unwrap_or_default();
         if theirs.question.is_some()
             && let Some(repeated) = Question::read(&exchange.reply)
+                        // Recursors may change the letter case.
             && !repeated.wire.eq_ignore_ascii_case(&asked.wire)
         {
             let detail = format!("{} instead of {}", repeated.name, asked.name);

@@ -217,6 +217,7 @@ pub fn explain(finding: &Finding, is_restored: bool, given: &Circumstances) -> O
     if is_restored && given.is_other_class {
         return Some(Row::AnyClass);
     }
+    // bosh-dns answers as to version 0, so everything differs.
     if given.rcodes.1 == BADVERS {
         return Some(Row::EdnsVersion);
     }
@@ -256,10 +257,12 @@ fn explain_name(finding: &Finding, given: &Circumstances) -> Option<Row> {
         (NXDOMAIN, NOERROR) if nature.is_above_ours => return Some(Row::EmptyNonTerminals),
         _ => {}
     }
+    // bosh-dns takes any domain that is a suffix of the text, in random order.
     if finding.cause.is_of_answer() && nature.has_other_domain {
         return Some(Row::TextualSuffix);
     }
     match finding.cause {
+        // An instance that n targets match is answered n times n times.
         Cause::RepeatedAddresses if nature.is_alias => Some(Row::RepeatedTargets),
         Cause::Rcode if nature.is_alias && given.rcodes.0 == FORMERR => Some(Row::AliasToIpv6),
         _ => None,
@@ -269,6 +272,7 @@ fn explain_name(finding: &Finding, given: &Circumstances) -> Option<Row> {
 fn explain_reverse(finding: &Finding, given: &Circumstances) -> Option<Row> {
     let is_of_type = matches!(given.qtype, TYPE_PTR | TYPE_ANY);
     match (finding.cause, given.rcodes.0) {
+        // bosh-dns truncates no reverse reply.
         (Cause::TcMissing, _) => Some(Row::ReverseTruncation),
         (Cause::Rcode, REFUSED) => Some(Row::ReverseRefused),
         (Cause::Rcode, FORMERR | NXDOMAIN) if given.rcodes.1 == REFUSED => Some(Row::ReverseOthers),

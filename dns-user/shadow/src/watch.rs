@@ -214,6 +214,7 @@ impl<R: Reference> Watcher<'_, R> {
 
     /// Reads what was queued when the watching ended, within the limit of CPU.
     fn drain(&mut self) -> io::Result<()> {
+        // The queue would be filled again while it is read.
         self.capture.pass(Share::NONE)?;
         let begin = Instant::now();
         while begin.elapsed() < MAX_DRAINING {
@@ -240,6 +241,7 @@ impl<R: Reference> Watcher<'_, R> {
             self.pairs.forget_waiting();
             self.share.halved()
         } else if self.share != Share::ALL && self.budget.is_idle(now) {
+            // In smaller steps than it is halved, because each change loses the pairs in flight.
             self.share.raised()
         } else {
             self.share

@@ -69,6 +69,7 @@ impl Client {
 
     fn find(connection: &Connection) -> Result<Self, Problem> {
         if let Some(socket) = connection.socket()? {
+            // The file of a killed server stays: only connecting shows whether one listens.
             match std::os::unix::net::UnixStream::connect(&socket) {
                 Ok(_) => return Ok(Self::Socket(socket)),
                 Err(error) if !connection.has_api() => {

@@ -101,6 +101,7 @@ pub(super) fn duration(seconds: f64) -> String {
             rest %= size;
         }
     }
+    // Seconds do not matter after days.
     parts.truncate(2);
     parts.join(" ")
 }

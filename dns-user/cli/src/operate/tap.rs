@@ -70,6 +70,7 @@ pub(super) enum PathFilter {
 /// Parses the beginning of an IP address, as addresses are written.
 fn start_of_address(text: &str) -> Result<String, String> {
     let expected = "expected an IP address or its beginning, such as 10.0.3. or fd00:";
+    // `fd` may be the beginning of an IPv6 address, and 10 of either.
     let is_v6 = text.contains(':') || text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let is_v4 = text.split('.').count() <= 4
         && text

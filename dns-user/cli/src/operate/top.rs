@@ -76,6 +76,7 @@ impl Watch {
     async fn begin(top: &Top) -> Result<Self, Problem> {
         let client = Client::new(&top.connection).await?;
         let mut model = Model::new(status(&client).await?);
+        // Sampling depends on the rate, which two readings give.
         tokio::time::sleep(Duration::from_millis(200)).await;
         model.update(status(&client).await?);
         let every = sampling(model.rate());
@@ -120,6 +121,7 @@ impl Watch {
     async fn refresh(&mut self) -> Result<(), Problem> {
         self.model.update(status(&self.client).await?);
         let wanted = sampling(self.model.rate());
+        // A new stream loses the lines in between, so small changes are not worth one.
         if wanted > self.every * 4 || wanted * 4 < self.every {
             let path = self.filter.path(wanted, LINES_PER_SECOND as u32 * 4, false);
             self.lines = self.client.lines(&path).await?;

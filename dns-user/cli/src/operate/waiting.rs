@@ -1,4 +1,4 @@
-//! What a command says while a server does not answer.
+//! Messages of a command while a server does not answer.
 
 use std::{
     fs,
@@ -60,7 +60,7 @@ fn described(place: &str, socket: Option<&Path>) -> String {
 
 /// Describes the process that listens at a control socket, with its state.
 fn process_at(socket: &Path) -> Option<String> {
-    // The credentials are those of the process that called listen(2) (unix(7)).
+    // The credentials belong to the process that called listen(2) (unix(7)).
     let stream = UnixStream::connect(socket).ok()?;
     let pid = getsockopt(&stream.as_fd(), PeerCredentials).ok()?.pid();
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -285,7 +285,7 @@ impl OurServer {
     }
 }
 
-/// Returns whether another domain than that of the name is a suffix of its text, with which bosh-dns may answer.
+/// Returns whether a further domain is a suffix of the name's text, with which bosh-dns may answer.
 fn has_other_domain(snapshot: &Snapshot, name: &Name) -> bool {
     let own = snapshot.local_zone(name);
     let text = name.to_string();

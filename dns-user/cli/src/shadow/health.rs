@@ -191,7 +191,7 @@ impl Asked {
     }
 
     fn knowledge(&self, name: &Name, instances: &[IpAddr]) -> HealthKnowledge {
-        // The API tells the state of an instance, not those of its groups.
+        // The API tells the state of an instance, but not of its groups.
         let is_of_group = name.labels().any(|label| label.starts_with(b"q-g"));
         let told = self.state.lock();
         if is_of_group || told.problem.is_some() {

@@ -54,13 +54,13 @@ pub(super) fn questions(fleet: &FollowedFleet) -> Vec<(Name, u16)> {
         }
         questions.add_text(&domain, TYPE_A);
     }
-    // Names of nobody (RFC 2606), and of a reverse zone for documentation (RFC 5737).
+    // Reserved names (RFC 2606), and a reverse name for documentation (RFC 5737).
     questions.add_text("shadow.invalid.", TYPE_A);
     questions.add_text("1.2.0.192.in-addr.arpa.", TYPE_PTR);
     questions.list
 }
 
-/// Returns a few names with several addresses, whose order is to be random.
+/// Returns a few names with several addresses, whose order should be random.
 pub(super) fn shuffled(fleet: &FollowedFleet) -> Vec<Name> {
     const MAX_NAMES: usize = 3;
     /// A random order of many addresses does not fit every size, so which ones are seen varies.
