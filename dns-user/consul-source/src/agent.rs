@@ -450,6 +450,56 @@ mod tests {
         assert!(!breaker.is_open() && !breaker.permit().await.is_trial);
     }
 
+    #[tokio::test]
+    async fn state_of_the_agent_is_shown() {
+        let address = |port| ApiAddress {
+            tls: false,
+            host: "127.0.0.1".to_owned(),
+            port,
+        };
+        let api = HttpApi {
+            addresses: vec![address(1), address(2)],
+            ca_file: None,
+            identity: None,
+            tls_server_name: None,
+            wait: Duration::from_secs(30),
+            rate: 1000,
+            stale_after: Duration::from_secs(2),
+            expire_after: None,
+            max_connections: 150,
+        };
+        let agent = Agent::new(&api, Token::new(None), &Arc::default());
+        assert_eq!(agent.counts(), [0, 0, 0]);
+        agent.count_unreadable("no JSON");
+        for _ in 0..2 {
+            agent.count_index_reset();
+        }
+        assert_eq!(agent.counts(), [0, 1, 2]);
+        assert_eq!(agent.problem().as_deref(), Some("no JSON"));
+        assert!(!agent.is_away());
+        agent.breaker.permit().await.unreachable();
+        assert!(agent.is_away());
+        for (switches, port) in [(0, 1), (1, 2), (2, 1), (3, 2)] {
+            agent.current.store(switches, Ordering::Relaxed);
+            assert_eq!(agent.address().port, port);
+        }
+    }
+
+    #[tokio::test]
+    async fn requested_pauses_are_kept() {
+        for (requested, least) in [
+            (Duration::from_secs(10), Duration::from_secs(10)),
+            (Duration::ZERO, MIN_PAUSE),
+            (Duration::MAX, MAX_PAUSE),
+        ] {
+            let breaker = CircuitBreaker::default();
+            let begun = Instant::now();
+            breaker.permit().await.pause(requested);
+            let until = breaker.state.lock().until.unwrap();
+            assert!(until >= begun + least, "{requested:?}");
+        }
+    }
+
     #[test]
     fn pauses_grow_and_differ() {
         let mut backoff = Backoff::default();

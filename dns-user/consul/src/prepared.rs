@@ -361,10 +361,20 @@ mod tests {
     /// Returns a zone whose service `web` exists in `dc2` only, with a query that takes the nearest
     /// datacenter; `names` are the known datacenters, without coordinates.
     fn zone(names: &[&str]) -> Zone {
+        zone_of(live(names))
+    }
+
+    fn zone_of(live: Live) -> Zone {
         let (config, _) = Config::of_document("test", br#"{"consul": {}}"#)
             .whole()
             .unwrap()
             .unwrap();
+        let mut catalog = Catalog::build(Registrations::default(), &config, Visibility::all());
+        catalog.update(Some(live));
+        Zone { config, catalog }
+    }
+
+    fn live(names: &[&str]) -> Live {
         let mut live = Live::unknown("dc1");
         for datacenter in ["dc1", "dc2"] {
             let node = Node {
@@ -417,9 +427,7 @@ mod tests {
                 reachable: true,
             })
             .collect();
-        let mut catalog = Catalog::build(Registrations::default(), &config, Visibility::all());
-        catalog.update(Some(live));
-        Zone { config, catalog }
+        live
     }
 
     #[test]
@@ -450,6 +458,28 @@ mod tests {
                 missing: Missing::Lists
             })
         );
+    }
+
+    #[test]
+    fn mesh_queries_need_all_of_the_own_datacenter() {
+        let name = Name::from_text("near.query.consul").unwrap();
+        for (connect, unloaded, is_lacking) in [
+            (true, "dc1", true),
+            (true, "dc2", false),
+            (false, "dc1", false),
+        ] {
+            let mut live = live(&["dc1", "dc2"]);
+            let queries = live.queries.get_mut("dc1").unwrap();
+            Arc::make_mut(queries)[0].connect = connect;
+            let place = Place::Datacenter(unloaded.into());
+            live.places.get_mut(&place).unwrap().unloaded = 1;
+            let lack = zone_of(live).lacks_for(&name, TYPE_A);
+            let expected = is_lacking.then_some(Lack {
+                place,
+                missing: Missing::Lists,
+            });
+            assert_eq!(lack, expected, "{connect} {unloaded}");
+        }
     }
 
     #[test]

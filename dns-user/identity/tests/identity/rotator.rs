@@ -401,3 +401,28 @@ pub(crate) fn replace(in_use: &TestAuthority, new: &TestAuthority) {
     fs::write(in_use.key_path(), new.key()).unwrap();
     fs::write(in_use.certificate_path(), new.certificate()).unwrap();
 }
+
+#[test]
+fn lost_files_are_looked_for_once_a_second() {
+    let mut world = World::new();
+    world.create("g1");
+    world.step();
+    fs::remove_dir_all(world.path("g1")).unwrap();
+    // The check after the last identity finds none, and the next begins with the first again.
+    for expected in [false, false, false, true] {
+        world.now += Duration::from_millis(500);
+        world.step();
+        assert_eq!(world.path("g1").exists(), expected);
+    }
+}
+
+#[test]
+fn as_many_as_are_listed_at_once_are_renewed() {
+    let mut world = World::new();
+    for number in 0..256 {
+        world.create(&format!("g{number}"));
+    }
+    world.now += 25 * HOUR;
+    world.step();
+    assert!(world.rotator.status(world.now).renewals > 0);
+}

@@ -225,3 +225,14 @@ async fn gzip_is_decoded() {
         );
     }
 }
+
+#[tokio::test]
+async fn repeated_failures_are_an_outage() {
+    let (address, _) = server("500 Oops", "").await;
+    let source = source(&format!("http://{address}/"));
+    for failures in 0..4 {
+        assert_eq!(source.outage().is_some(), failures >= 3, "{failures}");
+        ask(&source).await;
+    }
+    assert!(!source.outage().unwrap().is_empty());
+}
