@@ -96,6 +96,54 @@ pub struct Settings<'a> {
     pub sequence: &'a [u32],
 }
 
+impl Settings<'_> {
+    /// Returns which packets are replies, and how loads of this length are recorded.
+    fn replies(&self, length: Duration) -> Result<Replies> {
+        let generators = self.cpus.len() as u64;
+        ensure!(generators > 0, "no CPU to generate load");
+        let all_ports = u64::from(self.ports.end() - self.ports.start()) + 1;
+        let ports = all_ports / generators;
+        ensure!(ports > 0, "fewer source ports than CPUs");
+        let mut replies = Replies {
+            servers: self.servers.map(u64::from),
+            port: (*self.ports.start()).into(),
+            ports,
+            generators,
+            set_mask: sets(ports) - 1,
+            moments: 0,
+            moment_bits: MIN_MOMENT_BITS,
+        };
+        if !length.is_zero() {
+            let nanoseconds = (length + RECORDED_LONGER).as_nanos() as u64;
+            while nanoseconds >> replies.moment_bits > MAX_MOMENTS {
+                replies.moment_bits += 1;
+            }
+            replies.moments = (nanoseconds >> replies.moment_bits).next_power_of_two();
+        }
+        Ok(replies)
+    }
+
+    /// Returns the programs with maps of the sizes that they need.
+    fn load(&self, replies: &Replies) -> Result<Ebpf> {
+        ensure!(!self.sequence.is_empty(), "no queries");
+        let cpu_count = nr_cpus()
+            .map_err(|(_file, error)| error)
+            .context("the CPUs")?;
+        let slots = (replies.generators * (replies.set_mask + 1)) << 16;
+        // A map has an element at least.
+        let moments = replies.moments.max(1);
+        EbpfLoader::new()
+            .map_max_entries("FRAMES", u32::try_from(self.frames.len())?)
+            .map_max_entries("SEQUENCE", u32::try_from(self.sequence.len())?)
+            .map_max_entries("ORDERS", u32::try_from(cpu_count)?)
+            .map_max_entries("SLOTS", u32::try_from(slots)?)
+            .map_max_entries("SENT_AT", u32::try_from(moments)?)
+            .map_max_entries("RECEIVED_AT", u32::try_from(moments)?)
+            .load(OBJECT)
+            .context("cannot load the programs; run as root")
+    }
+}
+
 /// Totals of all loads so far.
 #[derive(Clone, Debug)]
 pub struct Totals {
@@ -203,45 +251,8 @@ impl Generator {
 
     /// Does the same for loads up to this length that are recorded, see [`Self::begin_record`].
     pub fn recording(settings: &Settings<'_>, length: Duration) -> Result<Self> {
-        let mut moment_bits = MIN_MOMENT_BITS;
-        let mut moments = 0;
-        if !length.is_zero() {
-            let nanoseconds = (length + RECORDED_LONGER).as_nanos() as u64;
-            while nanoseconds >> moment_bits > MAX_MOMENTS {
-                moment_bits += 1;
-            }
-            moments = (nanoseconds >> moment_bits).next_power_of_two();
-        }
-        let cpus = settings.cpus.to_vec();
-        let generators = cpus.len() as u64;
-        ensure!(generators > 0, "no CPU to generate load");
-        ensure!(!settings.sequence.is_empty(), "no queries");
-        let all_ports = u64::from(settings.ports.end() - settings.ports.start()) + 1;
-        let ports = all_ports / generators;
-        ensure!(ports > 0, "fewer source ports than CPUs");
-        let replies = Replies {
-            servers: settings.servers.map(u64::from),
-            port: (*settings.ports.start()).into(),
-            ports,
-            generators,
-            set_mask: sets(ports) - 1,
-            moments,
-            moment_bits,
-        };
-
-        let cpu_count = nr_cpus()
-            .map_err(|(_file, error)| error)
-            .context("the CPUs")?;
-        let frame_count = u32::try_from(settings.frames.len())?;
-        let mut object = EbpfLoader::new()
-            .map_max_entries("FRAMES", frame_count)
-            .map_max_entries("SEQUENCE", u32::try_from(settings.sequence.len())?)
-            .map_max_entries("ORDERS", u32::try_from(cpu_count)?)
-            .map_max_entries("SLOTS", u32::try_from((generators * sets(ports)) << 16)?)
-            .map_max_entries("SENT_AT", u32::try_from(moments.max(1))?)
-            .map_max_entries("RECEIVED_AT", u32::try_from(moments.max(1))?)
-            .load(OBJECT)
-            .context("cannot load the programs; run as root")?;
+        let replies = settings.replies(length)?;
+        let mut object = settings.load(&replies)?;
         let mut frames: Array<MapData, FrameWords> = map(&mut object, "FRAMES")?.try_into()?;
         for (index, frame) in (0..).zip(settings.frames) {
             let words: FrameWords = zerocopy::transmute!(*frame);
@@ -269,8 +280,8 @@ impl Generator {
             replies,
             addresses: settings.addresses,
             interface: nix::net::if_::if_nametoindex(settings.interface)?,
-            cpus,
-            frame_count,
+            cpus: settings.cpus.to_vec(),
+            frame_count: u32::try_from(settings.frames.len())?,
             sequence_len: settings.sequence.len() as u64,
             loads: Mutex::new(0),
             start_len: START_LEN,
@@ -603,4 +614,48 @@ fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
         .program_mut(name)
         .with_context(|| format!("no program {name}"))?
         .try_into()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A load of an hour takes no more memory than one of some seconds.
+    #[test]
+    fn records_have_a_limit() {
+        let settings = Settings {
+            interface: "lo",
+            cpus: &[0, 1],
+            ports: 2048..=2063,
+            addresses: 1,
+            servers: [53; 2],
+            frames: &[],
+            sequence: &[],
+        };
+        for (seconds, moments, moment_bits) in [
+            (0, 0, 16),
+            (1, 1 << 16, 16),
+            (5, 1 << 17, 16),
+            (60, 1 << 18, 18),
+            (3600, 1 << 18, 24),
+        ] {
+            let replies = settings.replies(Duration::from_secs(seconds)).unwrap();
+            assert_eq!(
+                (replies.moments, replies.moment_bits),
+                (moments, moment_bits),
+                "{seconds}"
+            );
+            assert_eq!((replies.ports, replies.generators), (8, 2));
+        }
+        assert!(
+            settings
+                .load(&settings.replies(Duration::ZERO).unwrap())
+                .is_err()
+        );
+        let without_cpu = Settings {
+            cpus: &[],
+            ..settings
+        };
+        assert!(without_cpu.replies(Duration::ZERO).is_err());
+    }
 }

@@ -103,7 +103,8 @@ mod tests {
     /// Late replies, and those of a part at the end, are in the last interval.
     #[test]
     fn log_has_every_latency_once() {
-        let (mut text, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
+        let mut text = Vec::new();
+        let mut serializer = V2DeflateSerializer::new();
         let mut log = LatencyLog::begin(&mut text, &mut serializer).unwrap();
         log.add(&with_latencies(&[1_000, 2_000])).unwrap();
         log.add(&with_latencies(&[3_000])).unwrap();

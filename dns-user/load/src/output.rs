@@ -113,11 +113,8 @@ fn row(report: &Report) -> String {
 fn pauses(report: &Report) -> String {
     match report.pauses {
         Some(pauses) if pauses.count > 0 => format!(
-            "; pauses {}, up to {:.1} ms, {:.1} % of the time, {} lost",
-            pauses.count,
-            pauses.longest,
-            report.paused() * 100.0,
-            pauses.lost
+            "; pauses {}, up to {:.1} ms, {} lost",
+            pauses.count, pauses.longest, pauses.lost
         ),
         _ => String::new(),
     }
@@ -229,7 +226,7 @@ mod tests {
         });
         let line = row(&found);
         assert!(
-            line.ends_with("REFUSED 3; pauses 2, up to 30.0 ms, 2.5 % of the time, 9 lost\n"),
+            line.ends_with("REFUSED 3; pauses 2, up to 30.0 ms, 9 lost\n"),
             "{line}"
         );
         let text = table(&found);

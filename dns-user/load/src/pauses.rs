@@ -73,9 +73,18 @@ impl Pauses {
 
     fn add(&mut self, moments: &[Moment], length: Duration) {
         let mut silent = 0.0;
-        for moment in moments {
-            self.lost += moment.lost();
-            silent += moment.loss();
+        // Moments without a query before the first lost one, and after the last, say nothing.
+        let first = moments.iter().position(|moment| moment.lost() > 0);
+        let last = moments.iter().rposition(|moment| moment.lost() > 0);
+        if let (Some(first), Some(last)) = (first, last) {
+            for moment in &moments[first..=last] {
+                self.lost += moment.lost();
+                silent += if moment.received == 0 {
+                    1.0
+                } else {
+                    moment.loss()
+                };
+            }
         }
         let seconds = silent * length.as_secs_f64();
         self.count += 1;
@@ -144,7 +153,7 @@ mod tests {
         let around = [moment(5, 0), Moment::default(), moment(5, 0), moment(5, 5)];
         let found = of(&around);
         assert_eq!((found.count, found.lost), (1, 10));
-        assert!(is_near(found.longest, 2.0), "{found:?}");
+        assert!(is_near(found.longest, 3.0), "{found:?}");
     }
 
     #[test]
@@ -154,5 +163,21 @@ mod tests {
             let found = Pauses::of(&moments(&received), Duration::from_micros(length));
             assert_eq!(found.count, expected, "{length}");
         }
+    }
+
+    /// At low rates most moments have no query.
+    #[test]
+    fn pause_lasts_between_its_queries() {
+        let mut sparse = Vec::new();
+        for second in 0..20 {
+            sparse.extend([Moment::default(); 9]);
+            sparse.push(Moment {
+                sent: 1,
+                received: u64::from(second == 0),
+            });
+        }
+        let found = of(&sparse);
+        assert_eq!((found.count, found.lost), (1, 19));
+        assert!(is_near(found.longest, 181.0), "{found:?}");
     }
 }

@@ -174,10 +174,10 @@ impl Reading {
 }
 
 impl Report {
-    /// Returns the share of the time in pauses.
-    pub(crate) fn paused(&self) -> f64 {
+    /// Returns the share of the queries that were lost in pauses.
+    pub(crate) fn lost_in_pauses(&self) -> f64 {
         self.pauses
-            .map_or(0.0, |pauses| pauses.seconds / self.seconds)
+            .map_or(0.0, |pauses| share(pauses.lost, self.sent))
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Search {
     /// Highest loss of a rate that holds, in percent.
     #[arg(long, default_value_t = 0.1, value_parser = percent)]
     max_loss: f64,
-    /// Maximum share of the time, in percent, of pauses whose losses do not count: a pause is an eighth of a millisecond or longer
+    /// Maximum share of the queries, in percent, whose loss in pauses does not count: a pause is an eighth of a millisecond or longer
     /// in which the server answers nothing, or a millisecond in which the generator has no CPU. With 0 every loss counts, as in RFC 2544.
     #[arg(long, default_value_t = 10.0, value_parser = percent)]
     max_pauses: f64,
@@ -126,7 +126,7 @@ enum Limit {
 struct Tolerance {
     /// Share of the queries.
     max_loss: f64,
-    /// Share of the time in pauses, whose losses do not count.
+    /// Share of the queries whose loss in pauses does not count.
     max_pauses: f64,
 }
 
@@ -143,7 +143,7 @@ impl Tolerance {
 
     /// Returns whether pauses may be left out of the loss.
     fn allows_pauses(&self, trial: &Report) -> bool {
-        trial.paused() <= self.max_pauses
+        trial.lost_in_pauses() <= self.max_pauses
     }
 
     /// Returns whether so much was answered, beside pauses, as the rate may lose.
@@ -169,7 +169,7 @@ impl Tolerance {
             };
         }
         // A server that is silent most of the time is not in a pause.
-        if failed.paused() < 0.5 && self.is_answered_beside_pauses(failed) {
+        if failed.lost_in_pauses() < 0.5 && self.is_answered_beside_pauses(failed) {
             return Limit::Pauses;
         }
         let dropped = failed.dropped.received + failed.dropped.sent;
@@ -448,12 +448,18 @@ mod tests {
             Limit::Interface
         );
         assert_eq!(
-            limit(|report: &mut Report| report.pauses = Some(pauses(0.201, 100))),
+            limit(|report: &mut Report| {
+                report.lost = 200;
+                report.pauses = Some(pauses(0.4, 200));
+            }),
             Limit::Pauses
         );
         // Not a pause: a server that is gone.
         assert_eq!(
-            limit(|report: &mut Report| report.pauses = Some(pauses(1.0, 100))),
+            limit(|report: &mut Report| {
+                report.lost = 900;
+                report.pauses = Some(pauses(1.8, 900));
+            }),
             Limit::Server
         );
     }
@@ -467,21 +473,21 @@ mod tests {
         }
     }
 
-    /// Loads take two seconds, of which a tenth may be pauses.
+    /// A tenth of the queries may be lost in pauses.
     #[test]
     fn losses_of_pauses_count_beyond_their_bound() {
-        let holds = |lost: u64, seconds, in_pauses| {
+        let holds = |lost: u64, in_pauses| {
             let mut trial = report(100_000, 100_000 - lost);
-            trial.pauses = Some(pauses(seconds, in_pauses));
+            trial.pauses = Some(pauses(0.1, in_pauses));
             TOLERANCE.holds(&trial)
         };
-        assert!(holds(100, 0.0, 0));
-        assert!(!holds(101, 0.0, 0));
-        assert!(holds(5_100, 0.2, 5_000));
-        assert!(!holds(5_101, 0.2, 5_000));
-        assert!(!holds(5_100, 0.201, 5_000));
-        // So few that it does not matter where.
-        assert!(holds(100, 0.201, 100));
+        assert!(holds(100, 0));
+        assert!(!holds(101, 0));
+        assert!(holds(5_100, 5_000));
+        assert!(!holds(5_101, 5_000));
+        assert!(holds(10_100, 10_000));
+        assert!(!holds(10_101, 10_001));
+        assert!(!holds(95_000, 95_000));
         let strict = Tolerance {
             max_pauses: 0.0,
             ..TOLERANCE

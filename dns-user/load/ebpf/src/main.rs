@@ -156,31 +156,7 @@ fn query(context: &XdpContext) -> Option<()> {
     let frame = FRAMES.get_ptr_mut(index)?;
     // SAFETY: as above; counters are changed atomically, the rest before the load.
     let frame = unsafe { &*frame };
-    let len = barrier_and(frame.len as usize, 0x1ff);
-    // A helper's length must not be 0, and the verifier of Linux 6.1 learns nothing from a comparison with 0.
-    if len < ETHERNET {
-        return None;
-    }
-    let len = barrier(len);
-    if len > MAX_FRAME_LEN {
-        return None;
-    }
-    // In 64 bits: the verifier rejects narrower arithmetic on addresses.
-    let more = len as i32 - barrier(context.data_end() - context.data()) as i32;
-    let bytes = (&raw const frame.bytes).cast_mut().cast();
-    // SAFETY: the context is the kernel's own, and the bytes belong to an element.
-    let written = unsafe {
-        // A frame that begins longer than any query is shortened at its start: the bytes behind it are to stay few.
-        let fits = if more < -(MAX_FRAME_LEN as i32) {
-            bpf_xdp_adjust_head(context.ctx, -more)
-        } else {
-            bpf_xdp_adjust_tail(context.ctx, more)
-        };
-        fits == 0 && bpf_xdp_store_bytes(context.ctx, 0, bytes, len as u32) == 0
-    };
-    if !written {
-        return None;
-    }
+    write(context, frame)?;
     let ports = orders.ports.max(1);
     let set = memory.number >> 16;
     // Shifted with each set, so that each id meets each port.
@@ -206,6 +182,34 @@ fn query(context: &XdpContext) -> Option<()> {
     counts.sent += 1;
     increment(&raw const frame.sent);
     count_at(&SENT_AT, REPLIES.get(0)?, due)
+}
+
+/// Makes the packet as long as the frame, and writes the frame into it.
+#[inline(always)]
+fn write(context: &XdpContext, frame: &Frame) -> Option<()> {
+    let len = barrier_and(frame.len as usize, 0x1ff);
+    // A helper's length must not be 0, and the verifier of Linux 6.1 learns nothing from a comparison with 0.
+    if len < ETHERNET {
+        return None;
+    }
+    let len = barrier(len);
+    if len > MAX_FRAME_LEN {
+        return None;
+    }
+    // In 64 bits: the verifier rejects narrower arithmetic on addresses.
+    let more = len as i32 - barrier(context.data_end() - context.data()) as i32;
+    let bytes = (&raw const frame.bytes).cast_mut().cast();
+    // SAFETY: the context is the kernel's own, and the bytes belong to an element.
+    let written = unsafe {
+        // A frame that begins longer than any query is shortened at its start: the bytes behind it are to stay few.
+        let fits = if more < -(MAX_FRAME_LEN as i32) {
+            bpf_xdp_adjust_head(context.ctx, -more)
+        } else {
+            bpf_xdp_adjust_tail(context.ctx, more)
+        };
+        fits == 0 && bpf_xdp_store_bytes(context.ctx, 0, bytes, len as u32) == 0
+    };
+    written.then_some(())
 }
 
 /// Counts a query or a reply in the moment in which the query was due, if the load is recorded.

@@ -14,17 +14,17 @@ const HEADER_LEN: usize = 12;
 
 /// Returns whether a file begins like a capture.
 pub(super) fn is_capture(bytes: &[u8]) -> bool {
-    Order::of(bytes).is_some()
+    ByteOrder::of(bytes).is_some()
 }
 
 /// Byte order of the file's numbers.
 #[derive(Clone, Copy)]
-enum Order {
+enum ByteOrder {
     Little,
     Big,
 }
 
-impl Order {
+impl ByteOrder {
     /// Reads it from the magic number, which also tells microseconds from nanoseconds.
     fn of(bytes: &[u8]) -> Option<Self> {
         match bytes.get(..4)? {
@@ -45,7 +45,7 @@ impl Order {
 
 /// Returns the UDP queries to port 53.
 pub(super) fn queries(bytes: &[u8]) -> Result<Vec<Query>> {
-    let order = Order::of(bytes).context("no capture in the format pcap")?;
+    let order = ByteOrder::of(bytes).context("no capture in the format pcap")?;
     let link = order.number(bytes, 20).context("the header is cut off")?;
     // LINKTYPE_ETHERNET, LINKTYPE_RAW, LINKTYPE_LINUX_SLL, LINKTYPE_LINUX_SLL2.
     let link_len = match link & 0xffff {
