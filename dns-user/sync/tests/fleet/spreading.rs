@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use serde_json::Value;
 
 use crate::{
     lab::{Lab, TIMEOUT},
@@ -125,6 +126,16 @@ fn changes_reach_the_fleet() -> Result<()> {
     ]
     .concat();
     assert_eq!(lab.run(&san)?, "*.web-server.default.dep.bosh\n");
+
+    // Committed, and not announced yet.
+    let path = lab.path("state").join("state.json");
+    let mut committed: Value = serde_json::from_slice(&fs::read(&path)?)?;
+    committed["versions"][1]["version"] = 3.into();
+    fs::write(&path, committed.to_string())?;
+    let status = lab.command(&["status", "--state", &state])?.output()?;
+    let said = String::from_utf8_lossy(&status.stdout);
+    assert!(said.contains("announcing version 3\n"), "{said}");
+    assert!(!status.status.success());
     Ok(())
 }
 

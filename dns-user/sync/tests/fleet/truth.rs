@@ -265,5 +265,6 @@ fn altered_records_are_restored() -> Result<()> {
     fs::remove_file(lab.records("a0"))?;
     wait_until("the removed file", TIMEOUT, restored).with_context(|| lab.log("a0"))?;
     fs::write(lab.records("a0"), [&good[..], b"\n"].concat())?;
-    wait_until("the edited file", TIMEOUT, restored).with_context(|| lab.log("a0"))
+    wait_until("the edited file", TIMEOUT, restored).with_context(|| lab.log("a0"))?;
+    lab.wait_for_log("a0", "another program changed or removed the file")
 }
