@@ -30,8 +30,8 @@ use dns_kit::{
 /// Number of lines kept of the verifier's log after a refusal: the last ones hold the complaint.
 const VERIFIER_LINES: usize = 6;
 
-/// Maximum number of results that wait to be collected: a result for each program, several times.
-const MAX_RESULTS: usize = 16;
+/// Maximum number of reports that wait to be collected: two for each program, several times.
+const MAX_REPORTS: usize = 16;
 
 /// Maximum number of consecutive attempts if signals interrupt a load.
 const INTERRUPTED_TRIES: usize = 10;
@@ -88,6 +88,12 @@ impl ProgramStatuses {
         self.programs.lock().clone()
     }
 
+    /// Removes a program that is not loaded after all.
+    fn forget(&self, name: &str) {
+        self.programs.lock().retain(|known| known.name != name);
+        self.changed.notify();
+    }
+
     fn note(&self, status: ProgramStatus) {
         let mut all = self.programs.lock();
         match all.iter_mut().find(|known| known.name == status.name) {
@@ -100,25 +106,45 @@ impl ProgramStatuses {
 
 //----------- Programs --------------------------------------------------------
 
-/// The reason why a program cannot be attached.
-pub(crate) enum Missing {
-    /// It is being loaded; [`Programs::results`] becomes readable afterwards.
-    Loading,
+/// The reason why a program cannot answer on a hook.
+pub(crate) enum Missing<'a> {
+    /// It is being loaded; [`Programs::reports`] becomes readable afterwards. The program that is already loaded can be
+    /// attached, and passes every packet until those that it tail-calls are loaded as well.
+    Loading(Option<BorrowedFd<'a>>),
     NotLoaded(String),
 }
 
 /// The programs, as used by the attaching thread.
 pub(crate) struct Programs {
-    /// Requested programs, with the result of loading each.
+    /// Requested programs, with the state of each.
     ordered: BTreeMap<Program, Ordered>,
-    /// Requests to the loading thread, which ends when this is dropped.
-    orders: mpsc::Sender<Program>,
-    /// Results from that thread; `None` after it has ended.
-    results: Option<mailbox::Receiver<(Program, Result<OwnedFd, LoadProblem>)>>,
+    /// Orders to the loading thread, which ends when this is dropped.
+    orders: mpsc::Sender<Order>,
+    /// Reports from that thread; `None` after it has ended.
+    reports: Option<mailbox::Receiver<(Program, Report)>>,
+}
+
+/// An order to the thread that loads.
+enum Order {
+    /// Load a program, and what it needs to answer.
+    Load(Program),
+    /// Load what the programs can work without, too.
+    Complete,
+}
+
+/// How far the thread that loads has come with a program.
+pub(crate) enum Report {
+    /// It is loaded, those that it tail-calls are not.
+    Attachable(OwnedFd),
+    /// It answers.
+    Answers,
+    Problem(LoadProblem),
 }
 
 enum Ordered {
     Loading,
+    /// Loaded, but it passes every packet, see [`Missing::Loading`].
+    Attachable(OwnedFd),
     Loaded(OwnedFd),
     /// Refused or failed, with the cause.
     Problem(LoadProblem),
@@ -133,22 +159,21 @@ impl Programs {
         keeps_answers: bool,
     ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
-        let (done, results) = mailbox::channel(MAX_RESULTS)?;
+        let (sender, reports) = mailbox::channel(MAX_REPORTS)?;
         let mut loader = Loader {
             image,
             statuses,
-            answer: None,
             answers_by_first: false,
             keeps_answers,
+            completes: false,
+            incomplete: Vec::new(),
         };
         threads::spawn("programs", OnPanic::EndProcess, move || {
             priority::lower("loading programs");
-            for program in ordered {
-                if done.send((program, loader.load(program))).is_err() {
+            for order in ordered {
+                if loader.execute(order, &sender).is_err() {
                     return;
                 }
-                // Later, because interfaces can answer without them.
-                loader.complete(program);
                 // Reading the object leaves memory free in the allocator.
                 memory::give_back();
                 memory::forget_start();
@@ -157,7 +182,7 @@ impl Programs {
         Ok(Self {
             ordered: BTreeMap::new(),
             orders,
-            results: Some(results),
+            reports: Some(reports),
         })
     }
 
@@ -168,19 +193,26 @@ impl Programs {
         } = self;
         ordered
             .entry(program)
-            .or_insert_with(|| match orders.send(program) {
+            .or_insert_with(|| match orders.send(Order::Load(program)) {
                 Ok(()) => Ordered::Loading,
                 Err(_) => Ordered::Problem(LoadProblem::ended()),
             });
     }
 
-    /// Returns a program, requesting it if necessary.
-    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Missing> {
+    /// Requests what the programs can work without, once interfaces answer: it takes the kernel many times as long.
+    pub(crate) fn complete(&self) {
+        // An error: the thread has ended, which `collect` notices.
+        let _ = self.orders.send(Order::Complete);
+    }
+
+    /// Returns a program that answers, requesting it if necessary.
+    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Missing<'_>> {
         self.order(program);
         match self.ordered.get(&program) {
             Some(Ordered::Loaded(program)) => Ok(program.as_fd()),
             Some(Ordered::Problem(problem)) => Err(Missing::NotLoaded(problem.why.clone())),
-            Some(Ordered::Loading) | None => Err(Missing::Loading),
+            Some(Ordered::Attachable(program)) => Err(Missing::Loading(Some(program.as_fd()))),
+            Some(Ordered::Loading) | None => Err(Missing::Loading(None)),
         }
     }
 
@@ -193,33 +225,35 @@ impl Programs {
     }
 
     /// Returns a descriptor that becomes readable once programs were loaded or refused.
-    pub(crate) fn results(&self) -> Option<BorrowedFd<'_>> {
-        self.results.as_ref().map(AsFd::as_fd)
+    pub(crate) fn reports(&self) -> Option<BorrowedFd<'_>> {
+        self.reports.as_ref().map(AsFd::as_fd)
     }
 
-    /// Collects the results of loading.
+    /// Collects the reports of the thread that loads.
     pub(crate) fn collect(&mut self) {
-        let Some(results) = &self.results else { return };
+        let Some(reports) = &self.reports else { return };
         loop {
-            match results.take() {
-                Ok(Some((program, Ok(loaded)))) => {
-                    self.ordered.insert(program, Ordered::Loaded(loaded))
-                }
-                Ok(Some((program, Err(problem)))) => {
-                    self.ordered.insert(program, Ordered::Problem(problem))
-                }
+            let (program, report) = match reports.take() {
+                Ok(Some(report)) => report,
                 Ok(None) => return,
                 Err(Ended) => break,
             };
+            let state = match report {
+                Report::Attachable(loaded) => Ordered::Attachable(loaded),
+                Report::Answers => match self.ordered.remove(&program) {
+                    Some(Ordered::Attachable(loaded)) => Ordered::Loaded(loaded),
+                    _ => continue,
+                },
+                Report::Problem(problem) => Ordered::Problem(problem),
+            };
+            self.ordered.insert(program, state);
         }
         // The thread panicked, which was logged with its location.
-        self.results = None;
-        for ordered in self
-            .ordered
-            .values_mut()
-            .filter(|ordered| matches!(ordered, Ordered::Loading))
-        {
-            *ordered = Ordered::Problem(LoadProblem::ended());
+        self.reports = None;
+        for ordered in self.ordered.values_mut() {
+            if matches!(ordered, Ordered::Loading | Ordered::Attachable(_)) {
+                *ordered = Ordered::Problem(LoadProblem::ended());
+            }
         }
     }
 
@@ -244,7 +278,7 @@ pub(crate) struct LoadProblem {
 }
 
 impl LoadProblem {
-    fn ended() -> Self {
+    pub(crate) fn ended() -> Self {
         Self {
             state: ProgramState::Refused,
             why: "the thread that loads programs has ended".into(),
@@ -309,21 +343,64 @@ fn complaint(lines: &[String]) -> Option<&String> {
 struct Loader {
     image: Image,
     statuses: ProgramStatuses,
-    /// Result of loading a program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
-    /// not needed yet.
-    answer: Option<Result<(), LoadProblem>>,
-    /// Whether that is the short one.
+    /// Whether the short program answers at tc.
     answers_by_first: bool,
     keeps_answers: bool,
+    /// Whether [`Order::Complete`] has come.
+    completes: bool,
+    /// Programs that wait for it.
+    incomplete: Vec<Program>,
 }
 
 impl Loader {
-    /// Loads a program, and the programs that it tail-calls.
-    fn load(&mut self, program: Program) -> Result<OwnedFd, LoadProblem> {
-        if program == Program::Tc {
-            self.load_answer()?;
+    fn execute(
+        &mut self,
+        order: Order,
+        reports: &mailbox::Sender<(Program, Report)>,
+    ) -> Result<(), Ended> {
+        match order {
+            Order::Load(program) => {
+                self.load(program, reports)?;
+                self.incomplete.push(program);
+            }
+            Order::Complete => self.completes = true,
         }
-        self.load_named(program.name())
+        if self.completes {
+            for program in std::mem::take(&mut self.incomplete) {
+                self.complete(program);
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads a program, and then those that it tail-calls. Interfaces take it meanwhile, because the kernel waits for an
+    /// RCU grace period at each of them.
+    fn load(
+        &mut self,
+        program: Program,
+        reports: &mailbox::Sender<(Program, Report)>,
+    ) -> Result<(), Ended> {
+        if program == Program::Tc {
+            // Before `dns_tc` is loaded, or the fast path would seem complete in between.
+            self.statuses.note(loading(object::TC_ANSWER_PROGRAM));
+        }
+        let loaded = match self.load_named(program.name()) {
+            Ok(loaded) => loaded,
+            Err(problem) => {
+                self.statuses.forget(object::TC_ANSWER_PROGRAM);
+                return reports.send((program, Report::Problem(problem)));
+            }
+        };
+        reports.send((program, Report::Attachable(loaded)))?;
+        let answers = match program {
+            Program::Xdp => Ok(()),
+            Program::Tc => self.load_answer(),
+        };
+        let report = match answers {
+            Ok(()) => Report::Answers,
+            Err(problem) => Report::Problem(problem),
+        };
+        reports.send((program, report))
     }
 
     /// Loads what a loaded program can work without: the program that answers everything at tc, and the one that
@@ -342,24 +419,11 @@ impl Loader {
         }
     }
 
-    /// Loads a program that answers at tc, once: the short one, or the complete one if the kernel refuses that.
+    /// Loads a program that answers at tc: the short one, or the complete one if the kernel refuses that.
     fn load_answer(&mut self) -> Result<(), LoadProblem> {
-        if let Some(done) = self.answer.clone().filter(|done| {
-            done.as_ref()
-                .err()
-                .is_none_or(|problem| problem.state == ProgramState::Refused)
-        }) {
-            return done;
-        }
-        // Before the short one answers, or the fast path would seem complete in between.
-        self.statuses.note(loading(object::TC_ANSWER_PROGRAM));
-        let mut done = self.load_called(object::TC_FIRST_PROGRAM, object::TC_ANSWER);
-        self.answers_by_first = done.is_ok();
-        if done.is_err() {
-            done = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
-        }
-        self.answer = Some(done.clone());
-        done
+        let first = self.load_called(object::TC_FIRST_PROGRAM, object::TC_ANSWER);
+        self.answers_by_first = first.is_ok();
+        first.or_else(|_| self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER))
     }
 
     /// Loads a program and puts it into the map from which it is tail-called, which keeps it.
@@ -432,8 +496,19 @@ impl Loader {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    impl Programs {
+        /// Returns programs of which [`Program::Tc`] is being loaded, and reports instead of the thread that loads.
+        pub(crate) fn told(reports: mailbox::Receiver<(Program, Report)>) -> Self {
+            Self {
+                ordered: BTreeMap::from([(Program::Tc, Ordered::Loading)]),
+                orders: mpsc::channel().0,
+                reports: Some(reports),
+            }
+        }
+    }
 
     #[test]
     fn the_complaint_is_found_before_the_statistics() {

@@ -64,12 +64,17 @@ struct Spoilt {
 }
 
 impl Spoilt {
-    /// Starts the server and waits until it has tried to load all programs it needs.
+    /// Starts the server with one defective program, see [`Self::start_without`].
     fn start(label: &str, mode: &str, spoilt: &str, fault: Fault) -> Result<Self> {
+        Self::start_without(label, mode, &[spoilt], fault)
+    }
+
+    /// Starts the server with defective programs, and waits until it has tried to load all programs it needs.
+    fn start_without(label: &str, mode: &str, spoilt: &[&str], fault: Fault) -> Result<Self> {
         let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
         let folder = server::folder(&server::records_of_groups(&[3]), None)?;
         let program = folder.path().join("bosh-dns-xdp");
-        spoil(&server::program()?, &program, spoilt, fault.instructions())?;
+        spoil_all(&server::program()?, &program, spoilt, fault.instructions())?;
         let settings = json!({
             "metrics": {"enabled": true},
             "control": {"socket": folder.path().join("control.sock")},
@@ -154,17 +159,25 @@ impl Spoilt {
 
 /// Copies the server, replacing the first instructions of a program.
 pub(crate) fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Result<()> {
+    spoil_all(server, copy, &[program], instructions)
+}
+
+/// Copies the server, replacing the first instructions of some programs.
+fn spoil_all(server: &Path, copy: &Path, programs: &[&str], instructions: &[u8]) -> Result<()> {
     let mut bytes = fs::read(server)?;
-    let at = first_instruction(OBJECT, program)
-        .with_context(|| format!("no {program} in the object"))?;
     let places = places_of(&bytes, OBJECT);
     ensure!(
         !places.is_empty(),
         "{} holds another object than these tests: build it",
         server.display()
     );
-    for place in places {
-        bytes[place + at..place + at + instructions.len()].copy_from_slice(instructions);
+    for program in programs {
+        let at = first_instruction(OBJECT, program)
+            .with_context(|| format!("no {program} in the object"))?;
+        for &place in &places {
+            let at = place + at;
+            bytes[at..at + instructions.len()].copy_from_slice(instructions);
+        }
     }
     fs::write(copy, bytes)?;
     Ok(fs::set_permissions(
@@ -355,6 +368,35 @@ fn rejected_program_disables_only_hook() -> Result<()> {
             .stop(Duration::from_secs(60))
             .with_context(|| case)?;
     }
+    Ok(())
+}
+
+/// Interfaces take `dns_tc` while the kernel verifies the program that it tail-calls.
+#[test]
+fn rejected_answers_leave_nothing_attached() -> Result<()> {
+    requires!(namespaces, bpf);
+    let spoilt = Spoilt::start_without(
+        "unanswered",
+        "auto",
+        &[object::TC_FIRST_PROGRAM, object::TC_ANSWER_PROGRAM],
+        Fault::Unreadable,
+    )?;
+    let status = spoilt.status()?;
+    let programs = status["programs"].as_array().context("programs")?;
+    for (name, state) in [
+        (object::TC_PROGRAM, "loaded"),
+        (object::TC_FIRST_PROGRAM, "refused"),
+        (object::TC_ANSWER_PROGRAM, "refused"),
+    ] {
+        let found = programs.iter().find(|program| program["name"] == name);
+        let found = found.with_context(|| format!("no {name}: {programs:?}"))?;
+        ensure!(found["state"] == state, "{found}");
+    }
+    let attached = spoilt.pair.server.attached_programs()?;
+    ensure!(attached.is_empty(), "{attached:?}");
+    ensure!(!spoilt.is_answered_by_the_interface()?, "{status}");
+    let in_words = spoilt.fast_path_in_words()?;
+    ensure!(in_words.starts_with("on no interface: "), "{in_words}");
     Ok(())
 }
 

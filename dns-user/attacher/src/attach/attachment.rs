@@ -2,6 +2,7 @@
 //! distinguished from foreign ones.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -58,6 +59,8 @@ pub(crate) struct AttachContext<'a> {
     pub(crate) pins: Option<&'a Pins>,
     /// A predecessor's links, to be taken over.
     pub(crate) predecessor: &'a mut Vec<PinnedLink>,
+    /// Links whose program does not answer yet, by interface. Closing one detaches its program.
+    pub(crate) prepared: &'a mut BTreeMap<u32, OwnedFd>,
     pub(crate) netlink: &'a mut Socket,
     /// Whether a qdisc may be added to the interface because no CNI plugin will add its own any more.
     pub(crate) settled: bool,
@@ -206,7 +209,7 @@ pub(crate) fn drop_predecessor(link: PinnedLink) {
     let _ = bpf::link_detach(fd.as_fd());
 }
 
-/// Attaches to one hook. A link taken over keeps its pin.
+/// Attaches to one hook. A link taken over keeps its pin. While the program does not answer yet, its link is prepared.
 fn attach(
     hook: Hook,
     link: &Link,
@@ -217,15 +220,32 @@ fn attach(
         filters,
         pins: _,
         predecessor,
+        prepared,
         netlink,
         settled,
     } = context;
-    let program = programs
-        .get(program_of(hook))
-        .map_err(|missing| match missing {
-            Missing::Loading => NotServed::Loading,
-            Missing::NotLoaded(why) => NotServed::Refused(why),
-        })?;
+    let program = match programs.get(program_of(hook)) {
+        Ok(program) => program,
+        Err(Missing::Loading(loaded)) => {
+            // A predecessor's program answers meanwhile.
+            let is_free = !predecessor.iter().any(|left| left.ifindex == link.ifindex);
+            if let Some(program) = loaded
+                && hook == Hook::Tcx
+                && is_free
+                && !prepared.contains_key(&link.ifindex)
+                // An error comes again when the program answers, and is reported then.
+                && let Ok(fd) = bpf::link_create(program, link.ifindex, LinkKind::Tcx)
+            {
+                prepared.insert(link.ifindex, fd);
+            }
+            return Err(NotServed::Loading);
+        }
+        Err(Missing::NotLoaded(why)) => {
+            prepared.remove(&link.ifindex);
+            return Err(NotServed::Refused(why));
+        }
+    };
+    let prepared = prepared.remove(&link.ifindex);
     let Some(kind) = link_kind(hook) else {
         let filter = filters.set(link.ifindex, program, *settled, netlink)?;
         return Ok((HookHandle::Filter(filter), None));
@@ -251,6 +271,11 @@ fn attach(
         {
             drop_predecessor(predecessor.swap_remove(place));
         }
+    }
+    if let Some(fd) = prepared
+        && hook == Hook::Tcx
+    {
+        return Ok((HookHandle::Link(fd), None));
     }
     match bpf::link_create(program, link.ifindex, kind) {
         Ok(fd) => Ok((HookHandle::Link(fd), None)),
@@ -483,7 +508,129 @@ impl Filters {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use aya_obj::generated::bpf_insn;
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
+    use crate::{
+        bpf::ProgramType,
+        mailbox,
+        programs::{LoadProblem, Report},
+    };
+
+    /// `lo` in a new network namespace, and a program that is being loaded for it.
+    struct Lo {
+        link: Link,
+        programs: Programs,
+        reports: mailbox::Sender<(Program, Report)>,
+        predecessor: Vec<PinnedLink>,
+        prepared: BTreeMap<u32, OwnedFd>,
+        netlink: Socket,
+    }
+
+    impl Lo {
+        fn new() -> Self {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let (reports, told) = mailbox::channel(4).unwrap();
+            Self {
+                link: Link::named(1, "lo"),
+                programs: Programs::told(told),
+                reports,
+                predecessor: Vec::new(),
+                prepared: BTreeMap::new(),
+                netlink: Socket::requests().unwrap(),
+            }
+        }
+
+        fn report(&mut self, report: Report) {
+            self.reports.send((Program::Tc, report)).unwrap();
+            self.programs.collect();
+        }
+
+        fn attach(&mut self) -> Result<Attachment, NotServed> {
+            let filters = Filters::of(([127, 0, 0, 1], 53).into());
+            let mut context = AttachContext {
+                programs: &mut self.programs,
+                filters: &filters,
+                pins: None,
+                predecessor: &mut self.predecessor,
+                prepared: &mut self.prepared,
+                netlink: &mut self.netlink,
+                settled: true,
+            };
+            Attachment::make(Hook::Tcx, &self.link, String::new(), &mut context)
+        }
+    }
+
+    /// Lets the kernel verify a program that passes every packet: r0 = -1, exit.
+    fn passing_program() -> OwnedFd {
+        let instruction = |code, imm| bpf_insn {
+            code,
+            _bitfield_align_1: [],
+            _bitfield_1: bpf_insn::new_bitfield_1(0, 0),
+            off: 0,
+            imm,
+        };
+        let code = [instruction(0xb7, -1), instruction(0x95, 0)];
+        let mut log = vec![0; 4096];
+        bpf::load_program("dns_tc", ProgramType::Tc, &code, c"GPL", &mut log).unwrap()
+    }
+
+    #[test]
+    fn link_is_prepared_until_program_answers() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let in_own_namespace = || {
+            let mut lo = Lo::new();
+            assert!(matches!(lo.attach(), Err(NotServed::Loading)));
+            assert!(lo.prepared.is_empty(), "nothing is loaded");
+            let probe = passing_program();
+            if bpf::link_create(probe.as_fd(), 1, LinkKind::Tcx).is_err() {
+                // Linux before 6.6: a filter holds the lock for 0.1 ms.
+                return;
+            }
+
+            lo.report(Report::Attachable(passing_program()));
+            assert!(matches!(lo.attach(), Err(NotServed::Loading)));
+            let id = |fd: &OwnedFd| bpf::link_info(fd.as_fd()).unwrap();
+            let attached = id(&lo.prepared[&1]);
+            assert_eq!(attached.ifindex, 1);
+            // Again, as each round does.
+            assert!(matches!(lo.attach(), Err(NotServed::Loading)));
+            assert_eq!(id(&lo.prepared[&1]), attached);
+
+            lo.report(Report::Answers);
+            let attachment = lo.attach().unwrap();
+            assert!(lo.prepared.is_empty());
+            let HookHandle::Link(fd) = &attachment.handle else {
+                panic!("tcx is a link");
+            };
+            assert_eq!(id(fd), attached);
+
+            let mut lo = Lo::new();
+            lo.report(Report::Attachable(passing_program()));
+            assert!(matches!(lo.attach(), Err(NotServed::Loading)));
+            assert!(lo.prepared.contains_key(&1));
+            lo.report(Report::Problem(LoadProblem::ended()));
+            assert!(matches!(lo.attach(), Err(NotServed::Refused(_))));
+            assert!(lo.prepared.is_empty(), "detached by closing the link");
+
+            let mut lo = Lo::new();
+            lo.predecessor.push(PinnedLink {
+                fd: probe,
+                ifindex: 1,
+                kind: LinkKind::Tcx,
+                path: PathBuf::new(),
+            });
+            lo.report(Report::Attachable(passing_program()));
+            assert!(matches!(lo.attach(), Err(NotServed::Loading)));
+            assert!(lo.prepared.is_empty(), "the predecessor answers");
+        };
+        thread::spawn(in_own_namespace).join().unwrap();
+    }
 
     #[test]
     fn foreign_priority_is_kept() {

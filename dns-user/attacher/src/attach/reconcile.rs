@@ -99,6 +99,8 @@ pub(crate) struct Setting {
     pub(crate) max_interfaces: usize,
     /// A predecessor's links, to be taken over.
     pub(crate) predecessor: Vec<PinnedLink>,
+    /// See [`AttachContext::prepared`].
+    pub(crate) prepared: BTreeMap<u32, OwnedFd>,
     /// Maps that the programs still need after this process has ended, and the folder of pins.
     pub(crate) kept_maps: Arc<KeptMaps>,
     pub(crate) changed: Notifier,
@@ -338,6 +340,7 @@ impl InterfaceReconciler {
                 self.reconcile(Instant::now());
                 if first && self.loading.is_empty() {
                     first = false;
+                    self.setting.programs.complete();
                     ready.send_replace(true);
                     self.setting.changed.notify();
                     tracing::debug!(
@@ -354,7 +357,7 @@ impl InterfaceReconciler {
             let fds = [
                 Some(commands.as_fd()),
                 events,
-                self.setting.programs.results(),
+                self.setting.programs.reports(),
             ];
             let mut fds: Vec<_> = fds
                 .into_iter()
@@ -540,6 +543,9 @@ impl InterfaceReconciler {
             self.setting.scope.remove_interface(ifindex);
         }
         self.admitted
+            .retain(|ifindex, _| wanted.contains_key(ifindex));
+        self.setting
+            .prepared
             .retain(|ifindex, _| wanted.contains_key(ifindex));
         let mut links: Vec<Link> = self
             .links
@@ -834,6 +840,7 @@ fn context<'a>(
         filters,
         kept_maps,
         predecessor,
+        prepared,
         ..
     } = setting;
     AttachContext {
@@ -841,6 +848,7 @@ fn context<'a>(
         filters,
         pins: kept_maps.pins.as_ref(),
         predecessor,
+        prepared,
         netlink,
         settled,
     }

@@ -5,6 +5,7 @@
 //! their lease is valid. The server renews it by a plain store, even if the attacher is dead.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     os::{
@@ -415,6 +416,7 @@ impl Prepared {
             heard_clients,
             max_interfaces: max_interfaces(),
             predecessor,
+            prepared: BTreeMap::new(),
             kept_maps: kept_maps.clone(),
             changed: loaded.changed,
         })

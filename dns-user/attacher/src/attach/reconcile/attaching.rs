@@ -67,7 +67,9 @@ impl InterfaceReconciler {
             if is_late { since } else { now }
         });
         for (index, link) in waiting.iter().enumerate() {
-            let is_urgent = self.is_urgent(link);
+            // A prepared link takes the lock no more.
+            let is_prepared = self.setting.prepared.contains_key(&link.ifindex);
+            let is_urgent = is_prepared || self.is_urgent(link);
             if !(is_urgent || self.rtnl.wait_before(limit)) {
                 self.postponed = true;
                 continue;
@@ -102,7 +104,9 @@ impl InterfaceReconciler {
         }
         let is_earlier_tcx =
             |left: &PinnedLink| left.ifindex == link.ifindex && left.kind == LinkKind::Tcx;
-        if self.setting.predecessor.iter().any(is_earlier_tcx) {
+        if self.setting.predecessor.iter().any(is_earlier_tcx)
+            || self.setting.prepared.contains_key(&link.ifindex)
+        {
             return TcOrder::Tcx;
         }
         let is_settled = self.is_settled(link, now);
@@ -202,9 +206,14 @@ impl InterfaceReconciler {
             ..
         } = self;
         let begun = Instant::now();
+        let is_prepared = setting.prepared.contains_key(&link.ifindex);
         let made = choice::plan(setting.mode, link, order).and_then(|plan| {
+            let mut context = context(setting, netlink, settled);
+            if is_prepared {
+                return choice::attach(plan, link, &mut context);
+            }
             rtnl.run(Operation::Attach, Some(backlog), || {
-                choice::attach(plan, link, &mut context(setting, netlink, settled))
+                choice::attach(plan, link, &mut context)
             })
         });
         cni_grace.set_waiting(link.ifindex, matches!(made, Err(NotServed::Unsettled)));
