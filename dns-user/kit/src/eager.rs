@@ -90,7 +90,7 @@ struct EagerTask {
 }
 
 enum TaskState {
-    /// Being polled.
+    /// The future is being polled.
     Polled,
     /// Still being polled, but already woken.
     Woken,

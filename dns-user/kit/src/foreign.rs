@@ -62,7 +62,7 @@ pub fn redacted_text(text: &str) -> String {
             shown
         };
     }
-    // Whatever precedes an @ may be a password with a character that a URL does not allow in it.
+    // The text before an @ may be a password with a character that a URL does not allow in it.
     let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
     let rest = match rest.rsplit_once('@') {
         Some((_, rest)) => format!("{MASK}@{rest}"),

@@ -33,7 +33,7 @@ use tempfile::NamedTempFile;
 /// Mode and owner of a replaced file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Permission bits.
+    /// Permission bits of the file.
     pub mode: u32,
     /// Owner; `None` for the process's user.
     pub user: Option<u32>,
@@ -144,7 +144,7 @@ fn try_replace(
     Ok(facts)
 }
 
-/// Removes a file of our own durably; returns whether there was one. Of a symbolic link, the link is removed.
+/// Removes one of our files durably; returns whether there was one. Of a symbolic link, the link is removed.
 pub fn remove(path: &Path) -> io::Result<bool> {
     let (folder, _) = parts(path)?;
     let opened = File::open(folder);
@@ -181,7 +181,7 @@ fn create_unfinished(folder: &Path, name: &OsStr) -> io::Result<NamedTempFile> {
     }
 }
 
-/// Returns whether a name is that of an unfinished file, which must never be read as data.
+/// Returns whether a name belongs to an unfinished file, which must never be read as data.
 pub fn is_unfinished(name: &OsStr) -> bool {
     target_of(name).is_some()
 }
@@ -225,7 +225,7 @@ pub fn sweep_folder(folder: &Path) {
 /// Removes what killed writers left in a folder of the files whose names are ours: for a folder to which other programs
 /// write in the same way.
 pub fn sweep_where(folder: &Path, is_ours: impl Fn(&[u8]) -> bool) {
-    // A missing folder has no leftovers. Whatever else prevents reading or removing them here fails the next
+    // A missing folder has no leftovers. Anything else that prevents reading or removing them fails the next
     // replacement as well, with an error; leftovers themselves are never read.
     let Ok(entries) = fs::read_dir(folder) else {
         return;
@@ -239,7 +239,7 @@ pub fn sweep_where(folder: &Path, is_ours: impl Fn(&[u8]) -> bool) {
         if !is_ours(target) {
             continue;
         }
-        // Neither a link nor a FIFO, which somebody else planted, is opened; both are removed.
+        // Neither a link nor a FIFO, which another user planted, is opened; both are removed.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)

@@ -1,4 +1,4 @@
-//! Explains why a file cannot be read: who, what, and the command that permits it.
+//! Explains why a file cannot be read: the user, the file, and the command that permits it.
 
 use std::{
     fs::{self, Metadata},

@@ -88,7 +88,7 @@ fn names(folder: &Path) -> Vec<OsString> {
     let mut names = Vec::new();
     for entry in entries.flatten() {
         let name = entry.file_name();
-        // `*` matches hidden names in Go. Half a file of one of our own writers is not meant by it.
+        // `*` matches hidden names in Go. It does not mean an unfinished file of one of our writers.
         if !atomic::is_unfinished(&name) {
             names.push(name);
         }

@@ -289,7 +289,7 @@ impl fmt::Display for Fields {
 
 impl Fields {
     fn push(&mut self, field: &Field, mut value: Value) {
-        // Whatever a peer sends, a line has a limit: it is read by people, and kept by the disk.
+        // A line has a limit, even if a peer sends more: it is read by people, and kept by the disk.
         if let Value::String(text) = &mut value
             && let Cow::Owned(shown) = cut(text, MAX_FIELD)
         {

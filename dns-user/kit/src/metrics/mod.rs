@@ -92,7 +92,7 @@ impl Kind for Histogram {
 }
 
 impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
-    /// Declares a family.
+    /// Declares a family with its labels.
     pub const fn new(
         name: &'static str,
         help: &'static str,

@@ -56,12 +56,12 @@ pub struct ServerVerifier {
 #[derive(Debug)]
 enum Roots {
     Fixed(Arc<RootCertStore>),
-    /// Those of a file, read again at a handshake if it changed; the last good ones stay in use.
+    /// The CAs of a file, read again at a handshake if it changed; the last good ones stay in use.
     File(
         PathBuf,
         Mutex<Option<(Option<FileStamp>, Arc<RootCertStore>)>>,
     ),
-    /// Those of the latest valid set of files.
+    /// The CAs of the latest valid set of files.
     Polled(Arc<RotatingTls>),
     /// Every certificate is accepted, if the server has its key.
     Any,
@@ -113,6 +113,7 @@ impl ServerVerifier {
             Roots::File(path, loaded) => (path, loaded),
         };
         let stamp = FileStamp::of(path);
+        // Locked while the file is read: simultaneous handshakes read it once.
         let mut loaded = loaded.lock();
         if let Some((seen, roots)) = &*loaded
             && stamp.is_some()
@@ -149,22 +150,20 @@ impl ServerVerifier {
                 let facts = CertificateFacts::parse(der).map_err(|_| {
                     Error::InvalidCertificate(rustls::CertificateError::BadEncoding)
                 })?;
-                match facts.is_issued_to(name) {
-                    true => Ok(()),
-                    false => Err(Error::InvalidCertificate(
-                        rustls::CertificateError::NotValidForName,
-                    )),
+                if facts.is_issued_to(name) {
+                    Ok(())
+                } else {
+                    let problem = rustls::CertificateError::NotValidForName;
+                    Err(Error::InvalidCertificate(problem))
                 }
             }
             AcceptedName::HostBelow(below) => {
                 verify_server_name(certificate, host)?;
                 let name = common_name(der).unwrap_or_default();
-                match name
-                    .strip_suffix(below)
-                    .is_some_and(|first| first.ends_with('.') && first.len() > 1)
-                {
-                    true => Ok(()),
-                    false => Err(Error::General(format!(
+                match name.strip_suffix(below) {
+                    // Whole labels: `evilbosh.example` is not below `bosh.example`.
+                    Some(first) if first.ends_with('.') && first.len() > 1 => Ok(()),
+                    _ => Err(Error::General(format!(
                         "the server's common name {name:?} is not below {below}"
                     ))),
                 }
@@ -250,19 +249,17 @@ impl CertificateFacts {
     pub fn parse(certificate: &CertificateDer<'_>) -> der::Result<Self> {
         let parsed = Certificate::from_der(certificate)?;
         let parsed = parsed.tbs_certificate();
-        let alternative = parsed
-            .get_extension::<SubjectAltName>()?
-            .map(|(_, names)| names.0);
-        let dns_names = alternative
-            .into_iter()
-            .flatten()
-            .filter_map(|name| match name {
-                GeneralName::DnsName(text) => Some(text.to_string()),
-                _ => None,
-            });
+        let mut dns_names = Vec::new();
+        if let Some((_, names)) = parsed.get_extension::<SubjectAltName>()? {
+            for name in names.0 {
+                if let GeneralName::DnsName(text) = name {
+                    dns_names.push(text.to_string());
+                }
+            }
+        }
         Ok(Self {
             common_name: first_common_name(parsed.subject()),
-            dns_names: dns_names.collect(),
+            dns_names,
             not_before: parsed.validity().not_before.to_system_time(),
             not_after: parsed.validity().not_after.to_system_time(),
         })
@@ -320,17 +317,17 @@ pub fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
 
 /// Returns the first common name of `subject` that is a string.
 pub fn first_common_name(subject: &Name) -> Option<String> {
-    let names = subject
-        .iter()
-        .filter(|attribute| attribute.oid == COMMON_NAME)
-        .map(|name| &name.value);
-    let mut strings = names.filter(|value| {
-        matches!(
-            value.tag(),
+    for attribute in subject.iter() {
+        let is_string = matches!(
+            attribute.value.tag(),
             Tag::Utf8String | Tag::PrintableString | Tag::Ia5String | Tag::TeletexString
-        )
-    });
-    strings
-        .find_map(|value| str::from_utf8(value.value()).ok())
-        .map(str::to_owned)
+        );
+        if attribute.oid == COMMON_NAME
+            && is_string
+            && let Ok(text) = str::from_utf8(attribute.value.value())
+        {
+            return Some(text.to_owned());
+        }
+    }
+    None
 }
