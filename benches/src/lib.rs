@@ -1,6 +1,7 @@
 //! Code shared by the benches.
 
 pub mod echo;
+pub mod page_cache;
 pub mod report;
 pub mod servers;
 pub mod skeleton;

@@ -24,13 +24,13 @@ use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     echo,
     figures::quoted,
-    is_wanted, lab,
+    is_wanted, lab, page_cache,
     report::{Report, number, titles},
     servers::{Forwarder, Peer},
     yardstick::Hook,
 };
 use clap::Parser as _;
-use whole_system_tests::interrupt;
+use whole_system_tests::{interrupt, server};
 
 use self::{
     arguments::Arguments,
@@ -532,6 +532,10 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
         builds: Vec::new(),
         wanted: arguments.subject.clone(),
     };
+    page_cache::read_by_pages(&server::program()?)?;
+    for build in &arguments.against {
+        page_cache::read_by_pages(build)?;
+    }
     let started = Instant::now();
     if !arguments.against.is_empty() {
         let mut parts = vec![&AGAINST, &EXTRAS, &TYPES];
