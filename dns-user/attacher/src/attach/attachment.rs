@@ -94,6 +94,11 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
+    /// Returns whether a server added the qdisc of this filter, so that it goes with the filter.
+    pub(crate) fn owns_qdisc(&self) -> bool {
+        matches!(&self.handle, HookHandle::Filter(filter) if filter.qdisc == QdiscOwner::Us)
+    }
+
     pub(super) fn make(
         hook: Hook,
         interface: &Link,

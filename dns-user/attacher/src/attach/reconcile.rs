@@ -68,7 +68,7 @@ const MIN_SLEEP: Duration = Duration::from_millis(1);
 /// How long after a report the server is considered to be reporting: about two intervals.
 const REPORT_HOLDS: Duration = Duration::from_millis(600);
 
-/// How long an interface without replies stays attached.
+/// How long an interface without replies stays attached; see [`is_retired`].
 const IDLE: Duration = Duration::from_secs(300);
 
 /// Interfaces that must wait together for a clsact filter to be preferred over tcx, which holds up all other
@@ -624,6 +624,7 @@ impl InterfaceReconciler {
                     .for_each(|&(_, slot)| self.gate.open(link.ifindex, slot, now));
             }
         }
+        let is_full = self.attached.len() >= self.setting.max_interfaces;
         for (&ifindex, on) in &mut self.attached {
             let replies = self
                 .setting
@@ -633,7 +634,13 @@ impl InterfaceReconciler {
             if replies != on.replies.0 {
                 on.replies = (replies, now);
             }
-            if now.saturating_duration_since(on.replies.1) >= IDLE {
+            let is_named = self
+                .links
+                .iter()
+                .any(|link| link.ifindex == ifindex && self.setting.selection.names(link));
+            let silence = now.saturating_duration_since(on.replies.1);
+            let owns_qdisc = on.attachment.owns_qdisc();
+            if !is_named && is_retired(silence, owns_qdisc, is_full) {
                 self.gate.close(ifindex);
             }
         }
@@ -830,6 +837,17 @@ impl InterfaceReconciler {
     }
 }
 
+/// Returns whether an interface that has given no reply for the time of `silence` is detached. Its program costs every
+/// packet a little, and where `is_full`, another interface may need its place.
+fn is_retired(silence: Duration, owns_qdisc: bool, is_full: bool) -> bool {
+    if silence < IDLE {
+        return false;
+    }
+    // The kernel drops what an interface sends while its clsact qdisc is removed, and again while the next query
+    // brings it back.
+    !owns_qdisc || is_full
+}
+
 fn context<'a>(
     setting: &'a mut Setting,
     netlink: &'a mut Socket,
@@ -851,5 +869,19 @@ fn context<'a>(
         prepared,
         netlink,
         settled,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_interface_keeps_qdisc_until_place_is_needed() {
+        let almost = IDLE - Duration::from_millis(1);
+        assert!(!is_retired(almost, false, true));
+        assert!(is_retired(IDLE, false, false));
+        assert!(!is_retired(IDLE, true, false));
+        assert!(is_retired(IDLE, true, true));
     }
 }

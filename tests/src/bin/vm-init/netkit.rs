@@ -17,7 +17,7 @@ use whole_system_tests::{
 
 use crate::{
     modes::{TIMEOUT, status},
-    set_ups::REQUIRED_VARIABLE,
+    set_ups::{REPLY, REQUIRED_VARIABLE},
 };
 
 /// Address of the server, which belongs to no interface shared with the container.
@@ -75,7 +75,7 @@ fn interface_answers() -> Result<String> {
         .to_vec()?;
         let to = SocketAddr::from((ADDRESS, 53));
         let reply = container
-            .run(|| client::ask_raw(to, &query, TIMEOUT))?
+            .run(|| client::ask_raw(to, &query, REPLY))?
             .context("no reply over netkit")?;
         let found = client::addresses(&Message::from_vec(&reply)?).len();
         ensure!(

@@ -25,7 +25,7 @@ const ADDRESS: [u8; 4] = [169, 254, 0, 2];
 const QUERIES: usize = 5;
 
 /// Timeout of a query, in the virtual time of the machine.
-const REPLY: Duration = Duration::from_secs(1);
+pub(crate) const REPLY: Duration = Duration::from_secs(1);
 
 /// Environment variable that the kernel's command line sets if every set-up must work.
 pub(crate) const REQUIRED_VARIABLE: &str = "BOSH_DNS_SET_UPS";
