@@ -792,28 +792,28 @@ mod tests {
         let path = folder.path().join("records.json");
         fs::write(&path, "half").unwrap();
         let mut followed = Followed::new(FileSource::File(path.clone()));
+        let mut contents = followed.changed(Reading::IfChanged).unwrap();
+        // As on a fast machine, where the file is younger than its time stamp is exact.
+        contents.settled = false;
         // The writer continues while the first half is being parsed.
-        let (_, parsed) = followed
-            .parsed(Reading::IfChanged, |files: &[(&str, &[u8])]| {
-                let (name, bytes) = files[0];
-                let mut errors = Vec::new();
-                if bytes != b"whole" {
-                    fs::write(&path, "whole").unwrap();
-                    errors.push(ConfigError::of_file(name, "is half"));
-                }
-                ParsedFiles { valid: (), errors }
-            })
-            .unwrap();
+        let (_, parsed) = followed.parse(contents, |files: &[(&str, &[u8])]| {
+            let (name, bytes) = files[0];
+            let mut errors = Vec::new();
+            if bytes != b"whole" {
+                fs::write(&path, "whole").unwrap();
+                errors.push(ConfigError::of_file(name, "is half"));
+            }
+            ParsedFiles { valid: (), errors }
+        });
         parsed.whole().unwrap();
     }
 
     #[test]
-    fn a_fresh_file_is_not_settled() {
+    fn an_old_file_is_settled() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         fs::write(&path, "{}").unwrap();
         let source = FileSource::File(path.clone());
-        assert!(!source.walk().0.read().settled);
         thread::sleep(SETTLED * 2);
         let contents = source.walk().0.read();
         assert!(contents.settled);
@@ -866,6 +866,8 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         let mut followed = Followed::new(FileSource::File(path));
         followed.changed(Reading::IfChanged).unwrap();
+        // As on a fast machine.
+        followed.settled = false;
         assert_eq!(followed.known(Reading::IfChanged), None);
     }
 }
