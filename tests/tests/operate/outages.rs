@@ -25,6 +25,7 @@ use whole_system_tests::{
     cell::feed,
     client,
     cpu::on_cpu,
+    metrics::wait_for_fast_path,
     namespace::Namespace,
     process::{Kept, run, wait_until},
     requires,
@@ -252,6 +253,8 @@ fn outages_of_the_fast_path_are_named() -> Result<()> {
     overload(&running)?;
     assert_found(&running, &prometheus, "sheds", "since the start")?;
 
+    // An attacher that is lost before its programs answer leaves nothing attached.
+    wait_for_fast_path(&running.namespace)?;
     attacher.kill(TIMEOUT)?;
     assert_found(&running, &prometheus, "attacher_lost", "attach.sock")
 }
