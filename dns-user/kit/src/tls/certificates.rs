@@ -287,7 +287,8 @@ impl CertificateFacts {
     pub fn invalid_at(&self, now: SystemTime) -> Option<&'static str> {
         if now < self.not_before {
             Some("is not valid yet (is this machine's clock right?)")
-        } else if now > self.not_after {
+        } else if now >= self.not_after + Duration::from_secs(1) {
+            // The date is a whole second, and valid to its end (RFC 5280, section 4.1.2.5).
             Some("has expired")
         } else {
             None

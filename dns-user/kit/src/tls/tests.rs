@@ -262,6 +262,26 @@ fn certificate_expiry_is_known() {
 }
 
 #[test]
+fn both_dates_belong_to_the_validity() {
+    let moment = |milliseconds| SystemTime::UNIX_EPOCH + Duration::from_millis(milliseconds);
+    let facts = CertificateFacts {
+        common_name: None,
+        dns_names: Vec::new(),
+        not_before: moment(1_000_000),
+        not_after: moment(2_000_000),
+    };
+    for (at, is_valid) in [
+        (999_999, false),
+        (1_000_000, true),
+        (2_000_000, true),
+        (2_000_999, true),
+        (2_001_000, false),
+    ] {
+        assert_eq!(facts.invalid_at(moment(at)).is_none(), is_valid, "{at}");
+    }
+}
+
+#[test]
 fn warnings_are_relative_to_validity() {
     let hour = Duration::from_secs(3600);
     let start = SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000);
