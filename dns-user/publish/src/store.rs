@@ -12,16 +12,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use dns_kit::files::{
-    atomic::{self, Attributes, ReplaceError},
-    bounded,
-};
+use dns_kit::files::atomic::{self, Attributes, ReplaceError};
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::documents::{DocumentId, Kind, digest, write_pretty};
+use crate::documents::{DocumentId, Kind, digest, read_json, write_pretty};
 
 /// An open store. Only one process can open it at a time; others read the folder.
 #[derive(Debug)]
@@ -270,15 +267,6 @@ fn path_of(folder: &Path, id: &DocumentId) -> PathBuf {
         kind.name(),
         name.replace('/', "~")
     ))
-}
-
-/// Reads what [`write_json`] wrote; the default if the file is missing.
-pub(crate) fn read_json<T: Default + DeserializeOwned>(path: &Path) -> Result<T, String> {
-    match bounded::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 /// Replaces a file of the publisher's state by the JSON of a value, in one step. A command of root may write what

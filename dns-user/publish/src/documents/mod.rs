@@ -17,7 +17,7 @@ use dns_kit::files::{
     bounded,
 };
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -753,6 +753,15 @@ impl StatusFile {
                 let _ = fs::remove_file(&path);
             }
         }
+    }
+}
+
+/// Reads the JSON of the publisher's own state; the default if the file is missing.
+pub(crate) fn read_json<T: Default + DeserializeOwned>(path: &Path) -> Result<T, String> {
+    match bounded::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
+        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -10,13 +10,14 @@ use std::{
 
 use crate::{
     config::Config,
+    documents::read_json,
     engine::{Engine, RecentDeletions},
     ownership::{Cipher, Mapper, Registry},
     plan::{PlanRules, Policy},
     provider::{Parameter, Parameters, ProviderError, ProviderKind, settings},
     publication::{Publication, Target},
     record::{DomainFilter, RecordError, RecordType, TargetSets, host_sets},
-    store::{read_json, write_json},
+    store::write_json,
     text::remedy_for_unknown,
     update_record::UpdateRecord,
 };

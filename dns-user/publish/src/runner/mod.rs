@@ -32,7 +32,7 @@ use self::{claim::mark_rivals, launch::fill_targets};
 use crate::{
     api,
     config::{ApiConfig, Config, WebhookConfig},
-    documents::{Folder, Scan, Watch},
+    documents::{Folder, Scan, Watch, read_json},
     engine::{Engine, Report, ZoneReport},
     fleet::{AliasWriter, Fleet, HealthHistory, ResolveError, SavedHealth, ServerClient},
     plan::Reason,
@@ -41,7 +41,7 @@ use crate::{
     status::{
         ApiState, Confirmation, Confirmed, Metrics, ProviderState, StatusWriter, gauge, shortened,
     },
-    store::{Store, read_json, write_json},
+    store::{Store, write_json},
     webhook::MAX_MESSAGE,
 };
 
