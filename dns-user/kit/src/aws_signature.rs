@@ -12,8 +12,7 @@ use ring::{digest, hmac};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 use url::{Position, Url};
 
-use crate::hex;
-pub use crate::percent_encoded as encode;
+use crate::{hex, percent_encoded};
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
 
@@ -161,7 +160,11 @@ impl<'a> Signer<'a> {
 pub fn encode_query(query: &[(&str, &str)]) -> String {
     let mut pairs = Vec::with_capacity(query.len());
     for (name, value) in query {
-        pairs.push(format!("{}={}", encode(name), encode(value)));
+        pairs.push(format!(
+            "{}={}",
+            percent_encoded(name),
+            percent_encoded(value)
+        ));
     }
     pairs.sort_unstable();
     pairs.join("&")

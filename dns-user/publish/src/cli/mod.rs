@@ -319,23 +319,10 @@ mod tests {
     #[test]
     fn metrics_reference_is_current() {
         let families = crate::status::families();
-        let rows = families.iter().map(|family| {
-            let labels = family
-                .get_metric()
-                .first()
-                .map(|metric| metric.get_label().iter().map(|label| label.name()));
-            let kind = format!("{:?}", family.get_field_type());
-            (
-                family.name(),
-                kind,
-                labels.into_iter().flatten().collect(),
-                family.help(),
-            )
-        });
         let introduction = "# Metrics of bosh-dns-publish\n\nFamilies under the names of external-dns where it has the same.";
         command_page::compare(
             "publish-metrics.md",
-            &command_page::metrics(introduction, rows),
+            &command_page::metrics_of(introduction, &families),
         );
     }
 }

@@ -173,16 +173,16 @@ impl Applier {
         let spread = Duration::from_millis(spread_ms).min(MAX_SPREAD);
         let mut newest = self.announced.subscribe();
         let bytes = tokio::select! {
-                    biased;
-                    Ok(_) = newest.wait_for(|newest| *newest > announcement.version) => {
-                        bail!("a newer version was announced meanwhile");
-                    }
-                    downloaded = async {
-                        // Ten thousand whole blobs are 25 GB, too much for a link at once.
-        tokio::time::sleep(spread.mul_f64(fastrand::f64())).await;
-                        self.download(&announcement.source, longest).await
-                    } => downloaded?,
-                };
+            biased;
+            Ok(_) = newest.wait_for(|newest| *newest > announcement.version) => {
+                bail!("a newer version was announced meanwhile");
+            }
+            downloaded = async {
+                // Ten thousand whole blobs are 25 GB, too much for a link at once.
+                tokio::time::sleep(spread.mul_f64(fastrand::f64())).await;
+                self.download(&announcement.source, longest).await
+            } => downloaded?,
+        };
         let version = announcement.version;
         self.disk
             .call(move |records| records.write(bytes, &digest, version))

@@ -414,23 +414,10 @@ mod tests {
     #[test]
     fn metrics_reference_is_current() {
         let families = [distributor::metric_families(), agent::metric_families()].concat();
-        let rows = families.iter().map(|family| {
-            let labels = family
-                .get_metric()
-                .first()
-                .map(|metric| metric.get_label().iter().map(|label| label.name()));
-            let kind = format!("{:?}", family.get_field_type());
-            (
-                family.name(),
-                kind,
-                labels.into_iter().flatten().collect(),
-                family.help(),
-            )
-        });
         let introduction = "# Metrics of bosh-dns-sync\n\nFamilies of the publisher and, with `agent` in the name, of the agents.";
         command_page::compare(
             "sync-metrics.md",
-            &command_page::metrics(introduction, rows),
+            &command_page::metrics_of(introduction, &families),
         );
     }
 
@@ -525,8 +512,6 @@ mod tests {
 
     #[tokio::test]
     async fn status_succeeds_once_all_have_the_newest_version() {
-        use crate::message::Report;
-
         let folder = tempfile::tempdir().unwrap();
         for (held, announced, newest, expected) in [
             (5, 5, 5, ExitCode::SUCCESS),

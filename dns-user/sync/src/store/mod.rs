@@ -17,12 +17,13 @@ use async_nats::jetstream::{
 use base64::{Engine, engine::general_purpose::URL_SAFE};
 use bytes::Bytes;
 use dns_kit::{
-    aws_signature::{Credentials, Signer, encode},
+    aws_signature::{Credentials, Signer},
     files::{
         atomic::{self, Attributes},
         bounded,
     },
     http_client::{ClientError, HttpClient, Limits},
+    percent_encoded,
 };
 use hyper::Method;
 use serde::Deserialize;
@@ -191,7 +192,7 @@ impl S3 {
         url.set_path(&format!(
             "{}/{}",
             self.bucket.path().trim_end_matches('/'),
-            encode(id).replace("%2F", "/")
+            percent_encoded(id).replace("%2F", "/")
         ));
         match &self.credentials {
             Some(credentials) => Signer::new(credentials, &self.region, "s3", now).url(

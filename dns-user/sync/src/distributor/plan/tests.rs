@@ -88,8 +88,8 @@ impl World {
             .on_message(&subject, &reply.write(), self.now, 0.5);
     }
 
-    /// Completes a commit and its upload. Returns the batch of announcements.
-    fn publish(&mut self, version: u64, bytes: &Bytes) -> Vec<Outgoing> {
+    /// Completes a commit and its upload.
+    fn upload(&mut self, version: u64, bytes: &Bytes) {
         let committed = Committed {
             made: made(version),
             bytes: bytes.clone(),
@@ -99,6 +99,11 @@ impl World {
         self.plan.committed(committed, self.now);
         assert!(matches!(&self.step()[..], [Action::Put(..)]));
         self.plan.put(version, true, self.now);
+    }
+
+    /// Completes a commit and its upload. Returns the batch of announcements.
+    fn publish(&mut self, version: u64, bytes: &Bytes) -> Vec<Outgoing> {
+        self.upload(version, bytes);
         self.batch()
     }
 
@@ -236,15 +241,7 @@ fn only_agents_of_ours_get_patches() {
     world.now = INQUIRY_MS;
     world.step();
     world.step();
-    let committed = Committed {
-        made: made(2),
-        bytes: Bytes::from_static(b"x"),
-        new: true,
-        gone: Vec::new(),
-    };
-    world.plan.committed(committed, world.now);
-    world.step();
-    world.plan.put(2, true, world.now);
+    world.upload(2, &Bytes::from_static(b"x"));
     let mut extras = HashMap::new();
     for _ in 0..2 {
         for action in world.step() {
@@ -284,15 +281,7 @@ fn patches_fit_the_payload() {
     world.start(&[("a", 1)]);
     world.step();
     world.step();
-    let committed = Committed {
-        made: made(2),
-        bytes: Bytes::from_static(b"x"),
-        new: true,
-        gone: Vec::new(),
-    };
-    world.plan.committed(committed, 0);
-    world.step();
-    world.plan.put(2, true, 0);
+    world.upload(2, &Bytes::from_static(b"x"));
     assert!(matches!(
         world.step()[..],
         [Action::Write(Job::Patch { from: 1, to: 2, .. })]
@@ -325,15 +314,7 @@ fn queued_messages_are_not_repeated() {
     world.start(&held);
     world.step();
     world.step();
-    let committed = Committed {
-        made: made(2),
-        bytes: vec![0; 500_000].into(),
-        new: true,
-        gone: Vec::new(),
-    };
-    world.plan.committed(committed, 0);
-    world.step();
-    world.plan.put(2, true, 0);
+    world.upload(2, &vec![0; 500_000].into());
     world.step();
     world.plan.patch(
         1,
@@ -510,15 +491,7 @@ fn refused_patch_becomes_a_whole_blob() {
     world.start(&[("a", 1)]);
     world.step();
     world.step();
-    let committed = Committed {
-        made: made(2),
-        bytes: Bytes::from_static(b"x"),
-        new: true,
-        gone: Vec::new(),
-    };
-    world.plan.committed(committed, 0);
-    world.step();
-    world.plan.put(2, true, 0);
+    world.upload(2, &Bytes::from_static(b"x"));
     let Some(Action::Write(patch)) = world.step().pop() else {
         panic!("no patch");
     };
