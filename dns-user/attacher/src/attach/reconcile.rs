@@ -634,13 +634,14 @@ impl InterfaceReconciler {
             if replies != on.replies.0 {
                 on.replies = (replies, now);
             }
-            let is_named = self
-                .links
-                .iter()
-                .any(|link| link.ifindex == ifindex && self.setting.selection.names(link));
             let silence = now.saturating_duration_since(on.replies.1);
-            let owns_qdisc = on.attachment.owns_qdisc();
-            if !is_named && is_retired(silence, owns_qdisc, is_full) {
+            if !is_retired(silence, on.attachment.owns_qdisc(), is_full) {
+                continue;
+            }
+            // A named interface would be attached again at once.
+            let mut links = self.links.iter();
+            let link = links.find(|link| link.ifindex == ifindex);
+            if !link.is_some_and(|link| self.setting.selection.names(link)) {
                 self.gate.close(ifindex);
             }
         }
