@@ -551,7 +551,7 @@ mod tests {
     fn keys_are_named_before_certificates() {
         let place = tempfile::tempdir().unwrap();
         let folder = IdentityFolder::new(place.path().join("i"));
-        // What is in the way of the certificate's name stops the change there.
+        // A folder in the way of the certificate's name stops the change there.
         make_folders(&folder.path.join("x.crt").join("full")).unwrap();
         let [certificate, key] = ["x.crt", "x.key"].map(|name| Entry {
             name,

@@ -20,7 +20,7 @@ const ATTACHING: [Capability; 3] = [
     Capability::CAP_PERFMON,
 ];
 
-/// Drops all capabilities but CAP_NET_RAW, unless running as root, who may write a report into any user's folder.
+/// Drops all capabilities but CAP_NET_RAW, unless it runs as root, which may write a report into any user's folder.
 pub fn keep_for_watching() -> anyhow::Result<()> {
     if Uid::effective().is_root() {
         return Ok(());
@@ -77,7 +77,7 @@ fn become_user(user: &User, needed: &CapsHashSet) -> anyhow::Result<()> {
     nix::sys::prctl::set_keepcaps(true).map_err(step("keeping capabilities"))?;
     let name = std::ffi::CString::new(user.name.as_str()).unwrap_or_default();
     let group_list = unistd::getgrouplist(&name, user.gid).map_err(step("reading its groups"))?;
-    // Groups before the user, who may not set them.
+    // The groups first: the user may not set them.
     unistd::setgroups(&group_list).map_err(step("setting its groups"))?;
     unistd::setresgid(user.gid, user.gid, user.gid).map_err(step("setting its group"))?;
     unistd::setresuid(user.uid, user.uid, user.uid).map_err(step("setting the user"))?;

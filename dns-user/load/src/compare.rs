@@ -17,7 +17,7 @@ use crate::{
     target::{Prepared, Target, endpoint},
 };
 
-/// Servers of the turns of a block. What changes steadily during it affects both alike, and each one follows the other
+/// Servers of the turns of a block. A steady change during it affects both alike, and each one follows the other
 /// once and itself once. Every second block begins with the other server.
 const BLOCK: [usize; 4] = [0, 1, 1, 0];
 
@@ -143,7 +143,7 @@ impl Compare {
         found.is_some_and(|found| found * 100.0 <= self.precision)
     }
 
-    /// Says why the comparison ended.
+    /// Returns the sentence that states the precision and why the comparison ended.
     fn reason(&self, comparison: &Comparison) -> String {
         let ratio = self.deciding(comparison);
         let found = match ratio.and_then(|ratio| ratio.precision()) {
@@ -184,7 +184,7 @@ struct Course<'a> {
 
 impl Course<'_> {
     fn measure(&mut self) -> Result<End> {
-        // The first turns find caches cold, those of the first server colder.
+        // The first turns find cold caches, above all the first server's.
         for server in [0, 1] {
             if self.turn(server)?.is_none() {
                 return Ok(End::Interrupted);
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
     use crate::report::tests::report;
 
-    /// What drifts steadily cancels out within each block.
+    /// A steady drift cancels out within each block.
     #[test]
     fn blocks_are_free_of_drift() {
         let received = |report: &Report| Some(report.received_per_second);

@@ -57,7 +57,7 @@ const RECORDED_LONGER: Duration = Duration::from_secs(2);
 /// Bits of the nanoseconds of the shortest moment that is recorded, about a sixteenth of a millisecond.
 const MIN_MOMENT_BITS: u64 = 16;
 
-/// Maximum number of moments; those of long loads are longer.
+/// Maximum number of moments; a long load has longer ones.
 const MAX_MOMENTS: u64 = 1 << 18;
 
 /// Interrupts the system call.
@@ -376,7 +376,7 @@ impl Generator {
         self.this_moment()
     }
 
-    /// Returns the record since its first moment. What is longer than the loads that were announced is cut off.
+    /// Returns the record since its first moment. Moments beyond the announced length are cut off.
     pub fn record_since(&self, first: u64) -> Result<Vec<Moment>> {
         let [sent_at, received_at] = &*lock(&self.moments);
         let mut moments = Vec::new();

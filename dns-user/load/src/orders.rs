@@ -125,7 +125,7 @@ pub struct Counts {
     pub sent: u64,
     /// Queries never sent, because the generator had no CPU when they were due.
     pub skipped: u64,
-    /// Those of them that were skipped at once, because something had the CPU for a moment or longer.
+    /// Those of them that were skipped at once, because something had the CPU for as long as [`STALL_BITS`] says.
     pub stalled: u64,
     /// Replies that nothing awaits: repeated ones, and those of queries whose id has been used again.
     pub late: u64,

@@ -42,7 +42,7 @@ pub(crate) struct Report {
     pub(crate) sent: u64,
     /// Queries that were due but not sent, because the generating CPU was busy.
     pub(crate) skipped: u64,
-    /// Those of them that were skipped at once, because something had the CPU for a millisecond or longer.
+    /// Those of them that were skipped at once, because something had the CPU for about a millisecond or longer.
     pub(crate) stalled: u64,
     pub(crate) received: u64,
     /// Queries without a reply.
