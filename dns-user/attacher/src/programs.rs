@@ -109,7 +109,7 @@ impl ProgramStatuses {
 /// The reason why a program cannot answer on a hook.
 pub(crate) enum Missing<'a> {
     /// It is being loaded; [`Programs::reports`] becomes readable afterwards. The program that is already loaded can be
-    /// attached, and passes every packet until those that it tail-calls are loaded as well.
+    /// attached, and passes every packet until the programs that it tail-calls are loaded.
     Loading(Option<BorrowedFd<'a>>),
     NotLoaded(String),
 }
@@ -134,7 +134,7 @@ enum Order {
 
 /// How far the thread that loads has come with a program.
 pub(crate) enum Report {
-    /// It is loaded, those that it tail-calls are not.
+    /// It is loaded, but the programs that it tail-calls are not.
     Attachable(OwnedFd),
     /// It answers.
     Answers,
@@ -373,7 +373,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Loads a program, and then those that it tail-calls. Interfaces take it meanwhile, because the kernel waits for an
+    /// Loads a program, and then the programs that it tail-calls. Interfaces take it meanwhile, because the kernel waits for an
     /// RCU grace period at each of them.
     fn load(
         &mut self,
@@ -387,7 +387,9 @@ impl Loader {
         let loaded = match self.load_named(program.name()) {
             Ok(loaded) => loaded,
             Err(problem) => {
-                self.statuses.forget(object::TC_ANSWER_PROGRAM);
+                if program == Program::Tc {
+                    self.statuses.forget(object::TC_ANSWER_PROGRAM);
+                }
                 return reports.send((program, Report::Problem(problem)));
             }
         };

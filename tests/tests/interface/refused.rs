@@ -427,5 +427,14 @@ fn rejected_programs_are_not_retried() -> Result<()> {
         "tried again: {}",
         spoilt.server.log()
     );
+    let status = spoilt.status()?;
+    let programs = status["programs"].as_array().context("programs")?;
+    // The program of another hook was refused.
+    ensure!(
+        programs
+            .iter()
+            .any(|program| program["name"] == object::TC_ANSWER_PROGRAM),
+        "{programs:?}"
+    );
     Ok(())
 }
