@@ -38,6 +38,7 @@ fn build(folder: &str, inputs: &[&str], objects: &[&str]) -> Result<(), String> 
     let root = crate_dir.join("../..");
     let folder = crate_dir.join(folder);
     let toolchain = root.join(".toolchain/env");
+    // Named one by one: the crate's folder holds its `target`, which each build changes.
     let of_crate = ["src", ".cargo", "Cargo.toml", "Cargo.lock"].map(|input| folder.join(input));
     let others = inputs.iter().map(|input| root.join(input));
     for input in of_crate

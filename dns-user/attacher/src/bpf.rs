@@ -143,6 +143,7 @@ pub(crate) fn remove_element(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> 
         attributes.__bindgen_anon_2.key = key.as_ptr() as u64;
     });
     match removed {
+        // Nothing to do: whoever wants it gone has what they want.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other.map(drop),
     }
@@ -172,6 +173,8 @@ pub(crate) fn link_create(
     let (attach_type, flags) = match kind {
         LinkKind::XdpNative => (bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE),
         LinkKind::XdpGeneric => (bpf_attach_type::BPF_XDP, XDP_FLAGS_SKB_MODE),
+        // Without an order (BPF_F_BEFORE), tcx appends: programs of others keep their place before
+        // ours.
         LinkKind::Tcx => (bpf_attach_type::BPF_TCX_INGRESS, 0),
     };
     call_for_fd(bpf_cmd::BPF_LINK_CREATE, |attributes| {
@@ -223,6 +226,7 @@ pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
             program_id: info.prog_id,
             ifindex: of_tcx.ifindex,
         }),
+        // A pin with one of our names may hold a link of another kind, which has no interface.
         other => Err(io::Error::other(format!(
             "a BPF link of type {other}, neither XDP nor tcx"
         ))),

@@ -53,6 +53,7 @@ impl Image {
     ) -> Result<Self, ImageError> {
         let mut object = Object::parse(file)?;
         let mut values = HashMap::new();
+        // `true`: a global that the object lacks is an error, or the programs would run without it.
         for (name, value) in globals {
             values.insert(*name, (slice::from_ref(value), true));
         }
@@ -63,6 +64,7 @@ impl Image {
             }
         }
 
+        // Taken out, because relocation borrows the object while it reads the definitions.
         let definitions = mem::take(&mut object.maps);
         let mut maps = HashMap::new();
         let mut places = Vec::new();
@@ -79,6 +81,8 @@ impl Image {
             .keys()
             .map(|(section, _)| *section)
             .collect();
+        // Maps before calls: linking a function copies its instructions, with the descriptors in
+        // them.
         object.relocate_maps(places.into_iter(), &code)?;
         object.relocate_calls(&code)?;
         Ok(Self { object, maps })
@@ -98,6 +102,7 @@ impl Image {
         let function = self.object.functions.get(&program.function_key());
         let kind = match program.section {
             ProgramSection::Xdp { .. } => ProgramType::Xdp,
+            // The object has programs for XDP and tc alone.
             _ => ProgramType::Tc,
         };
         let code = &function.ok_or_else(lacks)?.instructions;
@@ -115,6 +120,8 @@ impl Image {
 /// Creates a map; one that holds constants is filled and frozen, so that the verifier knows them.
 fn create(name: &str, definition: &Map) -> io::Result<OwnedFd> {
     let map = bpf::create_map(name, definition)?;
+    // The verifier then follows only the branch that a constant takes: `PREEMPTIBLE` costs other
+    // kernels nothing.
     if definition.section_kind() == EbpfSectionKind::Rodata {
         bpf::set_element(map.as_fd(), &0_u32.to_ne_bytes(), definition.data())?;
         bpf::freeze(map.as_fd())?;

@@ -135,6 +135,7 @@ pub fn detach_all(config: &XdpConfig, main: SocketAddr) -> io::Result<Detached> 
         .attach_user
         .as_deref()
         .and_then(|name| nix::unistd::User::from_name(name).ok().flatten());
+    // Links before the folder, which their pins would keep.
     let mut detached_links = 0;
     for link in pins.pinned_links(attacher.map(|user| user.uid)) {
         attachment::drop_predecessor(link);
@@ -147,6 +148,7 @@ pub fn detach_all(config: &XdpConfig, main: SocketAddr) -> io::Result<Detached> 
     let links = netlink
         .links()
         .map_err(|error| during("listing the interfaces", error))?;
+    // Filters have no pins: only a look at each interface finds them.
     let filters = Filters::of(main);
     let mut detached_filters = 0;
     for link in links {

@@ -71,6 +71,7 @@ impl<T> Receiver<T> {
         };
         match next() {
             Ok(None) => {
+                // Not before: while messages are left, poll(2) must return at once.
                 self.woken.clear();
                 // One of the wake-ups may belong to a message that has arrived in the meantime.
                 next()
@@ -95,6 +96,7 @@ pub(crate) struct Notifications(UnixStream);
 
 pub(crate) fn notifications() -> io::Result<(Notifier, Notifications)> {
     let (notifier, notified) = UnixStream::pair()?;
+    // Neither end may wait for the other: a full stream of wake-ups says all that there is to say.
     notifier.set_nonblocking(true)?;
     notified.set_nonblocking(true)?;
     Ok((Notifier(Arc::new(notifier)), Notifications(notified)))
@@ -110,6 +112,7 @@ impl Notifier {
 impl Notifications {
     pub(crate) fn clear(&self) {
         let mut bytes = [0; 64];
+        // A shorter read has emptied the stream.
         while (&self.0)
             .read(&mut bytes)
             .is_ok_and(|read| read == bytes.len())

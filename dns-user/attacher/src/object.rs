@@ -77,6 +77,7 @@ impl Object {
         };
         let chunks = chunks(max_names);
         let answer_chunks = answer_chunks(config);
+        // Possible ones and not those online: a CPU that is added later counts as well.
         let cpus = possible_cpus().map_err(|error| during("reading the possible CPUs", error))?;
         let names = u32::try_from(limits.max_names + limits.negative).unwrap_or(u32::MAX);
         // Every entry takes at least one cell.
@@ -160,12 +161,14 @@ fn chunks(max_names: u32) -> u32 {
     let bytes = (max_names as usize)
         .saturating_mul(BYTES_PER_NAME)
         .clamp(MIN_ARENA, MAX_ARENA);
+    // The constants of both crates must fit: cells have numbers below `MAX_CELLS`, in whole chunks.
     const {
         assert!(
             MAX_ARENA / CHUNK_SIZE * CHUNK_CELLS as usize + CHUNK_CELLS as usize
                 <= MAX_CELLS as usize
         )
     };
+    // The smallest store holds some of the largest entries, and a chunk at least one.
     const { assert!(MIN_ARENA > 16 * MAX_ENTRY_SIZE && CHUNK_SIZE > MAX_ENTRY_SIZE) };
     u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
 }
@@ -183,6 +186,7 @@ fn answer_chunks(config: &XdpConfig) -> u32 {
         } else {
             config.cache_bytes
         };
+    // The end of each chunk holds no entry, see `CHUNK_SIZE`.
     let usable = u64::from(CHUNK_CELLS) * CELL_SIZE as u64;
     u32::try_from(bytes.div_ceil(usable))
         .unwrap_or(u32::MAX)
@@ -197,6 +201,7 @@ fn possible_cpus() -> io::Result<u32> {
 
 /// Returns the highest CPU number in a list like `0-3,8`, plus one.
 fn parse_cpu_list(text: &str) -> Option<u32> {
+    // The kernel sorts the list, so the last number is the highest.
     let highest = text.trim().rsplit([',', '-']).next()?;
     highest.parse::<u32>().ok()?.checked_add(1)
 }

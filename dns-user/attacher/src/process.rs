@@ -100,8 +100,10 @@ fn start(path: &Path, log_format: LogFormat, for_parent: bool) -> anyhow::Result
         }
         (false, None) => return Ok(Outcome::NothingToDo(OWN_ATTACHER)),
     };
+    // While the process may still read what only root may.
     let first = authority(&config)?;
     rules::use_lists(service_manager::handed_files(rules::LISTS));
+    // Before the filter, which refuses changes of user.
     privileges::keep_for_attaching(attach_user.as_ref())?;
     sandbox::enter(Work::Attach)
         .map_err(|error| anyhow!("cannot install the seccomp filter: {error}"))?;
@@ -118,6 +120,8 @@ fn start(path: &Path, log_format: LogFormat, for_parent: bool) -> anyhow::Result
     end_at_panics();
     let logs =
         Logs::init(&config.logging, log_format).map_err(|error| anyhow!("logging: {error}"))?;
+    // Another user gets its folder from `prepare-pins`; each session says so if it cannot pin
+    // there.
     if let Err(problem) = pins
         && geteuid().is_root()
     {
@@ -224,6 +228,7 @@ fn addresses(config: &Config) -> ParsedFiles<Vec<SocketAddr>> {
     let mut errors = Vec::new();
     // The pattern was checked with the configuration.
     for path in glob(&config.addresses_files_glob).unwrap_or_default() {
+        // A FIFO or a device would hold up the start, or never end.
         if bounded::is_special(&path) {
             continue;
         }

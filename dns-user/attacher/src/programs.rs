@@ -169,9 +169,12 @@ impl Programs {
             incomplete: Vec::new(),
         };
         threads::spawn("programs", OnPanic::EndProcess, move || {
+            // The verifier takes seconds of a small machine's CPU, which userspace needs for
+            // answers meanwhile.
             priority::lower("loading programs");
             for order in ordered {
                 if loader.execute(order, &sender).is_err() {
+                    // Nobody attaches programs any more.
                     return;
                 }
                 // Reading the object leaves memory free in the allocator.
@@ -242,6 +245,7 @@ impl Programs {
                 Report::Attachable(loaded) => Ordered::Attachable(loaded),
                 Report::Answers => match self.ordered.remove(&program) {
                     Some(Ordered::Attachable(loaded)) => Ordered::Loaded(loaded),
+                    // A problem with it has been reported before.
                     _ => continue,
                 },
                 Report::Problem(problem) => Ordered::Problem(problem),
@@ -300,6 +304,8 @@ impl LoadProblem {
             ),
             (_, None) => format!("program {name} cannot be loaded: {kernel}"),
         };
+        // Lack of memory or descriptors, and signals, pass. What the verifier refuses once, it
+        // refuses again.
         let may_come = matches!(
             code,
             Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EMFILE | libc::ENFILE)
@@ -361,6 +367,7 @@ impl Loader {
         match order {
             Order::Load(program) => {
                 self.load(program, reports)?;
+                // Interfaces may need a program before or after the first pass has ended.
                 self.incomplete.push(program);
             }
             Order::Complete => self.completes = true,
@@ -448,6 +455,7 @@ impl Loader {
         let begun = Instant::now();
         self.statuses.note(loading(name));
         let mut result = self.image.load_program(name);
+        // The verifier gives up with EAGAIN as soon as a signal is pending (`do_check`).
         for _ in 1..INTERRUPTED_TRIES {
             match &result {
                 Err(rejection) if rejection.error.raw_os_error() == Some(libc::EAGAIN) => {
@@ -464,6 +472,7 @@ impl Loader {
         };
         let loaded = match result {
             Ok(program) => {
+                // Only a figure for operators, so the program is good without it.
                 status.instructions = bpf::program_info(program.as_fd())
                     .ok()
                     .map(|info| info.verified)

@@ -91,6 +91,7 @@ impl ScopePage {
         }
         for (index, wanted) in words.into_iter().enumerate() {
             let word = self.word(offset_of!(Scope, refused_sources) + index * 8);
+            // A store would take the cache line from every CPU whose program reads it.
             if word.load(Ordering::Relaxed) != wanted {
                 word.store(wanted, Ordering::Relaxed);
             }
@@ -139,6 +140,8 @@ impl ScopePage {
                 removed |= 1 << slot;
             }
         }
+        // A bit means a slot: a later endpoint in the same slot must not inherit the interfaces of
+        // this one.
         if removed != 0 {
             for slot in 0..INTERFACES {
                 let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
@@ -182,6 +185,7 @@ impl ScopePage {
             self.word(endpoint_offset(*slot) + META)
                 .store(meta, Ordering::Release);
         }
+        // Not lowered when endpoints only go: an empty slot has family 0, which no packet has.
         let slots = (0..MAX_ENDPOINTS)
             .rev()
             .find(|&slot| self.endpoint(slot).is_some())
@@ -220,6 +224,7 @@ impl ScopePage {
         let mut placed = Vec::new();
         let mut left = Vec::new();
         for interface in new {
+            // The slots of this batch get their numbers only at the end.
             let is_free = |slot: &usize| {
                 let number = self.half(interface_offset(*slot) + offset_of!(Interface, ifindex));
                 number.load(Ordering::Relaxed) == 0
@@ -242,6 +247,7 @@ impl ScopePage {
             placed.push((slot, interface));
         }
         (self.grace)();
+        // From here on every run that finds a number sees the rest of its slot.
         for (slot, interface) in placed {
             let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
             number.store(interface.ifindex, Ordering::Release);
@@ -287,6 +293,8 @@ impl ScopePage {
         let Some(slot) = self.interface(ifindex) else {
             return;
         };
+        // The rest of the slot stays as it is, because a run may be reading it; it is cleared
+        // before its next use.
         let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
         number.store(0, Ordering::Relaxed);
     }
@@ -316,6 +324,7 @@ impl ScopePage {
             + endpoint % MAX_ENDPOINTS * size_of::<Probe>();
         let count = self.word(at + offset_of!(Probe, count));
         loop {
+            // The record has no lock. Probes are a second apart, so a few tries suffice.
             let before = count.load(Ordering::Acquire);
             let mut client = [0; 16];
             for half in 0..2 {

@@ -54,6 +54,8 @@ pub(crate) fn fork(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
     if let ForkResult::Parent { .. } = unsafe { unistd::fork() }? {
         return Ok(Some(worker));
     }
+    // This process must not hold the worker's end open, which the kernel closes when the worker
+    // dies.
     drop(worker);
     let mut begun = Instant::now();
     let mut pause = FIRST_PAUSE;
@@ -64,6 +66,7 @@ pub(crate) fn fork(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
         if begun.elapsed() >= STABLE {
             pause = FIRST_PAUSE;
         }
+        // A pause that the end of the server cuts short.
         if wait_for_end(&server, &server, Some(pause))? == Ended::Server {
             return Ok(None);
         }
@@ -124,6 +127,7 @@ fn wait_for_end(
             Err(nix::Error::EINTR) => continue,
             Err(error) => return Err(error.into()),
         }
+        // POLLHUP counts: an end is all that there is to be seen on the server's stream.
         let [server, attacher] = fds.map(|fd| fd.any().unwrap_or(false));
         match (server, attacher) {
             (true, _) => return Ok(Ended::Server),

@@ -127,6 +127,7 @@ impl Attachment {
     ) -> AttachState {
         let program = match &self.handle {
             HookHandle::Link(link) => match bpf::link_info(link.as_fd()) {
+                // A link whose interface is gone has index 0.
                 Ok(info) if info.ifindex == self.ifindex => Some(info.program_id),
                 _ => None,
             },
@@ -158,9 +159,11 @@ impl Attachment {
             pin,
             why: _,
         } = self;
+        // The link is the successor's now, and so is the pin with its name.
         if state == AttachState::TakenOver {
             return;
         }
+        // Unpinned first: if this process is killed in between, the link still ends with it.
         if let Some(pin) = &pin
             && let Err(error) = remove_if_there(pin)
         {
@@ -172,6 +175,7 @@ impl Attachment {
             HookHandle::Filter(filter) if state == AttachState::Ours => {
                 filter.remove(ifindex, netlink)
             }
+            // A foreign filter of this priority must stay.
             HookHandle::Filter(_) => Ok(()),
         };
         if let Err(error) = result
@@ -246,11 +250,13 @@ fn attach(
             return Err(NotServed::Loading);
         }
         Err(Missing::NotLoaded(why)) => {
+            // Closing the link detaches the program, which would pass every packet for nothing.
             prepared.remove(&link.ifindex);
             return Err(NotServed::Refused(why));
         }
     };
     let prepared = prepared.remove(&link.ifindex);
+    // A filter has no link; its predecessor is found by its name.
     let Some(kind) = link_kind(hook) else {
         let filter = filters.set(link.ifindex, program, *settled, netlink)?;
         return Ok((HookHandle::Filter(filter), None));
@@ -262,6 +268,7 @@ fn attach(
         .position(|left| left.ifindex == link.ifindex && left.kind == kind)
     {
         let left = predecessor.swap_remove(place);
+        // The kernel refuses to update a link whose interface is gone (ENOLINK).
         let alive = bpf::link_info(left.fd.as_fd()).is_ok_and(|info| info.ifindex == link.ifindex);
         if alive && bpf::link_update(left.fd.as_fd(), program).is_ok() {
             return Ok((HookHandle::Link(left.fd), Some(left.path)));
@@ -298,7 +305,10 @@ fn explain(hook: Hook, link: &Link, error: io::Error) -> NotServed {
         Some(libc::EOPNOTSUPP) if hook == Hook::Native => {
             "native: the driver does not support XDP".to_owned()
         }
+        // An older kernel does not know the attach type.
         Some(libc::EINVAL) if hook == Hook::Tcx => "tcx: needs kernel 6.6".to_owned(),
+        // Each driver has its own number for the same: for the MTU, virtio_net has EINVAL and veth
+        // ERANGE.
         Some(libc::EINVAL | libc::ERANGE | libc::E2BIG) if hook == Hook::Native => {
             format!("native: the driver refuses XDP with the current MTU, LRO or queues: {error}")
         }
@@ -350,6 +360,7 @@ impl Filter {
     /// plugin could otherwise no longer add `ingress`.
     pub(super) fn remove(self, ifindex: u32, netlink: &mut Socket) -> io::Result<()> {
         netlink.remove_filter(ifindex, self.priority)?;
+        // Filters at egress use the same qdisc; removing it would remove them as well.
         if self.qdisc == QdiscOwner::Us && !netlink.has_filters(ifindex)? {
             netlink.remove_clsact(ifindex)?;
         }
@@ -494,6 +505,8 @@ impl Filters {
             let priority = 0xb000 | (self.first.wrapping_add(step) & 0xfff);
             match filters.iter().find(|filter| filter.priority == priority) {
                 Some(filter) => {
+                    // Ours may be behind a free priority: whoever occupied that one when ours was
+                    // set has gone.
                     if let Some(qdisc) = self.qdisc_of(&filter.name) {
                         return Some((Filter { priority, qdisc }, Occupant::Replaced));
                     }
@@ -501,6 +514,7 @@ impl Filters {
                 None => {
                     let filter = Filter {
                         priority,
+                        // The qdisc was there before us.
                         qdisc: QdiscOwner::Others,
                     };
                     free = free.or(Some((filter, Occupant::Absent)));

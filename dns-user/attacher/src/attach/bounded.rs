@@ -8,6 +8,8 @@ pub(super) struct Bounded<T, const MAX: usize>(VecDeque<T>);
 
 impl<T, const MAX: usize> Default for Bounded<T, MAX> {
     fn default() -> Self {
+        // No memory in advance: there may be 32,768 admissions with five lists each, most of them
+        // empty.
         Self(VecDeque::new())
     }
 }

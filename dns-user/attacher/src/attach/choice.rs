@@ -88,8 +88,10 @@ pub(crate) fn attach(
         };
         let attachment = match Attachment::make(hook, link, reason, context) {
             Ok(attachment) => attachment,
+            // No other hook in the meantime: an interface keeps the hook that it has got.
             Err(NotServed::Loading) => return Err(NotServed::Loading),
             Err(NotServed::Unsettled) => {
+                // Another hook may still take it now; waiting is the last choice.
                 is_unsettled = true;
                 continue;
             }

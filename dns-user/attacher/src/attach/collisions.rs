@@ -19,6 +19,8 @@ pub(crate) struct Collisions {
 impl Collisions {
     /// Logs those since the last message, at most once per [`COLLISION_PAUSE`].
     pub(crate) fn report(&mut self, counters: &CounterPages) {
+        // Called at each wake-up, and the total reads a cache line of every CPU that its programs
+        // write.
         if self.at.is_some_and(|at| at.elapsed() < COLLISION_PAUSE) {
             return;
         }

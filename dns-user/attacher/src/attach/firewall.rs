@@ -112,6 +112,7 @@ impl Firewall {
         {
             return Change::Nothing;
         }
+        // Also if reading fails, or each wake-up would read all tables again.
         self.read = Some(now);
         let mut change = if std::mem::take(&mut self.routes_changed) {
             self.routes.clear();
@@ -127,11 +128,14 @@ impl Firewall {
                     (self.rules, self.policies) = (rules, policies);
                     self.facts.forget();
                     change = Change::Rules;
+                // Packets, time and ipset(8) change members without a new generation of rules.
                 } else if self.facts.ask_again() {
                     change = Change::Facts;
                 }
             }
             Err(error) => {
+                // Other errors pass, such as tables that change during every attempt to list them;
+                // the rules read last are used until then.
                 let lasts = matches!(
                     error.kind(),
                     io::ErrorKind::PermissionDenied | io::ErrorKind::FileTooLarge
@@ -145,6 +149,7 @@ impl Firewall {
                     tracing::warn!(%error, "cannot read the packet filter rules (getsockopt, nfnetlink): rate limits, dropped replies and NAT on lo go undetected");
                 }
                 self.problem = Some(problem);
+                // Unread rules may be new ones, so every client must be heard again.
                 change = Change::Rules;
             }
         }
@@ -167,9 +172,12 @@ impl Firewall {
                 "an IPsec policy covers the endpoint, and the program's replies would bypass it";
             return Stance::Refuses(why.to_owned());
         }
+        // They may limit queries, and no later look will show it.
         if let Some(Unreadable { lasts: true, why }) = &self.problem {
             return Stance::Refuses(format!("the packet filter rules cannot be read: {why}"));
         }
+        // Nothing removes the stances of interfaces that are gone. Emptying all is rare, and costs
+        // one walk for each that is asked for again.
         if self.stances.len() > MAX_STANCES {
             self.stances.clear();
             self.alike.clear();
@@ -184,11 +192,14 @@ impl Firewall {
         } = self;
         let found = stances.entry((link.ifindex, endpoint)).or_insert_with(|| {
             let device = Device::of(link, endpoint.ip(), local);
+            // A fresh device has been asked for nothing, so it may take over any walk that never
+            // asked for its name or index.
             let known = device.kind().and_then(|kind| alike.get(&(kind, endpoint)));
             if let Some(known) = known {
                 return *known;
             }
             let stance = rules.stance(&device, endpoint, facts);
+            // Asked again, because only now it is known whether a rule wanted name or index.
             if let Some(kind) = device.kind() {
                 alike.insert((kind, endpoint), stance);
             }
@@ -232,6 +243,7 @@ impl Firewall {
         if let Some(objection) = of_rules {
             return Some(objection.to_string());
         }
+        // A reply to this machine itself takes the local table, which refuses nothing.
         if link.layer == LOOPBACK {
             return None;
         }
@@ -306,6 +318,7 @@ fn policy(message: &[u8]) -> Option<Policy> {
             .first_chunk()
             .map(|bytes| u16::from_be_bytes(*bytes))
     };
+    // Policies are of IPv4 or of IPv6.
     let family = u16::from_ne_bytes(*message.get(40..)?.first_chunk()?);
     // Outbound packets carry our address as their source.
     let is_out = direction == 1;
@@ -333,6 +346,7 @@ impl Policy {
         // 0 covers every protocol (`linux/xfrm.h`, `xfrm_selector`).
         let covers_udp = matches!(i32::from(self.protocol), 0 | libc::IPPROTO_UDP);
         let (port, mask) = self.port;
+        // A mask of zero covers every port.
         covers_udp && self.ours.contains(&endpoint.ip()) && endpoint.port() & mask == port & mask
     }
 }

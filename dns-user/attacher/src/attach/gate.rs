@@ -71,6 +71,7 @@ pub(super) fn by_interface<'a>(
     local: &HashSet<IpAddr>,
 ) -> Vec<Cow<'a, Arrival>> {
     if arrival.ifindex == LOOPBACK_IFINDEX {
+        // The kernel reports `lo` only for packets that came over it, and their senders are local.
         return vec![Cow::Borrowed(arrival)];
     }
     let mut here = Vec::new();
@@ -197,6 +198,8 @@ impl Gate {
         match self.admissions.entry((ifindex, endpoint)) {
             Entry::Occupied(known) => Some(known.into_mut()),
             Entry::Vacant(new) if has_room => Some(new.insert(EndpointAdmission::default())),
+            // Userspace answers there, as on every interface beyond those that the programs can
+            // serve.
             Entry::Vacant(_) => None,
         }
     }
@@ -204,6 +207,7 @@ impl Gate {
     /// Notes a change of rules, links, addresses or routes: probes are frequent again for a while.
     pub(crate) fn network_changed(&mut self, now: Instant) {
         for admission in self.admissions.values_mut() {
+            // What passed before may be held back from now on, and only probes show it.
             admission.steady_since = Some(now);
         }
     }
@@ -226,8 +230,11 @@ impl Gate {
         let Some(admission) = self.admission(arrival.ifindex, endpoint) else {
             return false;
         };
+        // Also for queries that prove nothing, which `waiting` shows: other servers answer them.
         admission.seen = Some(now);
         admission.hear(arrival, now);
+        // A fixed window takes one number instead of the time of each query. A burst across its end
+        // opens the interface a little later.
         if admission
             .since
             .is_none_or(|since: Instant| now.saturating_duration_since(since) > WINDOW)
@@ -241,6 +248,7 @@ impl Gate {
             admission.open = true;
             admission.arrived = 0;
             admission.steady_since = Some(now);
+            // Five queries have just arrived, so an earlier loss says nothing any more.
             admission.lost.clear();
         }
         opens
@@ -264,11 +272,14 @@ impl Gate {
             return false;
         }
         admission.probes = probed.count;
+        // Before it is known whether the probe arrives: a route may refuse replies to this client.
         admission.know(probed.client, now);
         let has_arrived = admission
             .recent
             .iter()
             .any(|&(client, since)| client == probed.client && is_recent(since, now));
+        // A report that left clients out may have left out this one: what cannot be recognised must
+        // not count as lost.
         if !admission.more && !has_arrived {
             admission.pending.push(PendingProbe {
                 client: probed.client,
@@ -276,6 +287,8 @@ impl Gate {
                 reports: self.reports,
             });
         }
+        // An arrival explains one probe. The next one needs a report of its own, or a single report
+        // would speak for probes of many seconds.
         admission.recent.clear();
         admission.more = false;
         true
@@ -286,6 +299,8 @@ impl Gate {
     pub(crate) fn judge(&mut self, now: Instant, explained: impl FnOnce() -> bool) -> Vec<Loss> {
         let reports = self.reports;
         let is_overdue = |pending: &PendingProbe| pending.is_overdue(now, reports);
+        // The explanation costs two files of /proc, so it is asked for only if something is
+        // overdue.
         if !self
             .admissions
             .values()
@@ -297,6 +312,8 @@ impl Gate {
             return Vec::new();
         }
         if explained() {
+            // A probe may have been delivered and then dropped by a full queue, so none of them
+            // proves a loss.
             for admission in self.admissions.values_mut() {
                 admission.pending.clear();
                 admission.lost.clear();
@@ -306,6 +323,8 @@ impl Gate {
         let mut losses = Vec::new();
         for (&(ifindex, endpoint), admission) in &mut self.admissions {
             for pending in std::mem::take(&mut admission.pending).iter() {
+                // A probe keeps its place and its time until it is overdue; `hear` removes it if it
+                // arrives.
                 if !is_overdue(pending) {
                     admission.pending.push(*pending);
                     continue;
@@ -369,6 +388,8 @@ impl Gate {
             .range_mut((ifindex, 0)..=(ifindex, usize::MAX))
         {
             *admission = EndpointAdmission {
+                // Their silence is still unexplained when the interface is served again: after a
+                // pause for want of replies, it must not answer clients that the kernel holds back.
                 witnesses: std::mem::take(&mut admission.witnesses),
                 ..EndpointAdmission::default()
             };
@@ -391,6 +412,8 @@ impl Gate {
             .filter(|(_, admission)| !admission.open);
         closed.filter_map(move |(&(ifindex, _), admission)| {
             let is_recent = |at: Instant| now.saturating_duration_since(at) <= WINDOW;
+            // A window that is over is begun anew only by the next query, so its number is out of
+            // date.
             let counted = if admission.since.is_some_and(is_recent) {
                 admission.arrived
             } else {
@@ -423,6 +446,7 @@ impl EndpointAdmission {
     /// Notes the clients of a report: their probes have arrived, and they are no longer witnesses.
     fn hear(&mut self, arrival: &Arrival, now: Instant) {
         let has_arrived = |client: &IpAddr| arrival.clients.contains(client);
+        // A client that asks in every report takes one place, at the time of its last query.
         self.recent
             .retain(|(client, since)| is_recent(*since, now) && !has_arrived(client));
         // The number is not the sender's to choose.
@@ -433,6 +457,7 @@ impl EndpointAdmission {
         self.more |= arrival.more;
         self.witnesses.retain(|client| !has_arrived(client));
         self.lost.retain(|(client, _)| !has_arrived(client));
+        // Any outstanding probe may have been among the clients that the report left out.
         let more = self.more;
         self.pending
             .retain(|pending| !more && !has_arrived(&pending.client));
@@ -451,10 +476,14 @@ impl EndpointAdmission {
         self.lost.push((client, since));
         self.steady_since = Some(since);
         let was_in_doubt = !self.witnesses.is_empty();
+        // Once there is doubt, every further silent client is a witness: it ends only when all of
+        // them are heard.
         if !was_in_doubt && self.lost.len() < LOSSES {
             return false;
         }
         for (client, _) in std::mem::take(&mut self.lost).iter() {
+            // Moved to the end: the one silent for the longest time is displaced first, and
+            // `status` names the latest.
             self.witnesses.retain(|known| known != client);
             self.witnesses.push(*client);
         }

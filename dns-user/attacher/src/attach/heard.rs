@@ -48,8 +48,11 @@ impl HeardClients {
                 return;
             }
         }
+        // The programs read the kernel's clock, which a time namespace does not shift as it shifts
+        // `Instant`.
         let lasts_ns = u64::try_from(HEARD_FOR.as_nanos()).unwrap_or(u64::MAX);
         let until_ns = kernel_monotonic_ns().saturating_add(lasts_ns);
+        // Again for a client that is noted already: its time begins anew.
         match bpf::set_element(self.map.as_fd(), key(place).as_bytes(), until_ns.as_bytes()) {
             Ok(()) => drop(self.until.insert(place, now + HEARD_FOR)),
             // Without memory in the kernel, for example: userspace answers it.
@@ -81,6 +84,7 @@ impl HeardClients {
 
     /// Returns the number of clients that an interface answers only because they have been heard.
     pub(super) fn count(&self, ifindex: u32) -> usize {
+        // 0.0.0.0 is the least of all addresses, because IPv4 sorts before IPv6.
         let places = (ifindex, 0, IpAddr::from([0; 4]))..(ifindex + 1, 0, IpAddr::from([0; 4]));
         self.until.range(places).count()
     }

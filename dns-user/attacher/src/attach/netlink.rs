@@ -222,6 +222,7 @@ impl Socket {
             SocketFlags::CLOEXEC,
             protocol,
         )?;
+        // With port 0 the kernel chooses a free one: other sockets of this process have theirs.
         bind(&fd, &SocketAddrNetlink::new(0, groups))?;
         Ok(Self { fd, sequence: 0 })
     }
@@ -229,10 +230,12 @@ impl Socket {
     pub(crate) fn links(&mut self) -> io::Result<Vec<Link>> {
         // struct ifinfomsg.
         let mut body = vec![0; 16];
+        // Otherwise the kernel asks each driver for its counters, which nobody reads here.
         push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
         let mut links = count(Operation::Links, || {
             self.dump((libc::RTM_NEWLINK, libc::RTM_GETLINK), &body, parse_link)
         })?;
+        // The status looks them up by binary search.
         links.sort_unstable_by_key(|link| link.ifindex);
         Ok(links)
     }
@@ -254,6 +257,7 @@ impl Socket {
     /// Returns the interfaces of routes that set an MTU, possibly repeated. Every next hop of a
     /// multipath route counts.
     pub(crate) fn routes_with_mtu(&mut self) -> io::Result<Vec<u32>> {
+        // An empty `struct rtmsg`: every family, every table.
         let routes = count(Operation::Routes, || {
             self.dump(
                 (libc::RTM_NEWROUTE, libc::RTM_GETROUTE),
@@ -332,6 +336,8 @@ impl Socket {
         let mut tries = 0;
         loop {
             tries += 1;
+            // From the beginning each time: an interrupted dump may lack objects that were there
+            // all the while.
             let mut found = Vec::new();
             match self.request(request, DUMP, body, |kind, message: &[u8]| {
                 if kind == answer {
@@ -361,6 +367,7 @@ impl Socket {
             self.request(libc::RTM_GETQDISC, ACK | ECHO, &body, on_message)
         });
         match result {
+            // ENOENT (`tc_get_qdisc`): the interface has no qdisc at ingress.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             other => other.map(|()| found),
         }
@@ -370,6 +377,7 @@ impl Socket {
     pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<bool> {
         let mut body = traffic_message(ifindex, CLSACT_HANDLE, CLSACT, 0);
         push_attribute(&mut body, libc::TCA_KIND, b"clsact\0");
+        // Without EXCLUSIVE the kernel would take this for a change of the qdisc that is there.
         match self.request(
             libc::RTM_NEWQDISC,
             ACK | CREATE | EXCLUSIVE,
@@ -409,6 +417,8 @@ impl Socket {
         program: BorrowedFd<'_>,
         name: &str,
     ) -> io::Result<()> {
+        // Handle 1 at a priority of our own: a replacement meets exactly the filter that was set
+        // like this.
         let mut body = traffic_message(ifindex, 1, CLSACT_INGRESS, filter_info(priority));
         push_attribute(&mut body, libc::TCA_KIND, b"bpf\0");
         let mut options = Vec::new();
@@ -418,6 +428,7 @@ impl Socket {
         push_attribute(&mut body, libc::TCA_OPTIONS, &options);
         let place = match occupant {
             Occupant::Replaced => REPLACE,
+            // Somebody else's filter of this priority may have come since the list was read.
             Occupant::Absent => EXCLUSIVE,
         };
         self.request(libc::RTM_NEWTFILTER, ACK | CREATE | place, &body, |_, _| {})
@@ -476,6 +487,8 @@ impl Socket {
                 // The socket's buffer overflowed: events were lost.
                 Err(nix::Error::ENOBUFS) => Some(vec![NetworkEvent::Lost]),
                 Err(nix::Error::EINTR) => continue,
+                // EAGAIN: none waits. Any other error comes again, and lists every ten seconds take
+                // the place of events.
                 Ok(_) | Err(_) => None,
             };
         }
@@ -497,6 +510,8 @@ impl Socket {
         message.extend(self.sequence.to_ne_bytes());
         message.extend(0_u32.to_ne_bytes());
         message.extend(body);
+        // The kernel does the work within this call, and waits for the RTNL lock here, for seconds
+        // if others hold it.
         send(self.fd.as_raw_fd(), &message, MsgFlags::empty())?;
         let mut buffer = vec![0; BUFFER];
         let mut answer = Answer {
@@ -504,6 +519,8 @@ impl Socket {
             interrupted: false,
         };
         loop {
+            // No time limit: whatever is requested here ends with an acknowledgement, an error or
+            // DONE.
             let length = match recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
                 Ok(length) => length,
                 Err(nix::Error::EINTR) => continue,
@@ -539,6 +556,7 @@ impl Answer {
             body,
         } in NetlinkMessages(datagram)
         {
+            // What is left of an answer that ended early with an error.
             if sequence != self.sequence {
                 continue;
             }
@@ -554,6 +572,7 @@ impl Answer {
                 }
             };
             return match code {
+                // Told only at the end: the next request must not find the rest of this dump.
                 0.. if self.interrupted => Err(io::ErrorKind::Interrupted.into()),
                 0.. => Ok(true),
                 code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
@@ -587,6 +606,7 @@ impl<'a> Iterator for NetlinkMessages<'a> {
         let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *header;
         let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
         let body = self.0.get(16..length)?;
+        // The last message of a datagram may lack its padding.
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(Message {
             kind: u16::from_ne_bytes([k0, k1]),
@@ -609,6 +629,7 @@ impl<'a> Iterator for Attributes<'a> {
         let value = self.0.get(4..length)?;
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((
+            // The two highest bits say how the value is encoded, not what it is.
             u16::from_ne_bytes([k0, k1]) & libc::NLA_TYPE_MASK as u16,
             value,
         ))
@@ -661,10 +682,13 @@ fn parse_link(message: &[u8]) -> Option<Link> {
     };
     for (kind, value) in Attributes(attributes) {
         match kind {
+            // Tunnels and InfiniBand have other lengths, and no Ethernet header: `choice::plan`
+            // refuses them.
             libc::IFLA_ADDRESS => link.address = value.first_chunk().copied().unwrap_or_default(),
             libc::IFLA_IFNAME => link.name = text(value),
             libc::IFLA_MASTER => link.master = word(value),
             libc::IFLA_LINKINFO => {
+                // Its meaning depends on the kind, whichever attribute comes first.
                 let mut data = None;
                 for (kind, value) in Attributes(value) {
                     match kind {
@@ -725,13 +749,16 @@ fn parse_event(message: &Message<'_>) -> NetworkEvent {
 /// Reads the attributes specific to the kind of link (`IFLA_VXLAN_*`, `IFLA_GENEVE_*`,
 /// `IFLA_GRE_*`, `IFLA_BR_*`).
 fn read_kind(link: &mut Link, data: &[u8]) {
+    // A flag without a value (geneve, GRE), or a byte (vxlan, bridge).
     let has = |wanted: u16| {
         Attributes(data).any(|(kind, value)| kind == wanted && value.first() != Some(&0))
     };
     match link.kind.as_deref() {
+        // `IFLA_VXLAN_COLLECT_METADATA`, and so on.
         Some("vxlan") => link.collects_metadata = has(25),
         Some("geneve") => link.collects_metadata = has(6),
         Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan") => link.collects_metadata = has(18),
+        // It has no other mode (Linux 5.7).
         Some("bareudp") => link.collects_metadata = true,
         Some("bridge") => link.filters_vlans = has(7),
         _ => {}
@@ -752,6 +779,7 @@ fn parse_route(message: &[u8]) -> Option<Vec<u32>> {
                 let mut rest = value;
                 while let Some(hop) = rest.first_chunk::<8>() {
                     interfaces.extend(word(&hop[4..]));
+                    // At least the header, so that a length of zero cannot hold up the loop.
                     let length = usize::from(u16::from_ne_bytes([hop[0], hop[1]])).max(8);
                     rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
                 }

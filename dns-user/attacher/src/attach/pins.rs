@@ -102,6 +102,7 @@ impl Pins {
         };
         let mut pinned = Vec::new();
         for name in links.names().unwrap_or_default() {
+            // Another name is not one of ours, and must not be opened.
             let Some((ifindex, kind)) = parse_link_name(&name) else {
                 continue;
             };
@@ -150,6 +151,7 @@ impl Pins {
         let folder = Folder::make(&self.maps())?;
         for (name, map) in maps {
             let fresh = fresh(name);
+            // Left by a server that was killed while it took over.
             folder.remove(&fresh)?;
             folder.pin(&fresh, map.as_fd())?;
         }
@@ -170,6 +172,8 @@ impl Pins {
         for name in [object::CONTROL, &fresh(object::CONTROL)] {
             match self.map(name).and_then(|map| ControlPage::map(map.as_fd())) {
                 Ok(control) => control.set_answer_generation(0),
+                // There is no predecessor, or its maps have another layout, which this version
+                // cannot write.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     tracing::warn!(%error, name, "cannot open the predecessor's settings: its programs give forwarded answers until they are replaced");
@@ -208,6 +212,7 @@ impl Pins {
             return Ok(FolderState::Absent);
         }
         if let Some(maps) = open_if_there(&self.maps())? {
+            // Whatever else lies there was not put there by a server.
             for name in maps.names()?.into_iter().filter(|name| is_map_name(name)) {
                 maps.remove(&name)?;
             }
@@ -276,6 +281,7 @@ impl KeptMaps {
     /// Pins the maps again if `detach` removed all pins while the server runs.
     pub(crate) fn pin_if_gone(&self) {
         self.with_pins(|pins| {
+            // All pins go together, so one of them speaks for the others.
             if pins.map(object::NAMES).is_ok() {
                 return Ok(());
             }
@@ -329,12 +335,14 @@ pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
         .ancestors()
         .find(|ancestor| ancestor.is_dir())
         .unwrap_or(Path::new("/"));
+    // The folder may not exist yet: its nearest ancestor tells on which file system it would be.
     if statfs(existing)?.filesystem_type() != BPF_FS_MAGIC {
         let place = if path.starts_with(CUSTOMARY) {
             Path::new(CUSTOMARY)
         } else {
             path
         };
+        // Below /sys/fs/bpf the folder follows the mount, which would hide it.
         if place == path {
             fs::create_dir_all(path).map_err(|error| in_file(path, error))?;
         }
@@ -343,6 +351,7 @@ pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
             place,
             Some("bpf"),
             MsFlags::empty(),
+            // Without a mode everybody may create entries: bpffs begins with 1777.
             Some("mode=0755"),
         )
         .map_err(|error| {
@@ -361,6 +370,7 @@ pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
 pub(crate) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     let folder = openat(AT_FDCWD, path, ITSELF, Mode::empty())
         .map_err(|error| in_file(path, error.into()))?;
+    // Asked of the opened folder: by now its path may lead to another one.
     if fstatfs(&folder)?.filesystem_type() != BPF_FS_MAGIC {
         return Err(in_file(path, io::Error::other("it is not on a bpffs")));
     }
@@ -426,6 +436,7 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
         );
         return Ok(());
     }
+    // By the handle alone: a name could mean another object since the check.
     fchownat(
         &opened,
         "",
@@ -439,6 +450,7 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
     // Lists the opened folder itself, even if its path now leads elsewhere.
     for entry in fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd()))? {
         let name = entry?.file_name();
+        // Names that servers never pin may be links or foreign objects, which keep their owners.
         let Some(below) = name.to_str().and_then(|name| level.below(name)) else {
             continue;
         };
@@ -515,6 +527,8 @@ impl Folder {
         };
         let above = Self::make(above)?;
         match mkdirat(&above.opened, name, Mode::from_bits_truncate(0o755)) {
+            // Another server may have created it just now; whether it is a folder, opening it
+            // shows.
             Ok(()) | Err(Errno::EEXIST) => Self::open(path),
             Err(error) => Err(in_file(path, error.into())),
         }
@@ -540,12 +554,14 @@ impl Folder {
         let owner = Uid::from_raw(found.st_uid);
         let is_file = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
         let is_trusted = owner.is_root() || owner == Uid::effective() || Some(owner) == attacher;
+        // Whoever could plant a link or map here would decide what this server attaches or reads.
         if !is_file || !is_trusted {
             return Err(in_file(
                 &path,
                 io::Error::other(format!("is not a pin of this program (owner {owner})")),
             ));
         }
+        // By the handle that was checked, because the name may lead elsewhere by now.
         bpf::open_pin(&by_descriptor(pin.as_fd(), "")).map_err(|error| in_file(&path, error))
     }
 

@@ -143,6 +143,7 @@ impl Interfaces {
         let (is_ready, ready) = watch::channel(false);
         let heard = HeardClients::new(setting.heard_clients.try_clone()?);
         let watched_ns = Arc::new(AtomicU64::new(kernel_monotonic_ns()));
+        // Before the first lists, so that no change falls between a list and the subscription.
         let events = Events::subscribe()?;
         let netlink = Socket::requests()?;
         let mut reconciler = InterfaceReconciler {
@@ -179,6 +180,8 @@ impl Interfaces {
         };
         // The addresses must be known before any query is answered.
         reconciler.follow_addresses();
+        // Without this thread nobody would notice new rules or lost probes, so the process ends
+        // with it: the connection breaks, and the server ends the lease in time.
         let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
             reconciler.run(&commanded, &is_ready);
         })?;
@@ -330,7 +333,11 @@ impl InterfaceReconciler {
         self.find_earlier_filters();
         self.order_programs();
         loop {
+            // Programs with empty maps answer nothing, and would take the place of a predecessor's
+            // that do.
             if self.is_filled {
+                // None of the events that are followed tells that another process has detached a
+                // program or put its own filter in our place.
                 if last_round.elapsed() >= ROUND {
                     self.check_attachments();
                     self.follow_addresses();
@@ -338,8 +345,11 @@ impl InterfaceReconciler {
                     last_round = Instant::now();
                 }
                 self.reconcile(Instant::now());
+                // While a program is being verified, its interfaces are not finished: a
+                // predecessor's programs may still answer there.
                 if first && self.loading.is_empty() {
                     first = false;
+                    // Not earlier: their verification would take the CPU from the first answers.
                     self.setting.programs.complete();
                     ready.send_replace(true);
                     self.setting.changed.notify();
@@ -351,8 +361,10 @@ impl InterfaceReconciler {
             }
             self.announce();
             count(Operation::Round, || ());
+            // After the work of a round, so that a thread that hangs in it counts as silent.
             self.watched_ns
                 .store(kernel_monotonic_ns(), Ordering::Relaxed);
+            // What is being gathered would otherwise end each poll at once.
             let events = self.gather_until.is_none().then(|| self.events.as_fd());
             let fds = [
                 Some(commands.as_fd()),
@@ -401,6 +413,8 @@ impl InterfaceReconciler {
                 Ok(Some(Command::Filled)) => self.is_filled = true,
                 Ok(Some(Command::Stop(on_stop))) => return Some(on_stop),
                 Ok(None) => return None,
+                // The handle was dropped without a stop: nobody is left who could end these
+                // programs later.
                 Err(Ended) => return Some(OnStop::Detach),
             }
         }
@@ -409,6 +423,8 @@ impl InterfaceReconciler {
     /// Returns how long to sleep without events.
     fn wait(&self) -> Duration {
         let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
+        // A probe is judged by the reports after it, so these are followed closely; otherwise only
+        // the sign of life is due.
         let wait = if is_reported { TICK } else { WATCH_INTERVAL };
         let until = |until: Instant| {
             until
@@ -429,6 +445,7 @@ impl InterfaceReconciler {
             if !self.setting.is_candidate(link) {
                 continue;
             }
+            // A refusal is noted when it is this interface's turn.
             if let Ok(plan) = choice::plan(self.setting.mode, link, TcOrder::Tcx) {
                 plan.order(&mut self.setting.programs);
             }
@@ -442,6 +459,7 @@ impl InterfaceReconciler {
         let local: HashSet<IpAddr> = self.local.iter().map(|local| local.address).collect();
         for arrival in arrivals {
             let endpoint = arrival.endpoint;
+            // A report about an endpoint that is no longer served was on its way when that ended.
             if let Some(&(_, slot)) = self.endpoints.iter().find(|(known, _)| *known == endpoint) {
                 for part in by_interface(arrival, &local) {
                     self.gate.arrived(slot, &part, now);
@@ -455,6 +473,7 @@ impl InterfaceReconciler {
     fn check_probes(&mut self, now: Instant) {
         for &ifindex in self.attached.keys() {
             for &(_, slot) in &self.endpoints {
+                // An interface that waits to be detached has no slot any more.
                 let Some(probed) = self.setting.scope.probed(ifindex, slot) else {
                     continue;
                 };
@@ -474,6 +493,7 @@ impl InterfaceReconciler {
             deferred_probes,
             ..
         } = self;
+        // A program only compares the time, so a probe that was postponed must be made due here.
         deferred_probes.retain(|&(ifindex, slot)| {
             let is_proven = gate.is_proven(ifindex, slot, now);
             if !is_proven {
@@ -489,6 +509,8 @@ impl InterfaceReconciler {
         let is_reported = self
             .reported
             .is_some_and(|at| now.saturating_duration_since(at) < TICK * 2);
+        // Compared with the last look, which may be long ago: an old overflow may excuse one loss
+        // too many, which leaves the interface on.
         let lost_to_queues = &mut self.lost_to_queues;
         let losses = self.gate.judge(now, || {
             let lost = lists::lost_to_queues();
@@ -502,7 +524,10 @@ impl InterfaceReconciler {
                 client,
                 raises_doubt,
             } = loss;
+            // Its earlier arrival no longer speaks for it, even if one loss raises no doubt about
+            // the interface.
             self.heard.forget((ifindex, slot, client));
+            // Further clients are silent for the same reason: one line says what to look for.
             if !raises_doubt {
                 continue;
             }
@@ -522,6 +547,7 @@ impl InterfaceReconciler {
 
     /// Attaches and detaches programs as decided by the gate.
     fn reconcile(&mut self, now: Instant) {
+        // The links and pins are the successor's now: touching them would end its answers.
         if self.taken_over {
             return;
         }
@@ -529,6 +555,8 @@ impl InterfaceReconciler {
         self.loading.clear();
         self.postponed = false;
         let wanted = self.wanted(now);
+        // In each round, so that pins which `bosh-dns-xdp detach` removes meanwhile are there again
+        // when programs need them.
         if !self.complete {
             self.setting.kept_maps.prepare();
         }
@@ -545,6 +573,7 @@ impl InterfaceReconciler {
         self.admitted
             .retain(|ifindex, _| wanted.contains_key(ifindex));
         self.setting
+            // A prepared link has no pin: dropping its descriptor detaches it.
             .prepared
             .retain(|ifindex, _| wanted.contains_key(ifindex));
         let mut links: Vec<Link> = self
@@ -587,6 +616,7 @@ impl InterfaceReconciler {
             // The predecessor's programs keep answering until then.
         } else if !self.complete {
             self.complete_takeover();
+        // Asking for the pins takes system calls, and only new programs can miss any.
         } else if before < self.attached.len() {
             self.setting.kept_maps.pin_if_gone();
         }
@@ -603,6 +633,8 @@ impl InterfaceReconciler {
             self.heard
                 .retain(|(known, slot, _), _| known != ifindex || begun & 1 << slot == 0);
         }
+        // In this order: a run between both stores must not answer clients that have not been
+        // heard.
         let scope = &self.setting.scope;
         scope.limit_to_heard(ifindex, admitted.heard_only);
         scope.admit(ifindex, admitted.endpoints());
@@ -626,6 +658,7 @@ impl InterfaceReconciler {
         }
         let is_full = self.attached.len() >= self.setting.max_interfaces;
         for (&ifindex, on) in &mut self.attached {
+            // Without a slot it gives no replies.
             let replies = self
                 .setting
                 .scope
@@ -647,6 +680,8 @@ impl InterfaceReconciler {
         }
         self.refusals.clear();
         let mut wanted = BTreeMap::new();
+        // Nothing depends on rules while no interface may answer, and reading them takes a look at
+        // every table.
         if self.gate.interfaces().next().is_some() {
             self.follow_rules(now);
         }
@@ -660,6 +695,7 @@ impl InterfaceReconciler {
                 if !self.gate.is_open(link.ifindex, slot) {
                     continue;
                 }
+                // The kind of interface comes first, because it takes no walk through the rules.
                 let stance = match topology::refusal(link, &self.links) {
                     Some(refusal) => Stance::Refuses(refusal.to_owned()),
                     None => self.firewall.stance(link, endpoint),
@@ -712,6 +748,8 @@ impl InterfaceReconciler {
             let (Some(link), Some(&(endpoint, _))) = (link, endpoint) else {
                 return false;
             };
+            // After new rules no earlier arrival counts. Otherwise clients not reached in time are
+            // forgotten, which is the safe side: their next queries pass to userspace.
             change != Change::Rules
                 && Instant::now() < until
                 && firewall
@@ -734,6 +772,7 @@ impl InterfaceReconciler {
             .get(&arrival.ifindex)
             .is_some_and(|admitted| admitted.heard_only & 1 << slot != 0);
         let link = links.iter().find(|link| link.ifindex == arrival.ifindex);
+        // Elsewhere every client is answered, and noting them would only fill the map.
         let Some(link) = link.filter(|_| is_needed) else {
             return;
         };
@@ -752,6 +791,8 @@ impl InterfaceReconciler {
     /// Checks the attachments: attaches again if another process detached a program, and keeps away
     /// from links that a successor has taken over.
     fn check_attachments(&mut self) {
+        // The cause of a failure may lie outside the interface: memory, descriptors, or a foreign
+        // program that has gone.
         self.setting.programs.try_again();
         self.refused
             .values_mut()
@@ -788,6 +829,8 @@ impl InterfaceReconciler {
         for ifindex in std::mem::take(&mut self.earlier_filters) {
             self.remove_earlier_filter(ifindex);
         }
+        // Last, because these pins hold the arrays through which the predecessor's tc programs
+        // answer.
         self.setting.kept_maps.take_over();
         self.complete = true;
     }
@@ -820,6 +863,8 @@ impl InterfaceReconciler {
                 }
             }
             OnStop::Detach => {
+                // Without pauses between the operations, unlike `detach_unwanted`: the server waits
+                // 20 s for all of it, and nothing will be attached again.
                 for link in left {
                     attachment::drop_predecessor(link);
                 }

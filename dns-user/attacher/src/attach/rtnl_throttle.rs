@@ -120,6 +120,7 @@ impl Events {
             if now >= limit {
                 return false;
             }
+            // poll(2) counts milliseconds: a shorter wait would be none, and this loop would spin.
             let wait = (silent_at.min(limit) - now).max(Duration::from_millis(1));
             let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
             // An interrupted wait is only a shorter one.
@@ -215,6 +216,7 @@ impl RtnlThrottle {
         let begun = Instant::now();
         let done = count(operation, work);
         let now = Instant::now();
+        // The wait for the lock included: if others need it that much, a longer pause is right.
         let took = begun.elapsed();
         self.next = Some(now + pause(took, backlog, now));
         done
@@ -236,6 +238,8 @@ fn pause(took: Duration, backlog: Option<Backlog>, now: Instant) -> Duration {
     };
     let left = (since + DEADLINE).saturating_duration_since(now);
     let share = left / u32::try_from(waiting).unwrap_or(u32::MAX);
+    // In this order: the least pause applies even if all are late, and none is longer than the
+    // relaxed one.
     share
         .saturating_sub(took)
         .max(took / HURRIED_PAUSE)
@@ -260,6 +264,8 @@ impl CniGrace {
         let before: BTreeMap<u32, &Link> = before.iter().map(|link| (link.ifindex, link)).collect();
         let mut changed = BTreeMap::new();
         for link in after {
+            // Whatever differs counts, and a new interface does: a plugin may be about to work on
+            // it.
             let is_same = before.get(&link.ifindex) == Some(&link);
             let since = self.changed.get(&link.ifindex).filter(|_| is_same);
             changed.insert(link.ifindex, since.copied().unwrap_or(now));

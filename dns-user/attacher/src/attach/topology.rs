@@ -20,6 +20,7 @@ pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
     if link.part_of.as_deref() == Some("openvswitch") {
         return Some("a port of Open vSwitch, whose flows decide what is delivered");
     }
+    // The bridge alone knows whether it filters VLANs; its ports say nothing of it.
     if master.is_some_and(|master| master.filters_vlans) {
         return Some(
             "a port of a VLAN-aware bridge, which decides which addresses its clients reach",
@@ -32,6 +33,7 @@ pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
 /// veth or netkit device, or a bridge whose ports are all of these and taps. An uplink in a bridge brings in
 /// other machines.
 pub(crate) fn is_near(link: &Link, all: &[Link]) -> bool {
+    // A tap is of kind `tun`: it leads to a virtual machine of this host.
     let is_of_container =
         |link: &Link| matches!(link.kind.as_deref(), Some("veth" | "netkit" | "tun"));
     if link.layer == LOOPBACK || matches!(link.kind.as_deref(), Some("veth" | "netkit")) {
@@ -65,6 +67,7 @@ impl InterfaceKinds {
             Some("bridge") => self.netlink.links().unwrap_or_default(),
             _ => Vec::new(),
         };
+        // If the list failed, an empty one must not look like a bridge whose ports are all near.
         link.kind.as_deref() != Some("bridge") && is_near(&link, &[])
             || all.iter().any(|bridge| bridge.ifindex == ifindex) && is_near(&link, &all)
     }

@@ -27,6 +27,7 @@ pub(super) fn count<T>(operation: Operation, run: impl FnOnce() -> T) -> T {
     let done = run();
     let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let counter = &COUNTERS[operation as usize];
+    // Relaxed: two totals for metrics, and nothing is concluded from one about the other.
     counter.times.fetch_add(1, Ordering::Relaxed);
     counter.ns.fetch_add(took, Ordering::Relaxed);
     done

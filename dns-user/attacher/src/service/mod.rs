@@ -56,6 +56,7 @@ impl Authority {
                     .is_none_or(|listen| listen.contains(address))
             });
         if let Some(first) = refused.first() {
+            // A server repeats its request at every change; a hostile one as often as it can.
             static LIMIT: LineLimit = LineLimit::new();
             if let Some(suppressed) = LIMIT.admit_any() {
                 tracing::warn!(
@@ -116,10 +117,12 @@ impl Attacher {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // The service manager starts the attacher again, and attached programs stay.
                 Err(error) => return error,
             };
             static LIMIT: LineLimit = LineLimit::new();
             match peer(&stream) {
+                // The mode of the socket admits a group; whoever else is in it gets nothing.
                 Ok(peer) if peer == 0 || peer == user => {}
                 Ok(peer) => {
                     if let Some(suppressed) = LIMIT.admit_any() {
@@ -181,6 +184,7 @@ impl Sessions {
     fn begin(&self, stream: UnixStream) -> Place {
         let mut sessions = self.0.lock();
         if sessions.len() >= MAX_SESSIONS {
+            // Whoever only connects must not put an end to a server in service.
             let cut = sessions
                 .iter()
                 .position(|session| !session.serves.load(Ordering::Relaxed))
@@ -207,6 +211,8 @@ impl Sessions {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        // By identity: a session that was displaced ends after its entry, and must not remove
+        // another's.
         self.sessions
             .0
             .lock()

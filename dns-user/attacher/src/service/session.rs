@@ -61,6 +61,7 @@ pub(super) fn serve(
     serves: &AtomicBool,
     limit: Option<Duration>,
 ) -> io::Result<()> {
+    // A server that does not read must not hold up its session for ever.
     stream.set_write_timeout(Some(TIMEOUT))?;
     // The server is starting and reads its files meanwhile.
     let early = if limit.is_none() {
@@ -80,6 +81,7 @@ pub(super) fn serve(
                 why,
                 "server refused: it gets no programs and answers every query from userspace"
             );
+            // Even without descriptors: the server waits for their byte before the first line.
             send_descriptors(stream, &[])?;
             return send(stream, &Response::Refused(why));
         }
@@ -121,6 +123,7 @@ fn prepare(
     read: &ReadAuthority,
     early: Option<(Authority, Loaded)>,
 ) -> Result<(Authority, Vec<SocketAddr>, Prepared), String> {
+    // First of all, because a server of another version would read and write the maps wrongly.
     if layout != LAYOUT_VERSION {
         return Err(format!(
             "the attacher's maps have layout {LAYOUT_VERSION}, the server's {layout}: run the same version of both"
@@ -131,6 +134,7 @@ fn prepare(
     if listen.is_empty() {
         return Err("the attacher's configuration names none of the server's addresses".to_owned());
     }
+    // The configuration may have changed since the maps were sized by it.
     let loaded = match early.filter(|(early, _): &(Authority, Loaded)| {
         (&early.xdp, early.main) == (&authority.xdp, authority.main)
     }) {
@@ -147,6 +151,8 @@ fn hand_over(stream: &UnixStream, prepared: &Prepared) -> io::Result<()> {
     let maps = loaded
         .shared_maps()
         .ok_or_else(|| io::Error::other("the object lacks a map"))?;
+    // Sent before the first link is replaced: the server takes over the names that the predecessor
+    // has learned.
     let earlier = pins.as_ref().and_then(Pins::earlier_maps);
     let earlier: Vec<BorrowedFd<'_>> = earlier.iter().flatten().map(|map| map.as_fd()).collect();
     let shapes = |maps: &[BorrowedFd<'_>]| {
@@ -183,6 +189,8 @@ impl ServerSession<'_> {
     fn run(mut self) -> io::Result<OnStop> {
         let mut is_changed = true;
         loop {
+            // Before the wait: poll(2) does not tell of lines that came together with an earlier
+            // one.
             while let Some(message) = self.lines.take()? {
                 if let Some(on_stop) = self.execute(message)? {
                     return Ok(on_stop);
@@ -236,6 +244,8 @@ impl ServerSession<'_> {
                 self.installed.interfaces.maps_are_filled();
             }
             ServerMessage::Grace => {
+                // In this thread, although it takes 10 ms or more: the server waits for the answer
+                // anyway.
                 let is_confirmed = bpf::rcu_grace_period().is_ok();
                 send(self.stream, &AttacherMessage::GraceOver(is_confirmed))?;
             }
@@ -248,6 +258,7 @@ impl ServerSession<'_> {
     /// Returns how long the next report must wait.
     fn pause(&self) -> Duration {
         match &self.reported {
+            // Until then each change matters to a start that waits for it.
             Some((status, at)) if status.ready => PAUSE.saturating_sub(at.elapsed()),
             _ => Duration::ZERO,
         }
@@ -269,6 +280,7 @@ impl ServerSession<'_> {
     /// Sends the state of the interfaces and their programs if it changed.
     fn report(&mut self) -> io::Result<()> {
         let status = self.installed.status();
+        // A notification says that something may have changed, and most find the same.
         if self
             .reported
             .as_ref()
@@ -322,6 +334,7 @@ impl Loaded {
             HookMode::Native => Program::Xdp,
             HookMode::Off => return,
         };
+        // An empty list of interfaces means that none is served.
         if config
             .interfaces
             .as_ref()
@@ -340,7 +353,9 @@ impl Loaded {
             .ok();
         let mut predecessor = Vec::new();
         if let Some(pins) = &pins {
+            // Before the maps are handed over: a flush by the new server counts on it.
             pins.end_forwarded_answers();
+            // No other user: this process runs as the attacher's, whose pins count anyway.
             predecessor = pins.pinned_links(None);
         }
         if !predecessor.is_empty() {

@@ -40,6 +40,8 @@ impl InterfaceReconciler {
     /// changed.
     pub(super) fn may_attach(&self, link: &Link, now: Instant) -> bool {
         let before = self.refused.get(&link.ifindex);
+        // Each attempt takes the RTNL lock, and the kernel's answer changes only with the
+        // interface.
         if before.is_some_and(|before| before.link == *link && !before.again) {
             return false;
         }
@@ -99,11 +101,13 @@ impl InterfaceReconciler {
     /// Chooses the tc hook: a clsact filter where it disturbs neither a CNI plugin nor other filters and
     /// either its qdisc exists or many interfaces wait; tcx otherwise.
     fn tc_order(&mut self, link: &Link, waiting: usize, now: Instant) -> TcOrder {
+        // Replaced in its place; a tcx link would stand beside it until that one is removed.
         if self.earlier_filters.contains(&link.ifindex) {
             return TcOrder::Clsact;
         }
         let is_earlier_tcx =
             |left: &PinnedLink| left.ifindex == link.ifindex && left.kind == LinkKind::Tcx;
+        // The link that is there changes its program in one step, and no second hook is needed.
         if self.setting.predecessor.iter().any(is_earlier_tcx)
             || self.setting.prepared.contains_key(&link.ifindex)
         {
@@ -129,6 +133,7 @@ impl InterfaceReconciler {
                 }
                 TcOrder::Tcx
             }
+            // If the kernel does not answer, attaching fails as well and tells the reason.
             Ok(IngressSlot::Free) | Err(_) => TcOrder::Tcx,
         }
     }
@@ -137,6 +142,8 @@ impl InterfaceReconciler {
     /// other interface waits.
     pub(super) fn detach_unwanted(&mut self, unwanted: &[u32], limit: Instant) {
         for &ifindex in unwanted {
+            // The programs pass every query of these interfaces already, so whoever waits for a
+            // program comes first.
             if self.postponed || !self.rtnl.wait_before(limit) {
                 self.postponed = true;
                 return;
@@ -196,6 +203,8 @@ impl InterfaceReconciler {
             ));
         }
         let slot = self.setting.scope.interface(link.ifindex);
+        // The slot may have counted for an earlier interface, and its replies must not keep this
+        // one from retiring.
         slot.iter()
             .for_each(|&slot| self.setting.counters.clear_interface(slot));
         let Self {
@@ -209,6 +218,7 @@ impl InterfaceReconciler {
         let is_prepared = setting.prepared.contains_key(&link.ifindex);
         let made = choice::plan(setting.mode, link, order).and_then(|plan| {
             let mut context = context(setting, netlink, settled);
+            // Its link exists, so nothing takes the lock and no pause is due.
             if is_prepared {
                 return choice::attach(plan, link, &mut context);
             }
@@ -219,6 +229,8 @@ impl InterfaceReconciler {
         cni_grace.set_waiting(link.ifindex, matches!(made, Err(NotServed::Unsettled)));
         match made {
             Ok(attachment) => {
+                // At clsact the new filter has replaced it; after a change of hooks it would stay
+                // behind.
                 if self.earlier_filters.remove(&link.ifindex) && attachment.hook != Hook::Clsact {
                     self.remove_earlier_filter(link.ifindex);
                 }

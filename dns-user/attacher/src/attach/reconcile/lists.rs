@@ -47,6 +47,7 @@ impl InterfaceReconciler {
                 || addresses.contains(&endpoint.ip())
                 || netlink.is_local(endpoint.ip()).unwrap_or(false)
         });
+        // `expand` puts the addresses in a fixed order, so that the same ones are served each time.
         let served = &all[..all.len().min(MAX_ENDPOINTS)];
         let endpoints: Vec<Endpoint> = served
             .iter()
@@ -55,6 +56,7 @@ impl InterfaceReconciler {
         let scope = &self.setting.scope;
         scope.set_endpoints(&endpoints);
         let refused = self.local.iter().flat_map(LocalAddress::refused_as_sender);
+        // 127.0.0.0/8 and ::1 the programs refuse by themselves, except on `lo`.
         scope.set_refused_sources(refused.filter(|address| !address.is_loopback()));
         let with_slots = served.iter().zip(&endpoints);
         let placed: Vec<(SocketAddr, usize)> = with_slots
@@ -73,6 +75,7 @@ impl InterfaceReconciler {
         self.endpoints = placed;
         self.firewall.set_addresses(&self.local, &self.endpoints);
         let omitted = all.len() - served.len();
+        // Only a larger number is news: this runs every ten seconds.
         if omitted > self.status.borrow().omitted_endpoints {
             tracing::warn!(
                 omitted,
@@ -136,6 +139,7 @@ impl InterfaceReconciler {
             self.list_interfaces();
             return;
         }
+        // Applied to copies, because `set_links` compares with what was known before.
         let mut links = self.links.clone();
         let mut local = self.local.clone();
         let mut has_mtu = false;
@@ -146,6 +150,7 @@ impl InterfaceReconciler {
                     links.retain(|known| known.ifindex != link.ifindex);
                     links.push(link);
                 }
+                // Its addresses go with it, whether or not the kernel reports each of them.
                 NetworkEvent::LinkGone(gone) => {
                     links.retain(|known| known.ifindex != gone);
                     local.retain(|known| known.ifindex != gone);
@@ -199,9 +204,12 @@ impl InterfaceReconciler {
             .filter(|&ifindex| !is_there(ifindex))
             .collect();
         for &ifindex in &gone {
+            // Closes the descriptor: a program that is still attached ends with the last one and
+            // the pin.
             self.attached.remove(&ifindex);
             self.earlier_filters.remove(&ifindex);
             self.setting.scope.remove_interface(ifindex);
+            // A pin left behind would be taken for the link of a later interface with this index.
             if let Some(pins) = &self.setting.kept_maps.pins {
                 pins.unpin_links(ifindex);
             }
@@ -216,6 +224,7 @@ impl InterfaceReconciler {
 /// Returns the number of datagrams dropped so far by full receive queues of UDP sockets in the calling
 /// thread's network namespace (`RcvbufErrors`; 0 on a kernel without the file).
 pub(super) fn lost_to_queues() -> u64 {
+    // Not /proc/self, which is the namespace of the process's first thread.
     let v4 = fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default();
     let v6 = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
     lost_v4(&v4).unwrap_or(0) + lost_v6(&v6).unwrap_or(0)

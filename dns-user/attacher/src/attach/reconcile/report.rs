@@ -89,9 +89,12 @@ impl InterfaceReconciler {
         let on = self.attached.get(&ifindex).filter(|_| is_open);
         let is_taken = self.setting.is_candidate(link);
         let refusal = self.refusals.get(&ifindex).cloned().or_else(|| {
+            // A machine has many interfaces of these kinds; only those that receive queries are
+            // worth a line.
             let refusal = topology::refusal(link, &self.links).filter(|_| waiting.is_some());
             refusal.map(str::to_owned)
         });
+        // Without a slot the program passes every query, though it is still attached.
         let on = on.filter(|_| self.setting.scope.interface(ifindex).is_some());
         let (state, why) = match (on, refusal, self.refused.get(&ifindex), waiting) {
             // Served, but only for some endpoints.
@@ -104,6 +107,7 @@ impl InterfaceReconciler {
                 on.attachment.why.clone() + &self.heard_only(ifindex),
             ),
             (None, Some(why), _, _) => (InterfaceState::Refused, why),
+            // What the packet filter says comes before a failed attach: the latter may be long ago.
             (None, None, Some(refused), _) => (InterfaceState::Refused, refused.why.clone()),
             (None, None, None, Some(_)) if !is_taken => (
                 InterfaceState::Refused,

@@ -40,6 +40,7 @@ pub(super) struct Machine<'a, F> {
 impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     pub(super) fn new(packet: &Packet, sets: F) -> Self {
         Self {
+            // A copy, applied at the end: rules state their conditions before their changes.
             packet: Some(packet.clone()),
             ..Self::without_packet(sets)
         }
@@ -92,6 +93,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "lookup" => self.lookup(&fields),
             "match" => self.extension_match(&fields),
             "target" => self.extension_target(&fields),
+            // Each lets some packets through, so arriving queries prove nothing.
             "limit" | "quota" | "connlimit" => self.meets = self.meets.and(Meets::Rate),
             "numgen" => {
                 // The register held a value of the packet until then.
@@ -115,6 +117,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "notrack" => {
                 let is_certain = self.meets == Meets::Yes;
                 if let Some(packet) = &mut self.packet {
+                    // If the rule may not apply, NAT remains possible, which is the outcome to
+                    // fear.
                     packet.untracked |= is_certain;
                 }
             }
@@ -219,6 +223,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             return self.decide(Action::Translate);
         }
         let to = self.packet.as_ref().map(|packet| packet.to);
+        // NAT to the destination that the packet has already changes nothing, and no later rule of
+        // NAT applies.
         let stays = to.is_some() && self.nat_target(fields) == to;
         self.decide(if stays {
             Action::Accept
@@ -244,6 +250,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             }
             return;
         };
+        // Sixteen bytes, the length of an interface's name: whatever the key, what was there is
+        // gone.
         self.forget(register, 16);
         // A random number.
         if key == Some(24) {
@@ -272,6 +280,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         };
         let index = |device: &Option<Device>| device.as_ref().map_or(0, Device::ifindex);
         let layer = |device: &Option<Device>| device.as_ref().map_or(0, |device| device.layer);
+        // `NFT_META_PROTOCOL`, priority, indexes, names and types of both interfaces; then
+        // `_SKUID`, `_NFPROTO`, `_L4PROTO`, `_PKTTYPE` and `_SECPATH`.
         let known: Option<Vec<u8>> = match key {
             Some(1) => Some(protocol.to_be_bytes().to_vec()),
             Some(2) => Some(vec![0; 4]),
@@ -319,6 +329,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         };
         let open = client_range(packet, base);
         let overlaps = offset < open.end && open.start < offset + length;
+        // Even one byte of the client makes the outcome depend on it.
         self.is_open |= overlaps;
         let bytes: Option<Vec<u8>> = header
             .get(offset..offset + length)
@@ -478,6 +489,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 .any(|((value, known), wanted)| (value ^ wanted) & known != 0)
         });
         let meets = match (found, operation) {
+            // `NFT_CMP_EQ` to `NFT_CMP_GTE`: like memcmp, because numbers are in network order.
             (Some(found), Some(operation)) => Meets::known(match operation {
                 0 => found == wanted,
                 1 => found != wanted,
@@ -517,6 +529,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
         let mask = fields.get(4).map(value);
         let xor = fields.get(5).map(value);
+        // Shifts (operation 1 and 2) are rare in rules for a host; their result is unknown.
         if let (Some(found), Some(mask), Some(xor), None | Some(0)) =
             (found, mask, xor, fields.number(6))
         {
@@ -589,9 +602,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             (Found::Nothing, None) => self.meets = self.meets.and(Meets::known(is_inverted)),
             (Found::Element(..), None) => self.meets = self.meets.and(Meets::known(!is_inverted)),
             (Found::Unknown, None) => self.meets = self.meets.and(self.undecided()),
+            // `NFT_BREAK`: a map without the key ends the rule.
             (Found::Nothing, Some(_)) => self.meets = Meets::No,
             (Found::Element(_, Some(verdict)), Some(0)) => self.verdicts.push(verdict.clone()),
             (Found::Unknown, Some(0)) => {
+                // Any element may be the one, so the walk follows all their verdicts.
                 self.verdicts.extend(set.verdicts().cloned());
                 self.meets = self.meets.and(self.undecided());
             }
@@ -610,6 +625,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let meets = match (fields.number(1), (self.sets)(&fields.text(4))) {
             // `NFT_OBJECT_QUOTA`, `NFT_OBJECT_LIMIT`, `NFT_OBJECT_CONNLIMIT`.
             (Some(2 | 4 | 5), _) => Meets::Rate,
+            // Counters, helpers, timeouts and marks of the security module hold back no packet.
             (Some(_), _) => Meets::Yes,
             (None, Some(set)) if self.packet.is_some() => {
                 let key = fields
@@ -621,6 +637,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                     Meets::Rate
                 }
             }
+            // An unknown map may lead to a limit.
             (None, _) => Meets::Rate,
         };
         self.meets = self.meets.and(meets);

@@ -121,6 +121,7 @@ impl Facts {
         if let Some(owner) = answers.owners.get(&endpoint) {
             return Some(*owner);
         }
+        // An unknown owner is not kept: the server may not have opened its sockets yet.
         let owner = ask_owner(endpoint)
             .map_err(|error| unknown(&error))
             .ok()??;
@@ -134,6 +135,7 @@ impl Facts {
     /// Asks every question again; returns whether an answer has changed.
     pub(crate) fn ask_again(&self) -> bool {
         let mut answers = self.lock();
+        // Rules name sets by a number, which may mean another set by now.
         answers.ipsets.clear();
         let questions: Vec<(SetQuestion, Option<bool>)> = answers
             .known
@@ -145,6 +147,7 @@ impl Facts {
             .filter_map(|(question, before)| (answers.ask(&question) != before).then_some(question))
             .collect();
         for question in &changed {
+            // Asked again when a walk needs it: most clients do not come back.
             answers.known.remove(question);
         }
         !changed.is_empty()
@@ -158,6 +161,7 @@ impl Facts {
     }
 
     fn lock(&self) -> MutexGuard<'_, Answers> {
+        // Each answer stands for itself, so what a panicking thread left is valid.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -174,6 +178,7 @@ impl Answers {
         if let Some(answer) = self.known.get(&question) {
             return *answer;
         }
+        // A flood of forged senders would fill any order of use, so all make room at once.
         if self.known.len() >= MAX_ANSWERS {
             self.known.clear();
         }
@@ -202,6 +207,7 @@ impl Answers {
                     .request(NFT_GET_ELEMENT, REQUEST, &body, |_, _| {})
                 {
                     Ok(()) => Some(true),
+                    // Also if table or set are gone, which the next reading of the rules shows.
                     Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Some(false),
                     Err(error) => unknown(&error),
                 }
@@ -251,6 +257,7 @@ impl Answers {
         let mut body = vec![0; 4];
         push_attribute(&mut body, 1, &[IPSET_PROTOCOL]);
         push_attribute(&mut body, 11 | NETWORK_ORDER, &index.to_be_bytes());
+        // A number tells only the name, which every other request wants.
         let mut name = None;
         let mut kind = None;
         let mut family = 0;
@@ -310,6 +317,7 @@ fn ask_owner(endpoint: SocketAddr) -> io::Result<Option<u32>> {
         let mut request = vec![0; 56];
         request[0] = u8::try_from(family).map_err(io::Error::other)?;
         request[1] = libc::IPPROTO_UDP as u8;
+        // Every state: an unconnected UDP socket counts as closed.
         request[4..8].fill(0xff);
         request[8..10].copy_from_slice(&endpoint.port().to_be_bytes());
         owners.extend(
@@ -326,6 +334,7 @@ fn ask_owner(endpoint: SocketAddr) -> io::Result<Option<u32>> {
 fn owner_in(message: &[u8], address: IpAddr) -> Option<u32> {
     let bound = match i32::from(*message.first()?) {
         libc::AF_INET => IpAddr::from(*message.get(8..)?.first_chunk::<4>()?),
+        // A socket of IPv6 that receives IPv4 is bound to a mapped address, or to ::.
         _ => IpAddr::from(*message.get(8..)?.first_chunk::<16>()?).to_canonical(),
     };
     let receives = bound == address || bound.is_unspecified();

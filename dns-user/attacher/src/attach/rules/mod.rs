@@ -91,6 +91,7 @@ impl Objection {
         match ends {
             ends if ends.is_held() => Some(held),
             ends if !ends.is_undecided() => None,
+            // Before undecided conditions: a limit is certain to hold back some queries.
             Ends { rate: true, .. } if held == Self::Held => Some(Self::Limited),
             Ends { rate: true, .. } => Some(held),
             Ends { unsure, .. } => Some(Self::Undecided(unsure.unwrap_or("too many rules"))),
@@ -137,6 +138,7 @@ impl Examined {
 
     /// Adds a later walk, unless there is an objection already.
     fn or_else(self, next: impl FnOnce() -> Self) -> Self {
+        // One reason suffices, and a walk of thousands of rules is spared.
         if self.objection.is_some() {
             return self;
         }
@@ -159,7 +161,9 @@ impl PacketFilter {
     /// Reads the tables again, reusing nftables tables whose generation has not changed.
     pub(crate) fn read_again(&self) -> io::Result<Self> {
         let read = |mut socket: Socket| -> io::Result<(nft::Ruleset, Option<u32>)> {
+            // Read before the dump: a change in between is then noticed in the next round.
             let generation = nft::generation(&mut socket)?;
+            // The dump of a large node has thousands of messages, its generation one.
             if generation.is_some() && generation == self.generation {
                 return Ok((self.nft.clone(), generation));
             }
@@ -209,6 +213,7 @@ impl PacketFilter {
         endpoint: SocketAddr,
         facts: &Facts,
     ) -> FilterStance {
+        // Local queries come from the address that they go to, unless a process binds another one.
         let address = if device.is_loopback() {
             endpoint.ip()
         } else {
@@ -232,6 +237,8 @@ impl PacketFilter {
                 ..
             } => FilterStance::Objects(objection),
             Examined {
+                // Asked before other objections: a walk for each client may find that it is not
+                // concerned.
                 depends_on_client: true,
                 ..
             } => FilterStance::Depends,
@@ -252,17 +259,21 @@ impl PacketFilter {
         if device.is_loopback() {
             return self.examine_lo(device, client, endpoint, facts);
         }
+        // Independent of the client, and needs no walk.
         if device.is_bridge && self.nat_leads_to(PREROUTING, endpoint) {
             return Examined::certainly(Objection::BridgedNat);
         }
         let mut query = Packet::query(device, client, endpoint, facts);
         let ends = self.ends_inbound(&mut query);
+        // Translation at INPUT changes what the server's socket sees, so a probe would never be
+        // recognised.
         if ends.translated {
             return Examined::of(ends, Some(Objection::SourceNat));
         }
         let incoming = Examined::of(ends, Objection::to(ends, Objection::Held));
         incoming.or_else(|| {
             let mut reply = query.reply(device, client, endpoint);
+            // NAT applies to the first packet of a flow only, and a reply never is.
             let ends = self.ends_outbound(&mut reply, Nat::Skipped);
             Examined::of(ends, Objection::to(ends, Objection::RepliesHeld))
         })
@@ -280,6 +291,8 @@ impl PacketFilter {
         }
         let mut sent = Packet::local_query(lo, client, endpoint, facts);
         let out = self.ends_outbound(&mut sent, Nat::Applies);
+        // Before the query's way in: the program replies at the ingress of `lo`, when only OUTPUT
+        // and POSTROUTING have set marks.
         let mut given = sent.local_reply_in();
         let mut query = sent.back_from_lo();
         let ends = out.then(self.ends_inbound(&mut query));
@@ -312,6 +325,7 @@ impl PacketFilter {
         let from = any_client(to);
         let mut packet = Packet {
             to_us: false,
+            // Facts of its own: answers about an invented sender are not worth keeping.
             ..Packet::without_device(from, to, &Facts::default())
         };
         self.at_hook(hook, &mut packet, Nat::Skipped);

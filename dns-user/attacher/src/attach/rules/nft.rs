@@ -98,6 +98,7 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
     };
     for chain in &mut ruleset.chains {
         if dormant.contains(&(chain.family, chain.table.clone())) {
+            // The kernel registers no hook of a dormant table.
             chain.base = None;
         }
     }
@@ -105,10 +106,13 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
         let chain = ruleset.chains.iter_mut().find(|chain: &&mut Chain| {
             chain.family == family && chain.table == table && chain.name == name
         });
+        // A rule without its chain came between two dumps; by the next round the generation has
+        // changed.
         if let Some(chain) = chain {
             chain.rules.push(expressions);
         }
     }
+    // The kernel lists the elements of one set at a time.
     for (key, flags, key_length) in names {
         let mut body = vec![key.0, 0, 0, 0];
         push_text(&mut body, 1, &key.1);
@@ -128,6 +132,7 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
             },
         );
     }
+    // Only now: what came beyond the limit was read from the socket and dropped.
     budget.check()?;
     Ok(ruleset)
 }
@@ -249,6 +254,7 @@ impl Ruleset {
                     .verdicts()
                     .filter_map(|verdict| self.index(chain, verdict.chain()?));
                 for to in named.collect::<Vec<_>>() {
+                    // Several rules may jump to a chain; it is searched once.
                     if !chains.contains(&to) {
                         chains.push(to);
                     }
@@ -284,6 +290,7 @@ impl Chains for NftPath<'_, '_> {
         let mut machine = Machine::new(packet, |name| ruleset.set(chain, name));
         for expression in &chain.rules[rule] {
             machine.step(expression);
+            // The kernel does not run the rest of the rule.
             if machine.meets == Meets::No {
                 return Vec::new();
             }

@@ -140,6 +140,7 @@ impl<'a> Fields<'a> {
     pub(super) fn register(&self, wanted: u16) -> Option<usize> {
         match self.number(wanted)? {
             register @ 1..=4 => Some((register as usize - 1) * 16),
+            // `NFT_REG32_00` and on: newer tools number registers by words.
             register @ 8..=23 => Some((register as usize - 8) * 4),
             _ => None,
         }
@@ -195,9 +196,11 @@ impl Set {
 
     /// Looks up a key; `None`: the key is unknown.
     pub(super) fn find(&self, key: Option<&[u8]>) -> Found<'_> {
+        // Nobody is in an empty set, whatever the key.
         if self.elements.is_empty() && self.flags & Self::CHANGING == 0 {
             return Found::Nothing;
         }
+        // The elements read may have changed by now, so the caller asks the kernel.
         let Some(key) = key.filter(|_| self.flags & Self::CHANGING == 0) else {
             return Found::Unknown;
         };
@@ -223,6 +226,7 @@ impl Set {
                 return Found::Element(&element.data, element.verdict.as_ref());
             }
         }
+        // The catch-all element counts only if no other matches, wherever it stands.
         let rest = self.elements.iter().find(|element| element.is_rest);
         match best.filter(|element| !element.ends).or(rest) {
             Some(element) => Found::Element(&element.data, element.verdict.as_ref()),

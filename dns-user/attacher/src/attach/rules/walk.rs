@@ -38,6 +38,7 @@ impl Meets {
         match self {
             Self::No if invert => Self::Yes,
             Self::Yes if invert => Self::No,
+            // The opposite of an unknown outcome is as unknown.
             other => other,
         }
     }
@@ -122,6 +123,7 @@ impl Ends {
     /// Combines the ends of two consecutive chains.
     pub(super) fn then(self, next: Self) -> Self {
         Self {
+            // Every chain must let the packet through; to be lost in one of them suffices.
             deliver: self.deliver && next.deliver,
             ..self.or(next)
         }
@@ -184,6 +186,7 @@ fn end(action: Action) -> Ends {
 /// Returns the ends in a chain, and whether the packet may return from it.
 fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) -> (Ends, bool) {
     let mut ends = Ends::default();
+    // A loop of jumps, which the kernel refuses to load, would not end here.
     if depth == 0 {
         return (end(Action::Unknown("too many jumps")), true);
     }
@@ -207,6 +210,7 @@ fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) 
                     let (found, falls) = pass(chains, to, depth - 1, left);
                     (found, false, falls)
                 }
+                // It may also let the packet go on to the next rule.
                 (_, Action::Unknown(_)) => (end(action), true, false),
                 (_, last) => (end(last), false, false),
             };
@@ -229,6 +233,7 @@ fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) 
             };
             ends = ends.or(found).or(condition);
             may_return |= returns;
+            // Later rules are reached only by packets that this one does not end.
             if meets == Meets::Yes {
                 if !falls {
                     return (ends, may_return);
@@ -315,6 +320,7 @@ pub(crate) struct DeviceKind {
 
 /// Returns whether an interface has an address; `None` if no interface has it, so that it may belong to a route.
 fn has_address(ifindex: u32, ip: IpAddr, local: &[LocalAddress]) -> Option<bool> {
+    // Several interfaces may have the same address.
     let mut owners = local.iter().filter(|known| known.address == ip).peekable();
     owners.peek()?;
     Some(owners.any(|known| known.ifindex == ifindex))
@@ -381,6 +387,7 @@ impl Mark {
 
     /// Returns whether the bits in `mask` equal `wanted`'s.
     pub(super) fn is(self, wanted: u32, mask: u32, name: &'static str) -> Meets {
+        // A wanted bit outside of the mask is never met, and one known bit that differs decides.
         if wanted & !mask != 0 || (self.value ^ wanted) & mask & self.known != 0 {
             Meets::No
         } else if mask & !self.known == 0 {
@@ -470,6 +477,8 @@ impl Packet {
             from: SocketAddr::new(client, CLIENT_PORT),
             to: endpoint,
             open: Open::Neither,
+            // As if new: rules that let established flows pass say nothing about a client's first
+            // query.
             established: false,
             to_us: true,
             from_us: false,
@@ -495,6 +504,8 @@ impl Packet {
             established: true,
             to_us: false,
             from_us: true,
+            // The mark of the query belongs to its packet; that of the flow is shared by both
+            // directions.
             flow_mark: self.flow_mark,
             ..Self::without_device(client.address, endpoint, &self.facts)
         }

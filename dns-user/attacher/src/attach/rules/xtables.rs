@@ -69,6 +69,8 @@ fn path(list: usize) -> String {
 /// Opens the lists of the calling thread's network namespace, which only root may (mode 0440), for an
 /// attacher that never is root. A missing one does not exist.
 pub(crate) fn open_lists() -> [Option<File>; 2] {
+    // An error means that this kernel has no legacy tables of the family, or that they cannot be
+    // listed, which `read_list` finds out.
     [0, 1].map(|list| File::open(path(list)).ok())
 }
 
@@ -96,6 +98,7 @@ fn read_list(list: usize) -> io::Result<String> {
             other => other,
         };
     };
+    // From the start of the file in each round: procfs makes its text anew.
     let mut buffer = vec![0; MAX_LIST_BYTES];
     let length = file.read_at(&mut buffer, 0)?;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
@@ -149,6 +152,7 @@ pub(super) fn pass(tables: &[RuleTable], hook: usize, packet: &mut Packet, nat: 
             continue;
         }
         if let Some(start) = table.hooks[hook] {
+            // The same packet goes through all tables: marks and NOTRACK of one count in the next.
             let mut way = TablePath {
                 table,
                 packet,
@@ -210,17 +214,20 @@ impl RuleTable {
             buffer[..title.as_bytes().len()].copy_from_slice(title.as_bytes());
             buffer
         };
+        // `IPT_SO_GET_INFO`: which hooks the table has, and its size.
         let Some(info) = get(&socket, level, GET_INFO, named(vec![0; INFO_LEN]))? else {
             return Ok(None);
         };
         let word = |at: usize| u32_at(&info, at).unwrap_or(0);
         let valid = word(32);
         let size = word(80);
+        // Before the buffer is allocated, since the kernel names the size.
         if size > MAX_TABLE {
             return Err(too_large(name));
         }
         let mut wanted = named(vec![0; ENTRIES_AT + size as usize]);
         wanted[32..36].copy_from_slice(&size.to_ne_bytes());
+        // EAGAIN if the size has changed since then (`get_entries`).
         let Some(found) = get(&socket, level, GET_ENTRIES, wanted)? else {
             return Ok(None);
         };
@@ -258,6 +265,8 @@ impl RuleTable {
         let bytes = self.entries.get(at..)?;
         let target = usize::from(u16_at(bytes, layout.target)?);
         let length = usize::from(u16_at(bytes, layout.target + 2)?);
+        // Every entry ends with a target of at least 32 bytes; what follows indexes by these
+        // numbers.
         if length < layout.matches + 32 || target < layout.matches || target + 32 > length {
             return None;
         }
@@ -275,6 +284,7 @@ impl RuleTable {
         let mut offsets = Vec::new();
         let mut at = start;
         while let Some(entry) = self.entry(at) {
+            // The kernel names user chains by an entry with the target ERROR at their head.
             let is_next_chain =
                 at != start && (entry.target_name() == "ERROR" || self.hooks.contains(&Some(at)));
             if is_next_chain {
@@ -310,6 +320,7 @@ fn get(
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
+        // The table was replaced (EAGAIN, EINVAL) or unloaded (ENOENT) since it was listed.
         Some(libc::EAGAIN | libc::EINVAL | libc::ENOENT) => Ok(None),
         _ => Err(error),
     }
@@ -392,6 +403,7 @@ impl<'a> Entry<'a> {
     fn may_be_udp(&self) -> bool {
         let inverted = self.bytes[self.layout.flags + 1] & 0x40 != 0;
         match u16_at(self.bytes, self.layout.protocol) {
+            // Protocol 0 is any.
             Some(0) | None => true,
             Some(protocol) => (protocol == 17) != inverted,
         }
@@ -406,6 +418,7 @@ impl<'a> Entry<'a> {
             ..
         } = *self.layout;
         let [wanted, mask] = [address, 3 * address].map(|at| &self.bytes[at..at + address]);
+        // `IPT_INV_DSTIP`.
         if self.bytes[flags + 1] & 0x10 != 0 || mask.iter().any(|byte| *byte != 0xff) {
             return None;
         }
@@ -469,6 +482,7 @@ impl<'a> Entry<'a> {
                 });
             same != (inverted & invert != 0)
         };
+        // `IPT_F_FRAG` matches second and further fragments, and a plain query is not fragmented.
         let is_fragment_rule =
             fragments != 0 && self.bytes[flags] & fragments != 0 && inverted & 0x20 == 0;
         let names = |at: usize| {
@@ -497,6 +511,7 @@ impl<'a> Entry<'a> {
         let mut at = self.layout.matches;
         while at < self.target && meets != Meets::No {
             let size = usize::from(u16_at(self.bytes, at).unwrap_or(0));
+            // Each match has a header of 32 bytes: size, name, revision.
             let Some(found) = self
                 .bytes
                 .get(at..at + size)
@@ -531,6 +546,7 @@ impl<'a> Entry<'a> {
                 },
                 _ => Action::Unknown("an unknown verdict"),
             },
+            // The end of a user chain, or of the table.
             "ERROR" => Action::Return,
             _ => self.target().action(Some(packet.to)),
         }
@@ -574,6 +590,7 @@ impl Chains for TablePath<'_, '_> {
         };
         let meets = entry.meets(self.packet);
         let action = entry.action(self.packet);
+        // A rule that may apply changes the packet at least perhaps: its marks become unknown then.
         if meets != Meets::No {
             entry.target().change(meets, self.packet);
         }
