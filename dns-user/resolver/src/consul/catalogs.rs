@@ -91,9 +91,11 @@ impl Catalogs {
         let settings = LiveSettings::of(&config);
         self.change(|parts| {
             let unknown = unknown_if_live(&config);
+            // Its last catalog is better than none until the new settings have brought one.
             parts.live = unknown.map(|unknown| parts.live.take().unwrap_or(unknown));
             parts.config = Arc::new(config);
         });
+        // Every change restarts the live source, which then reads the whole catalog again.
         self.settings.send_if_modified(|in_force| {
             let differs = *in_force != settings;
             *in_force = settings;
@@ -123,6 +125,8 @@ impl Catalogs {
     /// Builds a zone from all registrations. Indexes only the changes since the last call, unless
     /// files or configuration changed: a complete index takes 0.1 s for 50,000 instances.
     pub(crate) fn zone(&self) -> NewZone {
+        // Held until the end: both sources may ask for a zone at once, and the second one builds on
+        // the first.
         let mut built = self.built.lock();
         let (version, source, files, live) = {
             let Parts {
@@ -131,6 +135,8 @@ impl Catalogs {
                 live,
                 version,
             } = &*self.lock();
+            // The inner lock is released here, since building may take long and definitions must
+            // not wait.
             (*version, config.clone(), files.clone(), live.clone())
         };
         let mut config = (*source).clone();
@@ -140,6 +146,7 @@ impl Catalogs {
                 datacenter,
                 node_name,
             } = &**live;
+            // The agent knows its datacenter better than Consul's default `dc1`.
             if let (Some(datacenter), true) = (datacenter, config.datacenter_is_default) {
                 config.datacenter.clone_from(datacenter);
             }
@@ -150,6 +157,7 @@ impl Catalogs {
         let reusable = built.take().filter(|built| {
             Arc::ptr_eq(&built.source, &source)
                 && Arc::ptr_eq(&built.files, &files)
+                // The index is made for one datacenter: names without one mean it.
                 && built.datacenter == config.datacenter
         });
         let mut catalog = match reusable {
@@ -282,6 +290,7 @@ impl Published {
         if zone.config.dns.disable_compression || zone.lacks(query).is_some() {
             return None;
         }
+        // `is_for_everyone` below excludes answers that depend on the client.
         let client = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let asker = Asker {
             client,
@@ -321,6 +330,8 @@ impl Published {
     /// always the same one for the same list, so that an entry changes only with the list.
     fn sample<T: Ord>(&self, addresses: &mut Vec<T>, most: usize) {
         if addresses.len() > most {
+            // The choice must depend on the addresses alone, not on the order in which they
+            // arrived.
             addresses.sort_unstable();
             fastrand::Rng::with_seed(self.seed).shuffle(addresses);
             addresses.truncate(most);
@@ -360,6 +371,7 @@ impl Used {
         age: impl Fn(&Name, u16) -> Option<Duration>,
     ) -> Vec<(Place, String)> {
         let mut names = self.0.lock();
+        // While there is room, an unused name stays: asked again, it need not be recorded again.
         let crowded = names.len() >= MAX_NAMES / 2;
         let mut services = Vec::new();
         names.retain(|(name, qtype), service| match age(name, *qtype) {

@@ -77,6 +77,8 @@ impl ConsulNames {
             source: ArcSwapOption::empty(),
             fast_path,
             used: catalogs::Used::default(),
+            // Differs between servers, so that a fleet as a whole uses all instances of a service
+            // with more than an entry holds.
             seed: fastrand::u64(..),
         }
     }
@@ -126,6 +128,7 @@ impl ConsulNames {
     /// reach userspace.
     pub(crate) fn report_use(&self) {
         let source = self.source.load();
+        // A source that watches every service needs no hint.
         let Some(source) = source.as_ref().filter(|source| !source.watches_all()) else {
             return;
         };
@@ -144,6 +147,7 @@ impl ConsulNames {
 
     /// Returns when an interface last gave a reply of this type, whatever the flags of the query.
     fn reply_last_used_ns(&self, name: &Name, qtype: u16) -> Option<u64> {
+        // DO and CD are part of the key of an interface's reply.
         let flags = [(false, false), (false, true), (true, false), (true, true)];
         let last_used = flags
             .into_iter()
@@ -202,10 +206,12 @@ impl ConsulNames {
         let mut version = self.version.subscribe();
         let arrived = async {
             loop {
+                // Before the zone is read, so that a version installed in between ends the wait.
                 version.mark_unchanged();
                 let Some(lack) = self.zone.load().lacks(query) else {
                     return;
                 };
+                // In each round: what is missing may be something else once a part has arrived.
                 source.demand(lack);
                 // The sender lives as long as `self`.
                 let _ = version.changed().await;
@@ -224,6 +230,7 @@ impl ConsulNames {
         if zone.lacks(query).is_some() {
             return true;
         }
+        // Unused watches end after a minute, so each use must be reported.
         if !source.watches_all()
             && let Some((place, service)) = zone.service_of(query)
         {
@@ -275,6 +282,8 @@ impl ConsulNames {
         };
         let message = query_message(fastrand::u16(..), FLAG_RD, host.as_wire(), TYPE_A);
         let mut reply = Vec::new();
+        // What is truncated by UDP is fetched again without the limit of a datagram (RFC 7766,
+        // section 5).
         for transport in [Transport::Udp, Transport::Tcp] {
             let Parsed::Query(query) = parse_by(transport, &message) else {
                 return Vec::new();
@@ -302,6 +311,7 @@ impl Answer for ConsulNames {
                 return reply;
             };
             let hosts = answer.hosts();
+            // Together, because each of them may wait for a recursor.
             let chains = join_all(hosts.iter().map(|host| self.chain(host))).await;
             let chains = hosts.into_iter().zip(chains).collect();
             answer.finish(query, &zone.config.dns, &chains)
@@ -315,6 +325,7 @@ impl Answer for ConsulNames {
         let Some((zone, answer)) = self.pending(query) else {
             return false;
         };
+        // Without recursors there is nothing to wait for: the alias alone is the answer.
         if self.recursors.load().is_some() && !answer.hosts().is_empty() {
             return false;
         }
@@ -323,6 +334,7 @@ impl Answer for ConsulNames {
         let name = query.question.name();
         if let Some(source) = &*self.source.load()
             && !source.watches_all()
+            // Invented services must not fill the list of names in use.
             && answer.rcode == ResponseCode::NoError
             && let Some(service) = zone.service_of(query)
         {
@@ -360,6 +372,7 @@ impl ReverseConsulNames {
         let answer = match (zone.reverse(query, &asker), &self.fallback) {
             (Some(answer), _) => answer,
             (None, Some(_)) => return None,
+            // Consul without recursors denies foreign addresses itself.
             (None, None) => zone.no_such_address(&asker),
         };
         Some(answer.finish(query, &zone.config.dns, &Default::default()))
@@ -419,6 +432,7 @@ pub(crate) fn recursors_of(
             timeout: consul.dns.recursor_timeout,
             ..config.recursion.clone()
         };
+        // Consul does not cache what its recursors say.
         let cache = CacheConfig {
             enabled: false,
             ..config.cache
@@ -448,6 +462,7 @@ impl Answer for Recursors {
             for recursor in order {
                 let reply = recursor.answer(query).await;
                 let rcode = reply.get(3).map(|flags| ResponseCode::from_low(flags & 15));
+                // Like Consul: any other RCODE leads to the next recursor.
                 if matches!(rcode, Some(ResponseCode::NoError | ResponseCode::NXDomain)) {
                     return reply;
                 }

@@ -100,6 +100,8 @@ impl Daemon<'_> {
     ) -> anyhow::Result<()> {
         let mut upchecks =
             time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
+        // After a suspend the missed checks would otherwise run in a row and count as many failed
+        // rounds.
         upchecks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut unanswered = Unanswered::default();
         let mut surplus = memory::Surplus::default();
@@ -108,6 +110,7 @@ impl Daemon<'_> {
         let mut heartbeats = time::interval(self.fast_path.heartbeat_interval());
         heartbeats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut reports = time::interval(REPORT_INTERVAL);
+        // The attacher measures probes by the pace of the reports.
         reports.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -117,6 +120,8 @@ impl Daemon<'_> {
                 }
                 _ = heartbeats.tick() => {
                     self.fast_path.heartbeat();
+                    // From the loop itself: a task of its own would keep the service alive while
+                    // this loop hangs.
                     service_manager::notify(NotifyState::Watchdog, "Alive");
                 }
                 () = self.watch.next() => self.reload_files(Reading::IfChanged).await,
@@ -134,6 +139,8 @@ impl Daemon<'_> {
                 event = self.fast_path.next() => self.fast_path.follow(event),
                 failure = failures.next() => return Err(failure.into()),
                 _ = upchecks.tick() => {
+                    // A server that ends without being told has panicked, and its address would
+                    // stay silent.
                     if let Some(address) = self.listeners.ended() {
                         let part = format!("the server on {address}");
                         return Err(Failure { part, problem: "it ended".to_owned() }.into());
@@ -166,6 +173,8 @@ impl Daemon<'_> {
         } = upcheck.once().await;
         let replies = self.replies();
         // `replies` includes the answers to self-checks.
+        // A firewall or a missing loopback may stop the self-checks while clients are served well;
+        // a restart would only harm them.
         let others_answered = replies.saturating_sub(unanswered.replies) > answered as u64;
         unanswered.replies = replies;
         let listen_problems = self.listeners.problems().map(str::to_owned);
@@ -207,6 +216,8 @@ impl Daemon<'_> {
 
     /// Retries the addresses that were unavailable.
     async fn listen_again(&mut self) {
+        // Each time, because a wildcard's addresses change with the interfaces, and none may be
+        // asked as a recursor.
         self.upstreams.listens_on(&self.wanted);
         if self.listeners.problems().next().is_some() {
             self.listen_on(self.wanted.clone()).await;
@@ -236,6 +247,7 @@ impl Daemon<'_> {
         if let Some(addresses) = addresses {
             self.listen(&addresses).await;
         }
+        // A pattern may match new folders now, and a link may lead elsewhere.
         self.watch.set(self.files.folders());
     }
 
@@ -276,6 +288,7 @@ impl Daemon<'_> {
                     .refused(Kind::Config, vec![self.path.to_owned()], &problems.0);
             }
         }
+        // Also after a refused configuration: its error must not keep new records away.
         self.reload_files(Reading::Always).await;
         let reloaded = self.service_status.reloaded();
         match reloaded.failed.as_slice() {
@@ -311,6 +324,7 @@ impl Daemon<'_> {
             mut warnings,
         } = loaded;
         let (config, mut kept) = settings::merge(&self.config, config);
+        // The maps were made without room for answers; only userspace can cache them now.
         if self.fast_path.lacks_cache(&config) {
             kept.push("cache.enabled for interfaces");
         }
@@ -327,6 +341,7 @@ impl Daemon<'_> {
             .change(|state| state.pending_restart = kept);
         self.logs.apply(&config.logging);
         self.upstreams.reconfigure(&self.config, &config);
+        // The caller reads all files next.
         self.files.follow(Sources::of(&config));
         self.config = config;
         self.service_status.loaded(
@@ -348,6 +363,7 @@ impl Daemon<'_> {
         // Detach first, so that queries no longer answered by interfaces find the sockets open.
         fast_path.stop().await;
         listeners.stop().await;
+        // After the last reply, which is logged as well.
         let _ = tokio::task::spawn_blocking(dns_dnstap::finish).await;
         if let Some(health) = health {
             // Joins a thread, so it must not run on a runtime thread.
@@ -394,6 +410,7 @@ fn needs_restart_of_consul(
         (None, None) => None,
         (Some(old), Some(new)) => {
             let datacenter = |config: &ConsulConfig| {
+                // A default is replaced by the agent's datacenter, so two defaults are equal.
                 (!config.datacenter_is_default).then(|| config.datacenter.clone())
             };
             let is_live = old.http.is_some() && new.http.is_some();

@@ -132,6 +132,7 @@ impl Lifecycle {
             attacher: match own_attacher {
                 None => AttacherSource::Service,
                 Some(Ok(stream)) => AttacherSource::Own(Arc::new(stream)),
+                // Without capabilities, which this process has dropped by now, none can be started.
                 Some(Err(error)) => AttacherSource::Gone(format!("starting the attacher: {error}")),
             },
             lost_at: None,
@@ -158,6 +159,7 @@ impl Lifecycle {
             self.off(FastPathOff::Intended(reason.to_owned()));
             return;
         }
+        // Loading may take seconds of the verifier's time; `status` must not call that a failure.
         self.off(FastPathOff::Intended(
             "its programs are being loaded".to_owned(),
         ));
@@ -179,6 +181,8 @@ impl Lifecycle {
         self.loading = Some(tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             // Never cancelled; a panic has been logged with its location.
+            // The socket to the attacher is read with blocking calls, and loading waits for the
+            // kernel.
             let started = tokio::task::spawn_blocking(move || {
                 let attacher = connect(&config, &source)?;
                 FastPath::start(&config, attacher, &listen, states, admission).map(Arc::new)
@@ -191,6 +195,7 @@ impl Lifecycle {
     /// Waits for the next event; cancel-safe.
     pub(super) async fn next(&mut self) -> FastPathEvent {
         match (&mut self.loading, &self.current) {
+            // Its predecessor, if there is one, has been lost already.
             (Some(loading), _) => FastPathEvent::Loaded(loading.await),
             (None, Some(fast_path)) => {
                 fast_path.lost().await;
@@ -210,6 +215,7 @@ impl Lifecycle {
                     const LOST: &str = "the attacher was lost before it had attached the programs";
                     self.off(FastPathOff::Failed(LOST.to_owned()));
                 }
+                // Its programs keep answering from maps that this process writes to as before.
                 self.load_after(ATTACHER_PAUSE);
             }
             FastPathEvent::Loaded(result) => {
@@ -233,8 +239,10 @@ impl Lifecycle {
     /// Handles a failed attempt to load: tries again if that may help.
     fn failed(&mut self, problem: FastPathError) {
         let pause = match (&problem, &self.attacher) {
+            // This process has no privileges left to start another one.
             (_, AttacherSource::Gone(_)) => None,
             (FastPathError::NoAttacher(_), _) => Some(ATTACHER_PAUSE),
+            // The service may be restarted meanwhile, with other limits or another version.
             (_, AttacherSource::Service) => Some(REFUSAL_PAUSE),
             // It has refused for good, or its successor has ended as well.
             (_, AttacherSource::Own(_)) => None,
@@ -263,12 +271,17 @@ impl Lifecycle {
             state.fast_path_off = None;
             state.attacher_problem = None;
         });
+        // Before the first entry is published: a reply with another OPT would differ from
+        // userspace's.
         fast_path.set_edns(self.edns);
         if let Some(bytes) = self.max_reply {
             fast_path.set_max_reply(bytes);
         }
+        // First the handle, then what is published: changes from now on reach the new maps as well.
         self.server_state.fast_path.fill(&fast_path);
         self.server_state.publish();
+        // Loading began with the addresses of that time; addresses files may have changed them
+        // since.
         fast_path.set_endpoints(&self.service_status.state().listen);
         // From here on the main loop's heartbeats renew the lease.
         fast_path.heartbeat(Duration::ZERO);
@@ -360,6 +373,7 @@ impl Lifecycle {
     /// Returns the heartbeat interval, short enough for the lease and the service manager's
     /// watchdog.
     pub(super) fn heartbeat_interval(&self) -> Duration {
+        // Eight chances for each lease: a busy machine may delay some of them.
         (self.config.lease / 8).clamp(Duration::from_millis(1), Duration::from_secs(2))
     }
 
@@ -370,6 +384,7 @@ impl Lifecycle {
             .health
             .as_ref()
             .map_or(Duration::ZERO, |health| health.silent_for());
+        // At the end of the lease the interfaces stop; the log must have said why before.
         let hangs = silent_for >= self.config.lease / 2;
         let now = if hangs {
             self.missed_heartbeats.saturating_add(1)
@@ -397,6 +412,8 @@ impl Lifecycle {
                 .as_ref()
                 .is_some_and(|fast_path| fast_path.is_ready())
         {
+            // Not earlier: until the new programs are attached, the old ones answer and need every
+            // change.
             self.server_state.fast_path.retire();
             stop_in_background(self.retiring.take());
         }
@@ -427,6 +444,7 @@ impl Lifecycle {
     /// room for them until a restart.
     pub(super) fn lacks_cache(&self, config: &Config) -> bool {
         let is_on = self.config.enabled && self.config.mode != HookMode::Off;
+        // Maps have the size of their creation.
         is_on && self.config.cache_entries == 0 && config.fast_path().cache_entries > 0
     }
 
@@ -439,6 +457,7 @@ impl Lifecycle {
     /// Waits until the interfaces answer from the last published state; returns false if that takes
     /// longer than `limit`.
     pub(super) async fn flushed(&self, limit: Duration) -> bool {
+        // The publisher may be in a long pass, and the main loop must keep the heartbeats up.
         timeout(limit, self.server_state.fast_path.flushed())
             .await
             .is_ok()
@@ -469,6 +488,7 @@ impl Lifecycle {
 /// A server that has no service does this itself, before it gives up its privileges.
 pub(super) async fn end_earlier_programs(config: &XdpConfig, listen: &[SocketAddr]) {
     let is_on = config.enabled && config.mode != HookMode::Off;
+    // A server with a fast path takes the programs over instead, without a gap.
     let Some(socket) = config.attach_socket.clone().filter(|_| !is_on) else {
         return;
     };
@@ -499,6 +519,8 @@ fn connect(
     source: &AttacherSource,
 ) -> Result<AttacherConnection, FastPathError> {
     match (source, &config.attach_socket) {
+        // This process may no longer execute programs: an attacher that it started before hands
+        // over the connection.
         (AttacherSource::Own(standby), _) => AttacherConnection::receive(standby, OFFER_TIMEOUT),
         (AttacherSource::Service, Some(socket)) => {
             AttacherConnection::open(socket, config.attach_user.as_deref())
@@ -529,6 +551,7 @@ fn feed(fast_path: &FastPath, tap: &Tap) -> Option<JoinHandle<()>> {
     let rate = wanted.clone();
     Some(tokio::spawn(reader.feed(wanted, move |item| match item {
         TapItem::Event(event, age) => {
+            // One event stands for so many queries when the programs sample.
             let weight = *rate.borrow();
             if let Some(dnstap) = dns_dnstap::get() {
                 tap::log_to_dnstap(dnstap, &event, age, weight);
@@ -562,6 +585,7 @@ pub(super) async fn follow_renewals(
 ) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     while let Some(renewal) = requested.recv().await {
+        // While all places are taken, further requests wait in the bounded channel.
         let Ok(place) = places.clone().acquire_owned().await else {
             return;
         };
@@ -581,6 +605,8 @@ async fn renew(server_state: &ServerState, renewal: &AnswerQuestion) {
     let Parsed::Query(query) = parse(&message) else {
         return;
     };
+    // Routed anew: since the answer was published, records or another handler may have taken the
+    // name.
     if let Route::Handler(answer) | Route::Recursors(answer) =
         Route::of(&state, &renewal.name, renewal.qtype)
     {

@@ -100,9 +100,11 @@ impl FileSource {
     /// that are not regular files, such as FIFOs and directories.
     fn walk(&self) -> (Stamps, Vec<PathBuf>) {
         let (special, paths) = match self {
+            // Not looked at before reading: a missing file is an error that the status reports.
             Self::File(path) => (Vec::new(), vec![path.clone()]),
             Self::Patterns(patterns) => matches(patterns)
                 .into_iter()
+                // Opening a FIFO blocks until somebody writes, and a device may have side effects.
                 .partition(|path| bounded::is_special(path)),
         };
         (
@@ -130,6 +132,7 @@ impl FileSource {
         Contents {
             stamps: Stamps::default(),
             files: vec![(path, Err(error))],
+            // Reading again at once would hit the same hung mount.
             settled: true,
         }
     }
@@ -140,6 +143,8 @@ impl FileSource {
             Self::File(path) => {
                 // The folder of the name and, for a symbolic link, the folder of its target.
                 let mut folders = vec![parent(path)];
+                // inotify(7) watches inodes: a write to the link's target is not reported in the
+                // link's folder.
                 if let Ok(target) = fs::canonicalize(path) {
                     folders.push(parent(&target));
                 }
@@ -217,6 +222,7 @@ impl Contents {
         let mut hasher = foldhash::quality::FixedState::default().build_hasher();
         for (path, bytes) in &self.files {
             path.hash(&mut hasher);
+            // An error cannot be hashed, and the same kind again is no news.
             bytes.as_ref().map_err(io::Error::kind).hash(&mut hasher);
         }
         hasher.finish()
@@ -362,6 +368,7 @@ impl Followed {
             Found::Known => None,
             Found::Text(contents) => self.if_new(reading, contents).map(ChangedRecords::Text),
             Found::Edited { records, .. } => {
+                // The text was not kept, so a digest of it would be of an earlier one.
                 self.digest = None;
                 let is_same = base.is_some_and(|base| records.equals_previous(base));
                 if is_same && reading == Reading::IfChanged {
@@ -377,6 +384,8 @@ impl Followed {
 
     fn if_new(&mut self, reading: Reading, contents: Contents) -> Option<Contents> {
         let digest = Some(contents.digest());
+        // A file may be touched, or renamed over, without a change; publishing it again would cost
+        // a pass.
         let is_new = reading == Reading::Always || digest != self.digest;
         self.digest = digest;
         is_new.then_some(contents)
@@ -407,6 +416,7 @@ impl Followed {
                 break;
             }
             thread::sleep(SETTLED);
+            // Without known stamps, since these are the ones that cannot be trusted yet.
             let Found::Text(again) = self.read_now(None, None) else {
                 break;
             };
@@ -422,6 +432,8 @@ impl Followed {
         if reading == Reading::Always {
             return None;
         }
+        // Both must be counted: a lost watch makes either `None`, and then only time settles a
+        // file.
         let is_unwritten = self.count_at_read.is_some() && self.count() == self.count_at_read;
         (self.settled || is_unwritten).then(|| self.stamps.clone())
     }
@@ -441,6 +453,8 @@ impl Followed {
             known,
             base: base.cloned(),
         };
+        // A pending request was counted when it was made; counting again would miss writes in
+        // between.
         if self.reader.request(request) {
             self.count_at_read = count;
         }
@@ -455,6 +469,7 @@ impl Followed {
         };
         self.request(known, base);
         let result = self.reader.result(timeout);
+        // After a timeout, too: a mount that hangs may delay the start once, not every check.
         self.has_answered = true;
         let Some(ReadResult {
             folders,
@@ -468,6 +483,7 @@ impl Followed {
             return Found::Text(self.source.unresponsive(timeout));
         };
         self.folders = folders;
+        // Logged once, not at each check.
         if special != self.special {
             for path in &special {
                 warn!("{} is not a regular file; skipped", path.display());
@@ -564,11 +580,13 @@ impl FileReader {
 
     /// Spawns a reader that calls `read` for each request.
     fn reading(read: impl Fn(Request) -> ReadResult + Send + 'static) -> Self {
+        // One request at a time, so a hung file system holds one thread and nothing piles up.
         let (requests, requested) = bounded::<Request>(1);
         let (sender, results) = bounded(1);
         // Without a thread no result arrives, and the owner reports a timeout.
         if let Err(error) = threads::spawn("files", OnPanic::EndProcess, move || {
             for request in requested {
+                // The source was replaced, for example by a reload with another path.
                 if sender.send(read(request)).is_err() {
                     return;
                 }
@@ -608,6 +626,7 @@ impl FileReader {
             .recv_deadline(self.requested_at.take()? + timeout)
             .ok();
         if result.is_none() {
+            // Its result comes later, and must not pass for that of the next request.
             self.overdue += 1;
         }
         result
@@ -616,6 +635,7 @@ impl FileReader {
 
 fn read(source: &FileSource, request: Request) -> ReadResult {
     let (stamps, special) = source.walk();
+    // Compared as a whole list: a removed file is a change, too.
     let found = if request.known.as_ref() == Some(&stamps) {
         Found::Known
     } else if let Some(records) = edited(source, request.base) {

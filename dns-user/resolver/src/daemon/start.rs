@@ -72,6 +72,7 @@ pub(super) async fn start<'a>(
         "the detection of standstills",
         dns_kit::clock::watch_standstills(),
     );
+    // Only now: the log's format and level come from the configuration.
     for warning in &warnings {
         warn!("{warning}");
     }
@@ -95,6 +96,8 @@ pub(super) async fn start<'a>(
         },
     ) = Files::start(Sources::of(&config), consul_config.clone(), &service_status)?;
     let mut watch = Watch::new();
+    // After the first read, which tells the folders of links and patterns. A change in between is
+    // found by the stamps.
     watch.set(files.folders());
     files.rely_on(watch.writes());
     let listen = all_addresses(config.listen, &addresses);
@@ -152,6 +155,7 @@ pub(super) async fn start<'a>(
         options,
     );
     let wanted = listen;
+    // Before the sockets are bound: from then on a client could get two different answers.
     fast_path::end_earlier_programs(&config.xdp, &wanted).await;
     let listen = come_up(&config, &wanted, &mut listeners, &own).await?;
     service_status.change(|state| {
@@ -166,6 +170,7 @@ pub(super) async fn start<'a>(
         service_status.clone(),
         tap.clone(),
     );
+    // Only after the sockets serve: DNS must never wait for the verifier.
     fast_path.load();
     if let Some(requested) = handle.renewals() {
         failures.spawn(
@@ -198,6 +203,7 @@ pub(super) async fn start<'a>(
     };
     metrics::register_server(metrics.registry(), logs.clone(), readiness.clone())?;
     expose(&config, &metrics, &readiness, failures).await;
+    // Bounded, since each reload reads everything again.
     let (reloads, reload_orders) = mpsc::channel(4);
     let port = config.api.as_ref().zip(api_tls);
     if port.is_some() || control.is_some() {

@@ -91,6 +91,7 @@ impl Metrics {
     /// Collects all families, including the fast path's replies.
     pub fn gather(&self) -> Vec<MetricFamily> {
         let mut families = self.shared.registry.gather();
+        // Without a fast path the families have userspace's samples only, as in bosh-dns.
         if !self.shared.fast_path.is_empty() {
             let counters = self.shared.fast_path.counters();
             let forwarded = counters.outcome(Outcome::HitForwarded);
@@ -180,6 +181,8 @@ async fn alive(State(served): State<Served>) -> Response {
             .probe
             .checks()
             .into_iter()
+            // Missing records or a dead recursor survive a restart, and a restart would interrupt
+            // what still works.
             .filter(|check| check.name == checks::SOCKETS),
     )
 }
@@ -234,16 +237,17 @@ pub fn register_server(
         let failures = kinds
             .iter()
             .map(|(kind, reloads)| ([*kind], reloads.failures));
-        let durations =
-            kinds
-                .iter()
-                .filter(|(_, reloads)| reloads.count > 0)
-                .map(|(kind, reloads)| {
-                    (
-                        [*kind],
-                        histogram(&DURATIONS, reloads.durations, reloads.took.as_secs_f64()),
-                    )
-                });
+        let durations = kinds
+            .iter()
+            // A histogram of zeros for each kind of file that is not configured would only cost
+            // series.
+            .filter(|(_, reloads)| reloads.count > 0)
+            .map(|(kind, reloads)| {
+                (
+                    [*kind],
+                    histogram(&DURATIONS, reloads.durations, reloads.took.as_secs_f64()),
+                )
+            });
         vec![
             families::UPTIME_SECONDS.is(status.uptime().as_secs_f64()),
             families::RECORDS_VERSION.is(records_version.unwrap_or(0) as f64),
@@ -308,6 +312,7 @@ fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> 
         families::CERTIFICATE_LOAD_FAILURES_TOTAL.of(failures),
     ]
     .into_iter()
+    // The encoder refuses a family without samples.
     .filter(|family| !family.get_metric().is_empty())
     .collect()
 }
@@ -388,6 +393,7 @@ fn add(all: &mut Vec<MetricFamily>, mut family: MetricFamily) {
     for metric in family.take_metric() {
         match known
             .iter_mut()
+            // Two samples with the same labels in one scrape would be two values of one series.
             .find(|known| known.get_label() == metric.get_label())
         {
             Some(known) => {
@@ -406,6 +412,7 @@ fn add(all: &mut Vec<MetricFamily>, mut family: MetricFamily) {
 fn register_fast_path(registry: &Registry, fast_path: FastPathHandle) -> prometheus::Result<()> {
     families::FAST_PATH_UP.scrape(registry, move || match fast_path.get() {
         Some(current) => fast_path_families(&current, &fast_path.counters()),
+        // Switched off, or never loaded: 0 stands for a fast path that was lost.
         None if fast_path.is_empty() => Vec::new(),
         None => vec![families::FAST_PATH_UP.is(0.0)],
     })
@@ -435,6 +442,7 @@ fn fast_path_families(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFa
             part as f64 / whole as f64
         }
     };
+    // After the lease attached programs answer nothing.
     let up = attached > 0 && lease.remaining_ms > 0;
     let work = fast_path.attacher_work();
     vec![

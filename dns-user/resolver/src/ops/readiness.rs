@@ -56,6 +56,7 @@ impl Check {
         Self {
             name: condition.check.into(),
             condition: Some(condition.name.into()),
+            // A slower server is better than none: a load balancer must not take it out.
             ok: result <= CheckResult::Degraded,
             result,
             detail,
@@ -82,6 +83,7 @@ impl Readiness {
     /// Returns whether the fast path is enabled and no interface is served although one should be.
     pub(crate) fn is_fast_path_degraded(&self) -> bool {
         match self.service_status.state().fast_path_off {
+            // Also while it is being loaded: every start would otherwise be a degradation.
             Some(FastPathOff::Intended(_)) => false,
             Some(FastPathOff::Failed(_)) => true,
             None => self.fast_path.unserved().is_some(),
@@ -109,6 +111,7 @@ impl Readiness {
         // The worst comes first, so that the first lines of `status` name the outage.
         all.sort_by_key(|check| std::cmp::Reverse(check.result));
         for (name, detail) in self.passed() {
+            // A check with a condition must not be shown as passed, too.
             if !all.iter().any(|check| check.name == name) {
                 all.push(Check::passed(name, detail));
             }
@@ -226,6 +229,7 @@ impl CheckLog {
     /// Logs the conditions that began or ended and that no part logs itself.
     pub(crate) fn log(&mut self, checks: &[Check], now: Instant) {
         for condition in TABLE {
+            // The part that finds it knows more than this check, such as the file and the position.
             if !condition.logs_itself {
                 let check = checks
                     .iter()
@@ -241,6 +245,7 @@ impl CheckLog {
         let mut of_condition = self.0.iter().rev().filter(|line| line.condition == name);
         let mut earlier = of_condition.clone();
         if of_condition.next().and_then(|last| last.cause.as_ref()) == cause.as_ref()
+            // A recursor that answers every other query would otherwise fill the log.
             || earlier.any(|line| line.cause == cause && now.duration_since(line.at) < QUIET)
         {
             return;
@@ -250,6 +255,7 @@ impl CheckLog {
             None => info!("{}: no longer: {}", condition.check, condition.words),
         }
         self.0
+            // Other conditions keep their last line, however old, since it says whether they hold.
             .retain(|line| line.condition != name || now.duration_since(line.at) < QUIET);
         self.0.push(CheckLine {
             condition: name,

@@ -135,6 +135,8 @@ impl Default for ServiceStatus {
     fn default() -> Self {
         let reloads = Kind::ALL
             .iter()
+            // Each counter has a zero: Prometheus computes no increase for one whose first sample
+            // is a failure.
             .map(|kind| (kind.label(), Reloads::default()))
             .collect();
         let changing = Mutex::new(Changing {
@@ -142,6 +144,7 @@ impl Default for ServiceStatus {
             ..Changing::default()
         });
         let started = Instant::now();
+        // Kept beside the monotonic time: a jump of the wall clock must not change the uptime.
         let started_at = seconds_since_1970();
         Self {
             shared: Arc::new(ServiceShared {
@@ -230,6 +233,8 @@ impl ServiceStatus {
         took: Duration,
         detail: &str,
     ) {
+        // A records file of 100,000 rows may be wrong in each, and every `status` carries this
+        // list.
         let more = warnings.len().saturating_sub(MAX_WARNINGS);
         warnings.truncate(MAX_WARNINGS);
         if more > 0 {
@@ -246,6 +251,7 @@ impl ServiceStatus {
             reloads,
             records_read,
         } = &mut *self.lock();
+        // Replaces the errors of an earlier attempt: what is in use now is the newest version.
         state.files.insert(kind.label(), file_state);
         reloads
             .entry(kind.label())
@@ -259,6 +265,7 @@ impl ServiceStatus {
     /// Records that files are invalid; the contents in use stay.
     pub(crate) fn refused(&self, kind: Kind, files: Vec<PathBuf>, errors: &[ConfigError]) {
         let Changing { state, reloads, .. } = &mut *self.lock();
+        // `in_use` and the warnings stay, which describe the contents in use.
         let file_state = state.files.entry(kind.label()).or_default();
         file_state.files = files;
         file_state.errors = errors

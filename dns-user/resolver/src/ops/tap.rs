@@ -97,6 +97,7 @@ pub enum TapPath {
 impl TapLine {
     /// Builds the line of a query seen by an interface `age` ago.
     pub fn from_event(event: &TapEvent, age: Duration, weight: u32) -> Self {
+        // The program writes IPv4 addresses in their mapped form.
         let address = Ipv6Addr::from(event.client).to_canonical();
         let name = Name::from_wire(name_of(event));
         let outcome = Outcome::ALL
@@ -105,6 +106,7 @@ impl TapLine {
         let answered = outcome.is_some_and(|outcome| outcome.is_hit());
         let outcome = outcome.map_or("unknown", |outcome| outcome.label());
         Self {
+            // The event has the kernel's monotonic time, which means nothing to a viewer.
             time: seconds_since_1970() - age.as_secs_f64(),
             path: TapPath::Fast,
             interface: interface_name(event.ifindex),
@@ -147,6 +149,8 @@ pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u
     }
     let query = query_message(0, FLAG_RD, name_of(event), event.query_type);
     let mut reply = query.clone();
+    // QR and RD, and the RCODE (RFC 1035, section 4.1.1): dnstap's readers take the query's outcome
+    // from the reply's header.
     (reply[2], reply[3]) = (0x81, event.rcode & 15);
     let from = SocketAddr::new(
         Ipv6Addr::from(event.client).to_canonical(),
@@ -176,6 +180,7 @@ fn is_answered(event: &TapEvent) -> bool {
 }
 
 fn name_of(event: &TapEvent) -> &[u8] {
+    // The event comes from shared memory: an index out of range must not end the feeder.
     &event.name[..usize::from(event.name_len).min(event.name.len())]
 }
 
@@ -190,6 +195,7 @@ fn interface_name(ifindex: u32) -> Option<String> {
 pub fn parse_type(text: &str) -> Option<u16> {
     let upper = text.to_ascii_uppercase();
     match upper.strip_prefix("TYPE").map(str::parse::<u16>) {
+        // `TYPE` alone, or a number above 65,535, is left to the mnemonics, which refuse it.
         Some(Ok(number)) => Some(number),
         _ => upper.parse::<RecordType>().ok().map(u16::from),
     }
@@ -339,6 +345,7 @@ impl Tap {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let every = every.max(1);
+        // Before the sampling begins, so that no line is missed.
         let lines = self.shared.lines.subscribe();
         let since = Instant::now();
         self.change_sampling(|sampling| {
@@ -360,6 +367,8 @@ impl Tap {
         let every = sampling.values().copied().min().unwrap_or(0);
         let viewers = sampling
             .iter()
+            // Userspace tells dnstap itself, and counts no names: without viewers its queries stay
+            // free of the tap.
             .filter(|(number, _)| **number < TOP_NAMES)
             .map(|(_, every)| *every);
         self.shared
@@ -367,6 +376,7 @@ impl Tap {
             .store(viewers.min().unwrap_or(0), Ordering::Relaxed);
         self.shared
             .wanted
+            // Each notification makes the feeder write to the programs' map.
             .send_if_modified(|wanted| std::mem::replace(wanted, every) != every);
     }
 }
@@ -460,6 +470,8 @@ impl TopNames {
         if self.counts.len() >= self.most * COUNTERS_PER_NAME {
             let rarest = self.counts.iter().min_by_key(|(_, count)| **count);
             if let Some((name, count)) = rarest.map(|(name, count)| (name.clone(), *count)) {
+                // The estimate of a name may be too high, never too low: this is what the algorithm
+                // guarantees.
                 inherited = count;
                 self.counts.remove(&name);
             }

@@ -121,7 +121,10 @@ impl AnswerCache {
     /// Enters a generation: drops all entries of other records and routes, and sizes the halves for `instances`.
     #[inline]
     pub(super) fn enter(&mut self, generation: Generation, instances: impl FnOnce() -> usize) {
+        // Health alone voids single answers, when they are used next: checks change it many times a
+        // second.
         if self.generation.state != generation.state {
+            // Counted only here, since the records change only with the state.
             self.room = self.least_room.max(PER_INSTANCE * instances());
             self.young.clear();
             self.old.clear();
@@ -160,6 +163,8 @@ impl AnswerCache {
             return None;
         }
         let remembered = self.old.remembered(at);
+        // Only an insertion exchanges the halves: doing it here would drop the half in which this
+        // answer lies.
         if self.young.weight() + weight(&remembered) > self.room {
             return Some(remembered);
         }
@@ -249,6 +254,7 @@ impl Half {
         }
         let is_valid = !has_changed(entry.dependence.instances, entry.health);
         if is_valid {
+            // The next use of this answer then compares two numbers.
             entry.health = generation.health;
         }
         is_valid
@@ -301,6 +307,7 @@ impl Half {
             .positions
             .entry(hash, same, |at| entries[*at as usize].hash)
         {
+            // The table keeps one position for a name, so an outdated answer is never found again.
             hash_table::Entry::Occupied(mut position) => *position.get_mut() = at as u32,
             hash_table::Entry::Vacant(position) => {
                 position.insert(at as u32);
@@ -329,6 +336,7 @@ impl Half {
             v4,
             v6,
         } = self;
+        // The next records fill the halves with about as many names.
         positions.clear();
         entries.clear();
         names.clear();
@@ -349,6 +357,8 @@ impl Entry {
     fn is_for(entries: &[Self], names: &[u8], hash: u64, wire: &[u8]) -> impl Fn(&u32) -> bool {
         move |at| {
             let entry = &entries[*at as usize];
+            // The hash first: most other entries of a bucket differ in it, and their names stay out
+            // of the cache.
             entry.hash == hash && names[entry.name_range()] == *wire
         }
     }

@@ -107,6 +107,8 @@ impl Responder {
     const IN_ORDER: () = {
         let mut number = 0;
         while number < Self::ALL.len() {
+            // `label` and the counters index by the number; a variant moved in one place alone does
+            // not compile.
             assert!(Self::ALL[number].0 as usize == number);
             number += 1;
         }
@@ -229,6 +231,7 @@ impl ServerMetrics {
     }
 
     fn sum(&self) -> Stripe {
+        // All families of a scrape come from one sum, so that they agree with each other.
         let sum = Stripe::new(true);
         sum.add_all(&self.shared.tasks);
         self.shared
@@ -263,6 +266,7 @@ impl Drop for Counted {
 //----------- Stripe ---------------------------------------------------------
 
 /// Types with a separate counter; one more counter is for all others.
+// A series for each of 65,536 types would let one client fill the memory of Prometheus.
 const TYPES: [u16; 19] = [
     1, 28, 2, 5, 6, 12, 15, 16, 33, 43, 46, 47, 48, 50, 64, 65, 251, 252, 255,
 ];
@@ -363,6 +367,7 @@ impl Stripe {
         } = *observed;
         let transport = transport_number(transport);
         let kind = match qtype {
+            // A and AAAA are the first two of `TYPES` and nearly all of the traffic.
             Some(1) => 0,
             Some(28) => 1,
             Some(other) => TYPES
@@ -408,6 +413,8 @@ impl Stripe {
     #[inline]
     fn add(&self, counter: &AtomicU64, count: u64) {
         if self.exclusive {
+            // A locked instruction for each of the eight counters of a reply is what the stripes
+            // avoid. The scraper sees each counter whole, and perhaps one reply late.
             counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
         } else {
             counter.fetch_add(count, Ordering::Relaxed);

@@ -148,6 +148,8 @@ impl Server {
     ) -> Result<Self, ServerError> {
         let workers = options
             .workers
+            // Respects the affinity and the CPU quota of the control group: in a container with two
+            // CPUs of a large machine more threads would only take turns.
             .or_else(|| thread::available_parallelism().ok())
             .map_or(1, NonZeroUsize::get)
             .min(MAX_WORKERS);
@@ -187,11 +189,14 @@ impl Server {
         shutdown.await;
         // Only the listeners receive this value, and they may have ended.
         let _ = stop.send(true);
+        // Before waiting for queries in flight, because a worker may still begin some from its
+        // queue.
         workers.stop().await;
         let in_order = async {
             while listeners.join_next().await.is_some() {}
             handler.idle().await;
         };
+        // No query is answered later than this anyway.
         let _late = tokio::time::timeout(handler.options.request_timeout, in_order).await;
     }
 }
@@ -227,8 +232,12 @@ impl Workers {
     /// Ends all threads after they have answered their queued queries.
     async fn stop(self) {
         for (socket, _) in &self.threads {
+            // All sockets first, so that the threads end beside each other rather than one after
+            // the other.
             socket.stop();
         }
+        // Joining blocks, and the worker that is waited for may need the runtime for its last
+        // queries.
         let joined = tokio::task::spawn_blocking(move || {
             for (_, thread) in self.threads {
                 let _panicked = thread.join();

@@ -30,6 +30,9 @@ impl NearClients {
     /// `ifindex` is the interface on which its query arrived, if reported by the kernel.
     pub(super) fn holds(&mut self, client: IpAddr, ifindex: Option<u32>) -> bool {
         let is_local = match client.to_canonical() {
+            // The kernel drops packets from the network with a loopback source (RFC 1122, section
+            // 3.2.1.3), and no router forwards a link-local one (RFC 3927, section 2.7; RFC 4291,
+            // section 2.5.6). Neither can be forged from another network.
             IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
             IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
         };
@@ -45,12 +48,16 @@ impl NearClients {
             return *is;
         }
         if kinds.is_none() {
+            // Tried again for the next interface: a lack of file descriptors passes.
             *kinds = InterfaceKinds::new().ok();
         }
+        // If the kernel cannot be asked, the client counts as far, and the limit holds.
         let is = kinds
             .as_mut()
             .is_some_and(|kinds| kinds.is_of_this_machine(ifindex));
         if known.len() >= MAX_INTERFACES {
+            // Containers' interfaces get ever new numbers. Forgetting all costs one question for
+            // each that is left.
             known.clear();
         }
         known.insert(ifindex, (is, Instant::now()));

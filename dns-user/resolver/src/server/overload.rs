@@ -182,12 +182,16 @@ impl Limiter {
             fill,
         } = report;
         for (sum, &more) in self.taken.iter_mut().zip(taken) {
+            // As rates, because the threads report after periods of different length.
             *sum += f64::from(more) / seconds;
         }
+        // The kernel spreads the datagrams over the sockets, and one queue may overflow while
+        // others are empty.
         self.fill = self.fill.max(fill);
         let elapsed = self.decided.map_or(Duration::MAX, |decided| {
             now.saturating_duration_since(decided)
         });
+        // All threads report; the first one after the window decides for all.
         if elapsed < WINDOW {
             return Some(Decision::Nothing);
         }
@@ -225,12 +229,17 @@ impl Limiter {
         let came_for_each = if taken > 0.0 { came / taken } else { 1.0 };
         for ((offered, &taken), share) in self.offered.iter_mut().zip(&self.taken).zip(self.shares)
         {
+            // What was let through is only this share of what came. The mean with the window before
+            // keeps one burst from deciding; shares are at least `MIN_SHARE`, so the quotient is
+            // finite.
             *offered = (*offered + taken * came_for_each / share) / 2.0;
         }
         let is_empty = self.fill <= EMPTY;
         let capacity = match self.capacity {
             // The threads were busy all the time, so this is their capacity.
             Some(capacity) if !is_empty => (capacity + taken) / 2.0,
+            // The threads idled for part of the window, so their capacity is higher than what they
+            // took.
             Some(capacity) => GROWTH * capacity,
             None => {
                 self.full_windows = if self.fill >= FULL {
@@ -245,7 +254,10 @@ impl Limiter {
                 taken
             }
         };
+        // With full queues the factor would become negative and everything would be shed: then the
+        // queues empty themselves, and the threads stand still until the next window.
         let limit = capacity * (1.0 + DRAIN * (EMPTY / 2.0 - self.fill)).max(0.5);
+        // Only then: while the queues still hold old queries, ending would fill them again at once.
         if is_empty && self.offered.iter().sum::<f64>() <= limit {
             return self.forget();
         }
@@ -279,6 +291,8 @@ fn fair_shares(offered: &[f64; CLIENT_BUCKETS], limit: f64) -> [f64; CLIENT_BUCK
     let mut left = limit;
     let mut part = f64::INFINITY;
     for (at, &rate) in ascending.iter().enumerate() {
+        // What a small group leaves of its part goes to the larger ones, which come later in this
+        // order.
         let equal = left / (CLIENT_BUCKETS - at) as f64;
         if rate > equal {
             part = equal;

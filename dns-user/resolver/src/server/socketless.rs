@@ -65,6 +65,7 @@ impl SocketlessServer {
             cookies,
             ..Options::default()
         };
+        // The handler counts in any case; nothing registers or reads these counters.
         let metrics = ServerMetrics::new("socketless".to_owned());
         Self {
             handler: QueryHandler::new(state, identity, metrics, options),
@@ -131,6 +132,8 @@ impl SocketlessServer {
                     resolution: Some(resolution),
                 }
             }
+            // Recursors and handlers are not asked: the caller compares by route where it has no
+            // reply.
             Immediate::Deferred(deferred) => Considered {
                 reply: None,
                 answerer: deferred.responder.into(),

@@ -47,6 +47,7 @@ impl Endpoint {
         } else {
             1
         };
+        // Port 0 is chosen for TCP; another process may have the same port by UDP.
         let mut tries_left = tries;
         loop {
             tries_left -= 1;

@@ -48,6 +48,9 @@ pub(super) async fn serve(
         let (stream, client) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
+                // accept(2): with EMFILE the connection stays in the queue, and the listener stays
+                // readable. Without a pause this loop would spin; without a closed connection it
+                // would never succeed.
                 handler.metrics.tcp_not_accepted();
                 if troubled.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL) {
                     tracing::warn!(
@@ -81,6 +84,7 @@ pub(super) async fn serve(
             let _gone = session.run(stopped).await;
         });
     }
+    // Frees the port now: another process may listen while the last connections are answered.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
@@ -132,11 +136,15 @@ impl Session {
         let mut reading = true;
         while reading || !self.waiting.is_empty() {
             self.bytes.set(self.output.len());
+            // A connection is idle only while nothing is outstanding (RFC 7766, section 6.2.3): a
+            // client that waits for a slow recursor keeps its connection.
             let deadline = self.active + self.handler.options.tcp_idle_timeout;
             let idle = self.waiting.is_empty();
             tokio::select! {
                 // Queries received earlier come first, because they had to wait for a slot.
                 read = self.stream.read_buf(&mut self.input), if reading && self.may_read() => {
+                    // The client may shut down its side after its last query and still read the
+                    // replies.
                     reading = read? > 0;
                     self.take_queries();
                 }
@@ -152,6 +160,7 @@ impl Session {
                     self.take_queries();
                 }
                 _ = sleep_until(deadline), if idle => return Ok(()),
+                // What has been read is still answered; the client repeats the rest elsewhere.
                 _ = stopped.wait_for(|stopped| *stopped), if reading => reading = false,
                 () = self.place.called_off() => return Ok(()),
             }
@@ -171,9 +180,11 @@ impl Session {
             let Some(length) = self.query_len() else {
                 return;
             };
+            // The length before each message (RFC 1035, section 4.2.2).
             self.input.advance(2);
             let message = self.input.split_to(length);
             self.active = Instant::now();
+            // The idlest connection is closed for a new one, and this one is busy.
             self.place.touch();
             self.answer(&message);
         }
@@ -181,6 +192,7 @@ impl Session {
 
     /// Returns the length of the first complete query received.
     fn query_len(&self) -> Option<usize> {
+        // The length may arrive byte by byte, and the message after it.
         let length = usize::from(u16::from_be_bytes(*self.input.first_chunk()?));
         (self.input.len() >= 2 + length).then_some(length)
     }
@@ -207,6 +219,8 @@ impl Session {
     /// Returns whether to read from the client: there may be room for the replies, and no complete
     /// query is left in the input.
     fn may_read(&self) -> bool {
+        // Otherwise a client that sends faster than it is answered would fill the memory. Left
+        // unread, its queries fill the kernel's buffers, and TCP makes it wait.
         self.waiting.len() < MAX_WAITING && !self.has_query()
     }
 
@@ -235,6 +249,7 @@ impl Session {
                     .observe(stripe, &handled(&reply), None, Responder::None);
                 return self.frame(&reply);
             }
+            // The connection stays: a message that is a reply harms no other query on it.
             Parsed::Drop => return stripe.dropped(Dropped::NoQuery, 1),
         };
         let mut reply = Vec::new();
@@ -291,6 +306,8 @@ impl Session {
     fn frame(&mut self, reply: &[u8]) {
         // Always succeeds: `truncate_to_client` and `local_reply` truncate longer replies.
         if let Ok(length) = u16::try_from(reply.len())
+            // A query without a reply, after a panic, gets no frame either: a length of 0 is no
+            // message.
             && length > 0
         {
             self.output.extend_from_slice(&length.to_be_bytes());
@@ -311,14 +328,19 @@ impl Session {
                     return Err(unread.into());
                 }
             },
+            // A client that does not read would otherwise hold the place that another one is
+            // promised for up to `WRITE_TIMEOUT`.
             () = self.place.called_off() => return Err(io::ErrorKind::ConnectionAborted.into()),
         }
         self.output.clear();
+        // A thousand idle connections would each keep the size of their largest reply.
         self.output.shrink_to(KEPT_BUFFER);
+        // `BytesMut` has no `shrink_to`, and keeps the room of a message of 64 KiB.
         if self.input.is_empty() && self.input.capacity() > KEPT_BUFFER {
             self.input = BytesMut::new();
         }
         self.bytes.set(0);
+        // The idle time counts from the last reply, too: the client must be able to read it first.
         self.active = Instant::now();
         Ok(())
     }

@@ -28,6 +28,7 @@ pub(super) const LIMITS: [(&str, usize); 4] = [
 static HELD_BY_ALL: AtomicUsize = AtomicUsize::new(0);
 
 pub(super) fn held_by_all() -> usize {
+    // A limit of memory need not be exact: connections on other CPUs may exceed it by a reply each.
     HELD_BY_ALL.load(Ordering::Relaxed)
 }
 
@@ -52,6 +53,8 @@ impl HeldBytes {
     /// Returns whether one more reply may be added; always true for a connection that holds none.
     pub(super) fn has_room(&self) -> bool {
         let left = MAX_HELD_BY_ALL.saturating_sub(held_by_all());
+        // A few clients that do not read could otherwise use up the total, and no other connection
+        // would answer anything. One that holds nothing adds 64 KiB at most.
         self.0 == 0 || self.0 < MAX_HELD.min(left)
     }
 }

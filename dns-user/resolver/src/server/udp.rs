@@ -117,13 +117,21 @@ impl Worker {
                     continue;
                 }
             };
+            // One read of the clock serves the whole batch: a batch of cached answers takes a few
+            // microseconds.
             let mut clock = Clock::start();
             let server_state = &self.handler.server_state;
+            // Read before the state is loaded for a query: an answer from a newer state then counts
+            // as one of this generation and is dropped with it. Read afterwards, an old answer
+            // could pass for a new one.
             self.cache.enter(server_state.generation(), || {
                 server_state.snapshot().instances().len()
             });
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
+                // A stopped socket yields empty datagrams without end, and a client may send one at
+                // any time. Only a batch of nothing else ends the worker, so queries behind an
+                // empty one are still answered.
                 messages += usize::from(!datagram.query.is_empty());
                 // Even an unreadable datagram has occupied the queue.
                 self.queue.took(datagram.client.ip());
@@ -134,7 +142,10 @@ impl Worker {
                     tracing::error!(
                         "a UDP thread panicked on a query, which got no reply; other queries are not affected"
                     );
+                    // The panic may have left half a reply.
                     datagram.reply.clear();
+                    // It may have left the cache half changed, too, and the next queries rely on
+                    // it.
                     self.cache = AnswerCache::new(self.workers);
                 }
                 if let Some((ifindex, address)) = datagram.control.destination(datagram.control_len)
@@ -146,6 +157,8 @@ impl Worker {
                 }
             }
             self.arrivals.batch_ended();
+            // One system call for all replies; those that the send buffer does not take are lost,
+            // as with any UDP server, and the client asks again.
             let failed = batch.send(descriptor, count);
             if failed > 0 {
                 self.stripe.dropped(Dropped::NotSent, failed as u64);
@@ -166,10 +179,14 @@ impl Worker {
     fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock) {
         let settings = &self.handler.reply_settings;
         let from = RequestInfo {
+            // A socket for both families reports IPv4 clients as ::ffff:a.b.c.d (RFC 4291, section
+            // 2.5.5.2). A client has one share of each limit, whichever socket it uses.
             client: Some(datagram.client.ip().to_canonical()),
             transport: Transport::Udp,
         };
         let query = match wire::parse_from(datagram.query, from, settings) {
+            // `max_reply` protects others from replies to a forged sender (RFC 9715): these senders
+            // are none.
             Parsed::Query(query) if self.is_unlimited(&query, datagram) => {
                 self.handler.reserve_options(query.without_server_limit())
             }
@@ -178,6 +195,8 @@ impl Worker {
                 *datagram.reply = reply;
                 let client = datagram.client;
                 let cookies = &self.handler.options.cookies;
+                // A query without a question is FORMERR, unless a client only fetches a cookie (RFC
+                // 7873, section 5.4).
                 cookies.answer_without_question(datagram.query, client.ip(), datagram.reply);
                 let handled = Handled {
                     client,
@@ -190,11 +209,15 @@ impl Worker {
                     .handler
                     .observe(&self.stripe, &handled, None, Responder::None);
             }
+            // Replies and fragments of a header get no reply: two servers would otherwise answer
+            // each other's errors for ever.
             Parsed::Drop => {
                 self.stripe.dropped(Dropped::NoQuery, 1);
                 return;
             }
         };
+        // Names are compared without regard to case (RFC 4343); records and caches hold them in
+        // lower case.
         self.name.set(query.question.raw_name);
         let (responder, took) = match self.answer_from_cache(&query, datagram.reply) {
             Some(responder) => (responder, clock.elapsed_about()),
@@ -225,6 +248,8 @@ impl Worker {
         let Options {
             max_reply, cookies, ..
         } = &self.handler.options;
+        // Without a limit neither the kernel is asked for the interface's kind nor a cookie's hash
+        // computed.
         max_reply.is_some()
             && (self.near.holds(
                 datagram.client.ip(),
@@ -242,6 +267,8 @@ impl Worker {
             server_state.has_health_changed(instances, changes)
         })?;
         let (Remembered { name, answer, .. }, tracked) = (remembered, remembered.tracked());
+        // The tracker has given the name's place to others: its health is no longer followed, so
+        // the cached answer would never change again. The look-up tracks it once more.
         if !server_state.touch(name, answer.existence, tracked, query.client) {
             return None;
         }
@@ -267,6 +294,8 @@ impl Worker {
                 resolution,
             } => {
                 if let Some(resolution) = resolution
+                    // The key is the name alone, and this one was routed by its parent (see
+                    // `Route::of_parent`).
                     && query.question.qtype != TYPE_DS
                     && let Some(dependence) = self
                         .handler
@@ -284,6 +313,8 @@ impl Worker {
                     None
                 }
                 None => {
+                    // SERVFAIL at once rather than silence: glibc then asks its next nameserver
+                    // without waiting for its timeout (resolv.conf(5): five seconds).
                     *datagram.reply = self.handler.overload_reply(query);
                     Some(deferred.responder)
                 }
@@ -338,10 +369,13 @@ impl WaitingQuery for DeferredDatagram {
 
     fn time_limit(&self) -> Duration {
         let limit = self.handler.options.request_timeout;
+        // The client has waited since its query was read, whatever was done with it before this
+        // call.
         limit.saturating_sub(self.received.elapsed())
     }
 
     fn reply(mut self: Box<Self>, reply: &mut Vec<u8>) {
+        // Before the reply is counted: a malformed cookie turns it into FORMERR.
         self.handler.complete(&self.deferred, reply);
         self.observe(reply);
         match self.socket.try_send(reply, &mut self.path) {
@@ -350,6 +384,8 @@ impl WaitingQuery for DeferredDatagram {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let reply = mem::take(reply);
                 let runtime = self.runtime.clone();
+                // The thread that called reads the replies of all recursors, so it must not wait
+                // for this socket.
                 runtime.spawn(self.send(reply));
             }
             Err(_) => self.handler.metrics.tasks().dropped(Dropped::NotSent, 1),
@@ -357,6 +393,7 @@ impl WaitingQuery for DeferredDatagram {
     }
 
     fn wait(mut self: Box<Self>, begun: Option<BoxFuture<'static, Vec<u8>>>) {
+        // The recursor has been asked already; asking again would send the query twice.
         if let Some(answer) = begun {
             self.deferred.wait_for(answer);
         }
@@ -499,6 +536,8 @@ impl Batch {
                     control,
                     control_len,
                 } = datagram;
+                // The buffers are used again for each batch: after the first ones no reply needs an
+                // allocation.
                 reply.clear();
                 Datagram {
                     query: bytes,
@@ -524,6 +563,9 @@ impl Batch {
                 iov_len: reply.len(),
             };
             let header = &mut self.outgoing[ready].msg_hdr;
+            // With the control message of the query, so that a server with several addresses
+            // answers from the one that was asked. A client drops a reply from another (RFC 2181,
+            // section 4.1).
             *header = self.incoming.reply_header(at);
             (header.msg_iov, header.msg_iovlen) = (&raw mut self.slices[ready], 1);
             ready += 1;
@@ -555,6 +597,7 @@ impl QueueWatch {
 
     /// Counts a datagram taken from the queue, regardless of its content.
     fn took(&mut self, client: IpAddr) {
+        // Nobody reads the counts unless interfaces can shed.
         if self.overload.0.is_some() {
             self.taken[bucket(client)] += 1;
         }
@@ -571,6 +614,9 @@ impl QueueWatch {
         let Some(shared) = &self.overload.0 else {
             return;
         };
+        // A batch that is not full has emptied the queue, so nothing is lost and the system call
+        // for the fill level is saved. While queries are shed, the queue is short because of that:
+        // only the report tells when to stop.
         if !is_full && !shared.is_shedding.load(Ordering::Relaxed) {
             self.restart(now);
         } else if now.duration_since(self.since) >= WINDOW {
@@ -598,6 +644,8 @@ impl QueueWatch {
 fn bucket(client: IpAddr) -> usize {
     client_bucket(match client.to_canonical() {
         IpAddr::V4(client) => client.octets(),
+        // The program hashes the last four bytes of either address; both must put a client in one
+        // group.
         IpAddr::V6(client) => (client.to_bits() as u32).to_be_bytes(),
     })
 }
@@ -663,6 +711,8 @@ impl EndpointArrivals {
         if self.clients.contains(&client) {
             return;
         }
+        // Senders may be forged: the list is bounded, and the attacher learns that it is
+        // incomplete.
         if self.clients.len() < MAX_CLIENTS {
             self.clients.push(client);
         } else {
@@ -689,6 +739,8 @@ impl Arrivals {
         let mut pairs = Pairs::new();
         shared.workers.lock().retain(|worker| {
             for (pair, seen) in mem::take(&mut *worker.0.lock()) {
+                // A pair may have reached several workers, since the kernel spreads the clients of
+                // a socket.
                 pairs.entry(pair).or_default().add(seen);
             }
             // The counts of a worker that has ended have just been taken.
@@ -717,6 +769,7 @@ impl Arrivals {
         let Some(shared) = &self.0 else {
             return std::future::pending().await;
         };
+        // No wake-up is lost between these lines: `notify_one` leaves a permit if nobody waits yet.
         shared.is_awaited.store(true, Ordering::Relaxed);
         shared.evidence.notified().await;
     }
@@ -764,6 +817,7 @@ impl ArrivalCounter {
         let pair = (ifindex, endpoint);
         let answered = u32::from(answered);
         match self.batch.last_mut() {
+            // Often a whole batch comes from one client to one address, and then takes one entry.
             Some(run) if run.pair == pair && run.client == client => run.answered += answered,
             _ => self.batch.push(Run {
                 pair,
@@ -787,6 +841,7 @@ impl ArrivalCounter {
             let Some(&Run { pair, .. }) = runs.first() else {
                 continue;
             };
+            // Interfaces of containers may come and go by the thousand between two reports.
             if pairs.len() >= MAX_PAIRS && !pairs.contains_key(&pair) {
                 continue;
             }
@@ -802,6 +857,7 @@ impl ArrivalCounter {
             }
             if is_awaited
                 && seen.queries >= EVIDENCE
+                // Of several workers that reach the number at once, one wakes the loop.
                 && shared.is_awaited.swap(false, Ordering::Relaxed)
             {
                 shared.evidence.notify_one();

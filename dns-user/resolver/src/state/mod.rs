@@ -54,6 +54,8 @@ impl AnswerState {
     fn with(&self, snapshot: Option<Arc<Snapshot>>, routes: Option<Arc<Routes>>) -> Self {
         let mut state = self.clone();
         if let Some(snapshot) = snapshot {
+            // Domains are added only: bosh-dns never returns to a handler whose domain the records
+            // once had.
             Arc::make_mut(&mut state.domains).extend(snapshot.domains().cloned());
             state.snapshot = snapshot;
         }
@@ -147,6 +149,8 @@ impl ServerState {
         }
         self.state
             .rcu(|state| state.with(snapshot.clone(), routes.clone()));
+        // After the state: a worker that still reads the old number drops what it resolves now. The
+        // other way round it would keep an old answer under the new number.
         self.generation.fetch_add(1, Ordering::Release);
         // Another server or the fleet may now be responsible for any name.
         self.fast_path.void_answers();
@@ -182,6 +186,7 @@ impl ServerState {
     pub fn look_up(&self, state: &AnswerState, name: &Name, client: Option<IpAddr>) -> LookedUp {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         if self.tracker.is_some() && resolution.checks.tracked && resolution.checks.synchronous {
+            // `look_up_checked` tracks the name, and publishes it only once the checks have ended.
             return LookedUp::NeedsFirstCheck;
         }
         self.track(name, &resolution);
@@ -201,6 +206,7 @@ impl ServerState {
         self.track(name, &resolution);
         let resolution = match &self.tracker {
             Some(tracker) if resolution.checks.tracked && resolution.checks.synchronous => {
+                // The resolution before told only which instances to check.
                 tracker.first_checks(name, &resolution).await;
                 resolve_local(&state.snapshot, &*self.health, name)
             }
@@ -215,6 +221,8 @@ impl ServerState {
         match existence {
             Existence::Found => self.fast_path.learn(name),
             Existence::NoSuchName | Existence::Malformed => {
+                // Anybody can invent names that do not exist, so each client hands over only some a
+                // second.
                 self.fast_path.learn_denial(name, client)
             }
         }
@@ -341,6 +349,7 @@ impl AnswerState {
         let is_below =
             |domain: &Name| domain.as_wire() != ARPA && domain != name && domain.is_within(name);
         resolve::is_above_local(&self.snapshot, name)
+            // Everything is below the root; its own data is others' business.
             || name.label_count() > 0
                 && !self.snapshot.rules().nxdomain_for_empty_non_terminals
                 && upchecks
@@ -371,11 +380,14 @@ impl Route {
     /// Returns the answerer of `name`: the longest domain that is a suffix of the name wins. Of
     /// equal domains, up-check names come first, then local names, Consul's names and handlers.
     pub(crate) fn of(state: &AnswerState, name: &Name, qtype: u16) -> Self {
+        // The DS record is on the parent's side of a zone cut (RFC 4035, section 2.4).
         if qtype == TYPE_DS {
             return Self::of_parent(state, name);
         }
         let local_zone = state.snapshot.local_zone(name).map(Name::as_wire);
         name.suffixes()
+            // Suffixes come longest first, and only one of them can be the local zone: it is looked
+            // up once.
             .find_map(|suffix| Self::exactly(state, suffix, local_zone == Some(suffix)))
             .unwrap_or_else(|| Self::root(state))
     }
@@ -399,6 +411,8 @@ impl Route {
 
     fn exactly(state: &AnswerState, domain: &[u8], is_local: bool) -> Option<Self> {
         let routes = &state.routes;
+        // Self-checks must succeed whatever the records contain, or the server would restart for
+        // ever.
         if routes.upchecks.contains(domain) {
             return Some(Self::Upcheck);
         }
@@ -413,6 +427,7 @@ impl Route {
         {
             return Some(Self::Reverse(reverse.clone()));
         }
+        // `Self::root` decides about a handler for the root, which recursors override.
         if domain == ROOT || routes.retires_handlers && state.had_domain(domain) {
             return None;
         }
@@ -560,6 +575,8 @@ impl NameSource for PublishedNames {
         match Route::of(state, &name, query.question.qtype) {
             Route::Consul(_) => {
                 let reply = consul.as_ref()?.reply(query, serial, seed)?;
+                // Userspace turns such a denial into NOERROR (`admit_existence`), and the interface
+                // must not differ.
                 let is_denial = reply.get(3)? & 15 == ResponseCode::NXDomain.low();
                 (!is_denial || !state.is_above_ours(&name)).then_some(reply)
             }
@@ -574,6 +591,7 @@ impl NameSource for PublishedNames {
                     }
                     None => return None,
                 };
+                // Userspace truncates a longer one; the programs send whole replies only.
                 (reply.len() <= query.limit()).then_some(reply)
             }
             _ => None,
@@ -581,6 +599,8 @@ impl NameSource for PublishedNames {
     }
 
     fn gives_same_replies(&self, older: &dyn NameSource, name: &Name) -> bool {
+        // The fast path knows sources as a trait. Another type says nothing about replies, so all
+        // are computed again.
         let Some(older) = (older as &dyn Any).downcast_ref::<Self>() else {
             return false;
         };
@@ -606,6 +626,7 @@ impl NameSource for PublishedNames {
         if self.state.is_local(name) {
             changes::facets(&self.state.snapshot, name)
         } else {
+            // A live Consul delivers zones, not rows: any of its names may depend on any change.
             [consuls()].into_iter().collect()
         }
     }
@@ -620,6 +641,7 @@ impl NameSource for PublishedNames {
             return None;
         }
         let mut changes = changes::between(&older.state.snapshot, &state.snapshot)?;
+        // A handler may have a domain below one of the records and answers the names there.
         changes.listed.retain(|name| state.is_local(name));
         let is_same_zone = match (consul, &older.consul) {
             (Some(new), Some(old)) => new.is_same(old),

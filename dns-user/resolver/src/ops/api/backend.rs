@@ -69,6 +69,8 @@ pub struct Backend {
 impl Backend {
     pub(super) async fn local_groups(&self) -> Vec<Group> {
         let health = match &self.readiness.health {
+            // The agent on this VM reports its own jobs, which no name may have made the tracker
+            // follow.
             Some(checks) => Some(checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await),
             None => None,
         };
@@ -101,6 +103,7 @@ impl Backend {
             server_version: version::VERSION.to_owned(),
             commit: version::COMMIT.to_owned(),
             pid: std::process::id(),
+            // Commands compare it with the file that they were given, from another folder.
             config: config.and_then(|config| std::path::absolute(config).ok()),
             ready: checks.iter().all(|check| check.ok),
             degraded: checks
@@ -340,6 +343,7 @@ impl Backend {
     /// published long before an interface has a program.
     fn serving_interfaces(&self) -> Option<String> {
         let status = self.server_state.fast_path.get()?.status();
+        // Programs stay attached after their lease and pass every query to userspace.
         if status.lease.remaining_ms == 0 {
             return None;
         }
@@ -411,6 +415,7 @@ impl Backend {
         };
         let held = self.server_state.fast_path.local_replies().await;
         let mut replies: Vec<LocalReply> = held.into_iter().filter(is_selected).map(view).collect();
+        // The maps are a hash table; a listing must not change its order from call to call.
         replies.sort_unstable();
         replies
     }
@@ -423,6 +428,7 @@ impl Backend {
                     name: name.into(),
                     qtype,
                     dnssec_ok,
+                    // Clients that set CD are rare, and a name may be held for both.
                     checking_disabled: false,
                 };
                 self.server_state.fast_path.holds_answer(&key)
@@ -441,7 +447,10 @@ impl Backend {
     /// Also invalidates all answers cached by interfaces, and returns when no interface gives one.
     pub(super) async fn flush(&self, selection: &Selection) -> Option<u64> {
         let flushed = self.readiness.upstreams.flush(selection);
+        // After the caches: in the other order a query in between could publish an answer again
+        // from a cache that is about to be emptied.
         self.server_state.fast_path.void_answers();
+        // Programs of an earlier process know nothing of this flush; they end with their lease.
         self.server_state.fast_path.earlier_answers_ended().await;
         flushed
     }
@@ -487,6 +496,7 @@ impl ReverseNames {
 
 impl Backend {
     fn replies(&self) -> RepliesStatus {
+        // From the exposition, so that `status` and Prometheus cannot disagree.
         let families = self.metrics.gather();
         let sum = |name: &str, label: Option<(&str, &str)>| {
             let metrics = families
@@ -612,6 +622,7 @@ fn read_jobs(jobs_dir: &Path, health: Option<&InstanceHealth>) -> Vec<Group> {
                     group_id: group,
                 },
             )),
+            // A job without links has no such file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 tracing::warn!(file = %file.display(), %error, "cannot read the links of a job")
@@ -632,9 +643,12 @@ fn job_names(jobs_dir: &Path) -> Vec<String> {
     };
     let mut names: Vec<String> = entries
         .flatten()
+        // The agent links each job's folder to its current version, and readdir(3) reports the
+        // link.
         .filter(|entry| entry.path().is_dir())
         .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
+    // readdir(3) has no order.
     names.sort_unstable();
     names
 }

@@ -58,6 +58,7 @@ pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
             let status = if reloaded.failed.is_empty() {
                 StatusCode::OK
             } else {
+                // Scripts need no parser to see that something old stays in use.
                 StatusCode::CONFLICT
             };
             (status, Json(reloaded)).into_response()
@@ -126,6 +127,7 @@ pub(super) async fn change_levels(
     };
     match (level.as_deref(), tag) {
         (None, None) => {}
+        // A request that changes nothing would look like a success.
         (None, Some(_)) => return bad_request("a tag needs a level"),
         (Some(text), tag) if text.eq_ignore_ascii_case(DEFAULT_LEVEL) => logs.unset(tag),
         (Some(text), tag) => match parse_level(text) {
@@ -133,6 +135,7 @@ pub(super) async fn change_levels(
             None => return bad_request(LEVELS),
         },
     }
+    // After the level has been accepted: a refused request changes nothing.
     if let Some(limit) = requests_per_second {
         requests::set_limit(limit);
     }
@@ -243,6 +246,7 @@ pub(super) async fn flush_selected(
     State(backend): State<Arc<Backend>>,
     Json(CacheFlush { criteria, all }): Json<CacheFlush>,
 ) -> Response {
+    // An empty body, or a misspelt member, must not flush everything.
     if all != (criteria == Criteria::default()) {
         return bad_request(
             "select answers by name, zone or type, or all of them with \"all\": true",

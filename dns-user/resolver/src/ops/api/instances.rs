@@ -57,6 +57,8 @@ pub(super) async fn instances(
         .iter()
         .find(|(key, _)| key == "address")
         .map(|(_, value)| value.as_str());
+    // One snapshot for the whole response, however slowly its client reads: a list of two versions
+    // would show instances twice or not at all.
     let snapshot = backend.server_state.snapshot();
     let positions = match address.filter(|address| !address.is_empty()) {
         None => Ok((0..snapshot.instances().len() as u32).collect()),
@@ -123,6 +125,7 @@ fn line<'a>(backend: &Backend, instance: &Instance<'a>) -> InstanceLine<'a> {
             .index
             .map(|index| index.to_string())
             .unwrap_or_default(),
+        // An instance without a usable address cannot be checked.
         health_state: state.unwrap_or("unknown").into(),
     }
 }
@@ -136,6 +139,7 @@ pub(super) async fn addresses(
     for AddressQuery { name, withdrawn } in queries {
         match parse(&name) {
             Ok(name) => names.push((name, withdrawn)),
+            // Before the response begins: its status cannot be changed later.
             Err(reason) => return refused(reason),
         }
     }
@@ -185,6 +189,8 @@ impl AddressAnswers {
             part.push(self.before);
             self.before = b',';
             let state = server_state.state_full();
+            // Otherwise nobody would check names that only other servers publish, and failing
+            // instances would stay in their zones.
             server_state.keep_checked(&state, &name);
             let health = &*server_state.health;
             let found = resolve::addresses(&state.snapshot, health, &name, &withdrawn);

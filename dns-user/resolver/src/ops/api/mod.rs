@@ -111,6 +111,8 @@ impl ApiServer {
         let routes_for =
             move |client: &dns_kit::http_server::Client| match is_admin(client.common_name()) {
                 true => all.clone(),
+                // The paths of bosh-dns stay open to its own clients, which have other common
+                // names.
                 false => refused.clone().fallback_service(all.clone()),
             };
         server.run(routes_for, shutdown).await;
@@ -145,6 +147,7 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
         .transpose()?;
     let user = match user {
         Some(name) => Some(of_user("control.user", name)?),
+        // Commands of the server's own user must work without a group.
         None => server,
     };
     let group = group
@@ -153,6 +156,8 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
         .transpose();
     let group = group.map_err(missing)?;
     let gid = group.as_ref().map(|group| group.gid);
+    // The folder may belong to root or to this user; a folder of anybody else could be exchanged
+    // under the socket.
     let trusted: Vec<Uid> = server.into_iter().collect();
     let with_group = ControlSocket::bind(socket, Access { user, group: gid }, &trusted);
     match (with_group, group) {
@@ -183,6 +188,7 @@ pub async fn serve_control(socket: ControlSocket, backend: Arc<Backend>) -> io::
     let all = routes(backend);
     let server = Server::new("the control socket", Listener::Control(socket.listen()?));
     server
+        // The mode of the socket decides who connects, so every client is an administrator.
         .run(move |_| all.clone(), std::future::pending())
         .await;
     Ok(())

@@ -66,6 +66,7 @@ impl TapParameters {
             misses,
             rate: _,
         } = self;
+        // Such a query appears once more with its reply from userspace, and would be counted twice.
         let passed_on = line.path == TapPath::Fast && line.rcode.is_none();
         name.as_ref().is_none_or(|text| {
             line.name
@@ -86,6 +87,7 @@ pub(super) async fn tap(
     State(backend): State<Arc<Backend>>,
     Query(parameters): Query<TapParameters>,
 ) -> Response {
+    // 0 would suppress every line, and silence looks like a server without queries.
     let rate = parameters.rate.unwrap_or(DEFAULT_RATE).clamp(1, MAX_RATE);
     let view = backend.tap.subscribe(parameters.every.unwrap_or(1));
     let state = TapStream {
@@ -142,6 +144,7 @@ impl TapStream {
                 due.saturating_duration_since(Instant::now())
             });
             match tokio::time::timeout(patience, self.view.next()).await {
+                // The viewer is told of both kinds of loss alike: its counts are too low.
                 Ok(Some(TapItem::Lost(lost))) => self.suppressed += lost,
                 Ok(Some(TapItem::Line(line))) if self.parameters.admit(&line) => {
                     // Microseconds preserve the order; a negative time counts as 0.
@@ -151,6 +154,7 @@ impl TapStream {
                 }
                 Ok(Some(TapItem::Line(_))) => {}
                 Ok(None) => return Ok(self.held.pop_first().map(|(_, (_, line))| line)),
+                // The oldest line may be sent now.
                 Err(_) if due.is_some() => {}
                 Err(elapsed) => return Err(elapsed),
             }
@@ -167,6 +171,7 @@ impl TapStream {
             if self.second.elapsed() >= Duration::from_secs(1) {
                 self.second = Instant::now();
                 self.written = 0;
+                // Once a second at most, or reports would themselves be a flood.
                 text = self.report().unwrap_or_default();
             }
             if self.written >= self.rate {

@@ -21,6 +21,7 @@ impl CountedEvent {
     /// Returns how long the condition holds after the latest event.
     fn holds(self) -> Duration {
         match self {
+            // Longer than the others: it is a defect, which somebody must find in `status`.
             Self::Panic => Duration::from_secs(15 * 60),
             Self::RefusedConnection | Self::LostLogLine => Duration::from_secs(10 * 60),
             // Shedding is counted all the time while it lasts.
@@ -64,6 +65,7 @@ impl RecentEvents {
         let now = Instant::now();
         let mut seen = self.seen.lock();
         let seen = seen.get_mut(position)?;
+        // Compared at each probe: what happened between two of them counts from the later one.
         if seen.count != count {
             *seen = EventCount {
                 count,

@@ -50,6 +50,7 @@ pub(super) fn records_unusable(facts: &Facts<'_>) -> Option<String> {
 
 pub(super) fn records_empty(facts: &Facts<'_>) -> Option<String> {
     let state = facts.report.files.get(Kind::Records.label())?;
+    // An unreadable file is a condition of its own.
     if facts.report.instances > 0 || !state.errors.is_empty() {
         return None;
     }
@@ -88,6 +89,7 @@ pub(super) fn fast_path_off(facts: &Facts<'_>) -> Option<String> {
 }
 
 pub(super) fn fast_path_unserved(facts: &Facts<'_>) -> Option<String> {
+    // What is off serves nothing, and its reason is given already.
     if facts.report.fast_path_off.is_some() {
         return None;
     }
@@ -199,6 +201,7 @@ pub(super) fn recursors_failing(facts: &Facts<'_>) -> Option<String> {
 }
 
 pub(super) fn recursor_out(facts: &Facts<'_>) -> Option<String> {
+    // If all are out, that is said instead.
     if facts.recursor_outage.is_some() {
         return None;
     }

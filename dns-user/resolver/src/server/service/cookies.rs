@@ -44,6 +44,7 @@ pub struct Cookies {
 impl std::fmt::Debug for Cookies {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cookies")
+            // Secrets must not get into a log.
             .field("secrets", &self.secrets.len())
             .finish()
     }
@@ -74,6 +75,8 @@ impl Cookies {
     pub fn new(config: &CookiesConfig) -> Self {
         let secrets: Arc<[[u8; 16]]> = match config.secrets.as_slice() {
             _ if !config.enabled => Arc::default(),
+            // From the thread's cryptographic generator: who guesses the secret proves any address.
+            // It is lost at a restart, after which clients get a new cookie with their next reply.
             [] => [rand::random()].into(),
             secrets => secrets.into(),
         };
@@ -98,6 +101,8 @@ impl Cookies {
         };
         let server = match (&server, presented) {
             (Some(server), _) => server.as_slice(),
+            // A recent cookie is returned as it is, which spares the client a change (RFC 9018,
+            // section 4.3).
             (None, Presented::Both(_, server)) => server,
             (None, _) => return,
         };
@@ -133,6 +138,7 @@ impl Cookies {
         let address = address.to_canonical();
         let now = seconds_since_1970();
         let (client, rcode, known) = match Presented::read(option.data) {
+            // FORMERR stays (RFC 7873, section 5.2.2).
             Presented::Malformed => return,
             Presented::Client(client) => (client, ResponseCode::NoError, None),
             Presented::Both(client, server)
@@ -149,6 +155,7 @@ impl Cookies {
             return;
         };
         // The header without counts; RCODE is in the low bits of its fourth byte.
+        // `wire::parse` answers a message without a question by a header alone, so 12 bytes exist.
         reply[3] = reply[3] & 0xf0 | rcode.low();
         reply.extend_from_slice(&opt_record(UDP_PAYLOAD_SIZE, rcode.high(), edns.dnssec_ok));
         reply[11] = 1;
@@ -200,6 +207,8 @@ impl Cookies {
         now: u32,
     ) -> bool {
         self.age(client, server, address, now)
+            // After a change of the secret, clients with a cookie of the old one get a new one, so
+            // that the old secret can be removed (RFC 9018, section 5).
             .is_some_and(|(age, secret)| age < RENEW_AFTER && secret == 0)
     }
 
@@ -213,11 +222,13 @@ impl Cookies {
     ) -> Option<(i32, usize)> {
         let (fixed, theirs) = server.split_first_chunk::<8>()?;
         let [version, _, _, _, a, b, c, d] = *fixed;
+        // Of another server, or invented: as good as none, and answered like a client without one.
         if version != VERSION {
             return None;
         }
         // Serial number arithmetic (RFC 1982), so that 2106 is no problem.
         let age = now.wrapping_sub(u32::from_be_bytes([a, b, c, d])) as i32;
+        // Another server behind the same address may have a clock that is some minutes ahead.
         if !(-MAX_AHEAD..=VALID_FOR).contains(&age) {
             return None;
         }

@@ -60,6 +60,8 @@ impl Identity {
             return None;
         }
         match name.as_wire() {
+            // BIND's names, `id.server` of RFC 4892, and `version.server`, which NSD and unbound
+            // know, too.
             b"\x07version\x04bind\0" | b"\x07version\x06server\0" => Some(&self.version),
             b"\x08hostname\x04bind\0" | b"\x02id\x06server\0" => Some(&self.hostname),
             _ => None,
@@ -98,6 +100,7 @@ pub(super) fn chaos_reply(query: &Query<'_>, text: &str) -> Vec<u8> {
         .queries
         .first()
         .map_or_else(MessageName::root, |question| question.name().clone());
+    // A character string has a length of one byte (RFC 1035, section 3.3).
     let strings: Vec<&[u8]> = text.as_bytes().chunks(255).collect();
     let mut record = Record::from_rdata(owner, 0, RData::TXT(TXT::from_bytes(strings)));
     record.dns_class = DNSClass::CH;

@@ -148,6 +148,8 @@ impl QueryHandler {
         out: &mut Vec<u8>,
     ) -> Immediate {
         let qclass = query.question.qclass;
+        // Before routing: `version.bind` would otherwise go to the recursors, whose version it
+        // would then show.
         if qclass == CLASS_CH
             && let Some(responder) = self.answer_chaos(query, name, out)
         {
@@ -179,14 +181,21 @@ impl QueryHandler {
                 }
             },
             Route::Upcheck => local_reply(query, UPCHECK, shuffle, out),
+            // The name is of the fleet, but not in this class. Forwarding it would ask others about
+            // our names.
             Route::Refused if responder != Responder::None => *out = refusal(query, &OTHER_CLASS),
             Route::Refused => {
+                // Nobody is left to ask. The root of the names answered here is no exception: it
+                // must exist (RFC 8020), or a resolver that minimises names stops before it reaches
+                // them.
                 *out = refusal(query, &NOT_OURS);
                 admit_existence(&state, query, name, out);
             }
             Route::Reverse(fallback) => {
                 match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
                     Some(reply) => {
+                        // bosh-dns never truncates a reverse reply (observed); an address with many
+                        // names would then exceed the datagram.
                         *out = truncate_to_client(query, reply);
                         self.learn_reply(query, name);
                     }
@@ -194,6 +203,7 @@ impl QueryHandler {
                         if !write_at_once(&*fallback, query, out) {
                             return deferred(Awaited::Other(fallback));
                         }
+                        // Other servers' reverse names have a TTL that only the cache follows.
                         if fallback.holds_reverse(query) {
                             self.learn_reply(query, name);
                         }
@@ -208,6 +218,8 @@ impl QueryHandler {
                 let is_denied = admit_existence(&state, query, name, out);
                 if responder == Responder::Consul {
                     self.learn_reply(query, name);
+                // The key of an interface's copy has neither class nor RD, so only the usual values
+                // may make one.
                 } else if !is_denied && qclass == CLASS_IN && query.recursion_desired() {
                     self.offer(query, name, generation, &*answer);
                 }
@@ -226,6 +238,7 @@ impl QueryHandler {
         let responder = responder_of(&route);
         // Local data is of class IN.
         let has_data = matches!(query.question.qclass, CLASS_IN | CLASS_ANY)
+            // bosh-dns answers every class with records of class IN (observed).
             || self.options.compat.any_class
             || !matches!(route, Route::Local | Route::Upcheck);
         (if has_data { route } else { Route::Refused }, responder)
@@ -259,6 +272,7 @@ impl QueryHandler {
     /// Hands over to the interfaces a question that was answered by a local reply.
     fn learn_reply(&self, query: &Query<'_>, name: &Name) {
         if query.transport == Transport::Udp && is_answerable(query) {
+            // The publisher lays the reply out for this size, since a larger one would need TC.
             let size = query.edns.map(|edns| edns.udp_size);
             self.server_state
                 .fast_path
@@ -270,6 +284,7 @@ impl QueryHandler {
     /// reply without one (RFC 7873, section 5.3), and a truncated one most of all must reach it.
     #[inline]
     pub(in crate::server) fn reserve_options<'m>(&self, query: Query<'m>) -> Query<'m> {
+        // Most clients send no option, and are spared both look-ups.
         if !query.has_options() {
             return query;
         }
@@ -294,6 +309,7 @@ impl QueryHandler {
     /// the same denial without a reason, but leave every query for the server's name to userspace.
     #[cold]
     fn add_requested_options(&self, query: &Query<'_>, responder: Responder, reply: &mut Vec<u8>) {
+        // First, because a malformed cookie replaces the whole reply (RFC 7873, section 5.2.2).
         self.options.cookies.add(query, reply);
         if query.option(OPTION_NSID).is_none() {
             return;
@@ -307,6 +323,8 @@ impl QueryHandler {
 
     /// Reserves a slot for a waiting query; `None` if the client holds too many.
     pub(in crate::server) fn admit(&self, query: &Query<'_>) -> Option<WaitingPlace> {
+        // A client that asks for unreachable names gets at most as many slots as are still free, so
+        // others always find one.
         let permit = self.options.waiting.admit(query.client)?;
         Some(WaitingPlace {
             _permit: permit,
@@ -316,6 +334,7 @@ impl QueryHandler {
     }
 
     pub(in crate::server) async fn idle(&self) {
+        // Polled only when the server stops: a notification would cost every waiting query a lock.
         while Arc::strong_count(&self.waiting) > 1 {
             tokio::time::sleep(IDLE_POLL).await;
         }
@@ -355,6 +374,8 @@ impl QueryHandler {
         };
         let mut reply = match tokio::time::timeout(limit, answer).await {
             Ok(reply) => reply,
+            // The client has given up or is about to. SERVFAIL still tells it, and caches behind
+            // it, not to ask at once again (RFC 9520).
             Err(_) => failure(query, &TOO_SLOW),
         };
         self.add_options(query, *responder, &mut reply);
@@ -364,6 +385,7 @@ impl QueryHandler {
     /// Fits an answerer's reply to the client and to the names of this server.
     fn fit(&self, query: &Query<'_>, reply: Vec<u8>) -> Vec<u8> {
         let mut reply = truncate_to_client(query, reply);
+        // The name is copied for denials alone, which are few.
         if is_denial(&reply) {
             let name = query.question.name();
             admit_existence(&self.server_state.state(), query, &name, &mut reply);
@@ -381,6 +403,7 @@ impl QueryHandler {
     /// Returns the reply to a query when too many are waiting.
     pub(in crate::server) fn overload_reply(&self, query: &Query<'_>) -> Vec<u8> {
         let mut reply = failure(query, &TOO_MANY);
+        // The answerer was not asked, so it does not explain this reply.
         self.add_options(query, Responder::None, &mut reply);
         reply
     }
@@ -419,12 +442,15 @@ fn admit_existence(
     if !is_denial(reply) || !is_in || !state.is_above_ours(name) {
         return false;
     }
+    // Rebuilt rather than patched: the denial's SOA would let caches keep it as a denial (RFC
+    // 2308).
     *reply = empty_reply(query, ResponseCode::NoError, ReplyFlags::LOCAL);
     true
 }
 
 fn is_denial(reply: &[u8]) -> bool {
     let rcode = rcode_of(reply);
+    // After either, a resolver that minimises names asks for none below; SERVFAIL is tried again.
     rcode == ResponseCode::NXDomain.low() || rcode == ResponseCode::Refused.low()
 }
 
@@ -514,6 +540,8 @@ impl QueryHandler {
             took,
         });
         if let Some(query) = query
+            // Two loads decide, since formatting the name of each query would cost more than its
+            // answer.
             && (requests::wanted() || self.options.tap.is_wanted())
         {
             log(&self.options.tap, handled, query, responder);
