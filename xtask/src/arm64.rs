@@ -52,6 +52,7 @@ impl Arm64 {
         match self {
             Self::Build => build(),
             Self::Test { unit: true } => unit_tests(),
+            // Cheapest first: an emulated kernel takes minutes to boot.
             Self::Test { unit: false } => {
                 unit_tests()?;
                 kernel::test_arm64(&file_system()?)?;
@@ -81,6 +82,7 @@ fn build() -> Result<()> {
                 .arg(folder.join(program)),
         )?;
         println!(
+            // `file` names the architecture: a build for this machine would be noticed.
             "{}: {}",
             folder.join(program).display(),
             about.split(", dynamically").next().unwrap_or("")
@@ -131,6 +133,7 @@ pub(crate) fn cargo() -> Result<Command> {
             "aarch64-linux-gnu-gcc",
         )
         .env("CC_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-gcc")
+        // The programs go into a file system in memory, and nobody debugs them there.
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
         .current_dir(root());
     Ok(command)
@@ -159,6 +162,7 @@ fn test_artifacts() -> Result<()> {
         install(&debug.join(program), &folder.join(program))?;
     }
     packages::ensure("lintian podman")?;
+    // Unoptimised like the programs for arm64: only the packing is tested.
     crate::build(crate::Profile::Dev, &PROGRAMS)?;
     let mut test = Command::new("cargo");
     test.args([
@@ -207,6 +211,8 @@ fn file_system() -> Result<PathBuf> {
         "--target",
         TARGET,
     ]))?;
+    // First with its output on the terminal; the second call finds everything built and only names
+    // the file.
     run(cargo()?.args(["test", "--no-run"]).args(tests))?;
     let messages = capture(
         cargo()?
@@ -248,6 +254,7 @@ fn libraries(folder: &Path) -> Result<PathBuf> {
         let packages: Vec<&str> = ROOT_PACKAGES.split_whitespace().collect();
         lists.download(&packages, &downloads)?;
         packages::unpack(&downloads, &libraries)?;
+        // The file system is unpacked into the machine's memory.
         for unused in ["usr/share", "usr/lib/aarch64-linux-gnu/gconv"] {
             fs::remove_dir_all(libraries.join(unused)).ok();
         }
@@ -270,6 +277,7 @@ fn gather(tool: &str, files: &Path) -> Result<()> {
 
 /// Copies a program without symbols.
 fn install(from: &Path, to: &Path) -> Result<()> {
+    // This machine's strip knows no arm64 programs.
     run(Command::new("aarch64-linux-gnu-strip")
         .arg("-o")
         .arg(to)

@@ -88,6 +88,7 @@ fn problems(root: &Path) -> Result<Vec<String>> {
     let mut pages = HashMap::new();
     for file in listed
         .lines()
+        // Recorded files of bosh-dns, whose links are not ours.
         .filter(|file| !file.starts_with("tests/conformance/scenarios"))
     {
         let path = root.join(file);
@@ -135,6 +136,7 @@ pub(crate) fn put_pages(folder: &Path) -> Result<()> {
             .current_dir(&root),
     )?;
     let mut next: Vec<PathBuf> = vec!["README.md".into()];
+    // Listed by git: a page that is not committed does not get into a package.
     for file in listed.lines() {
         if !file.ends_with("book.toml") {
             next.push(file.into());
@@ -150,6 +152,7 @@ pub(crate) fn put_pages(folder: &Path) -> Result<()> {
         if file.extension().is_some_and(|extension| extension == "md") {
             let mut text = String::from_utf8(bytes)?.replace(COMMON_LICENCE.0, COMMON_LICENCE.1);
             for link in links(&text) {
+                // Links to other sites, to installed files, and within the page stay.
                 if link.contains(':') || link.starts_with(['/', '#']) {
                     continue;
                 }
@@ -195,6 +198,7 @@ fn check_link(
     link: &str,
     pages: &HashMap<PathBuf, String>,
 ) -> Result<(), String> {
+    // A check must not need the network, nor fail because another site is down.
     if link.contains("://") || link.starts_with("mailto:") {
         return Ok(());
     }
@@ -237,6 +241,7 @@ fn links(text: &str) -> Vec<String> {
         if line.trim_start().starts_with("```") {
             fenced = !fenced;
         }
+        // Eight spaces: four may continue an item of a list.
         if fenced || line.starts_with("        ") {
             continue;
         }

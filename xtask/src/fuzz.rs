@@ -109,6 +109,8 @@ fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()
                 "--bin",
                 "fuzz",
             ])
+            // libFuzzer needs coverage of this project's crates only; dependencies stay as they are
+            // built.
             .env("RUSTC_WORKSPACE_WRAPPER", folder.join("rustc.sh"))
             .current_dir(root()),
     )?;
@@ -117,6 +119,7 @@ fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()
         filters.is_empty() || filters.iter().any(|filter| target.contains(filter))
     });
     println!("{} for at most {} s each", waiting.join(", "), seconds);
+    // Taken from the end, so that they start in the order of the list.
     waiting.reverse();
     let cores = thread::available_parallelism()?.get();
     let mut running: Vec<Run> = Vec::new();
@@ -128,12 +131,14 @@ fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()
             running.push(Run::start(&folder, target, seconds, seed)?);
             continue;
         }
+        // The standard library cannot wait for the first of several children.
         thread::sleep(Duration::from_millis(50));
         let mut unfinished = Vec::new();
         for mut run in running {
             match run.child.try_wait()? {
                 None => unfinished.push(run),
                 Some(status) if status.success() => {}
+                // The other targets go on: they may find something else.
                 Some(_) => failures.push(run.failure()),
             }
         }
@@ -223,6 +228,7 @@ impl Run {
         let output = File::create(&log).with_context(|| log.display().to_string())?;
         let child = Command::new(built.join("debug/fuzz"))
             .env("FUZZ_TARGET", &target)
+            // libFuzzer writes new inputs to the first folder and only reads the others.
             .args([&found, &folder.join("corpus").join(&target)])
             .arg(format!("-max_total_time={seconds}"))
             .args(seed.map(|seed| format!("-seed={seed}")))

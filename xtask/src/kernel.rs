@@ -86,6 +86,7 @@ pub(crate) fn test_arm64(programs: &Path) -> Result<()> {
         kernel.ensure()?;
         println!("== {}", kernel.name);
         let boot = kernel.folder().join("boot");
+        // The file's name ends with a version that changes with each update of the package.
         let image = fs::read_dir(&boot)?
             .filter_map(|entry| Some(entry.ok()?.path()))
             .find(|path| {
@@ -124,6 +125,7 @@ pub(crate) fn test(image: &Path, modules: Option<&Path>, arm64: Option<&Path>) -
 impl Kernel {
     fn ensure(&self) -> Result<()> {
         let folder = self.folder();
+        // `packages::unpack` renames it into place when it is complete.
         if folder.exists() {
             return Ok(());
         }
@@ -135,6 +137,7 @@ impl Kernel {
         };
         let package = match self.package(&lists) {
             Ok(package) => package,
+            // The lists are missing, or older than the suite.
             Err(_) => {
                 lists.update()?;
                 self.package(&lists)?
@@ -154,6 +157,7 @@ impl Kernel {
         let depends = lists.cache(&["depends", self.meta_package])?;
         let package = depends
             .lines()
+            // The package with the kernel itself has the version in its name.
             .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
         let package =
             package.with_context(|| format!("{} depends on no kernel", self.meta_package))?;

@@ -160,6 +160,7 @@ fn run(command: Command) -> Result<()> {
             build(profile, &PROGRAMS)
         }
         Command::Demo { arguments } => {
+            // A typing error is reported before minutes of building.
             parse_or_exit::<demo_arguments::Arguments>("cargo xtask demo", &arguments);
             set_up(packages::DEMO)?;
             process::run(&mut build_of_demo()?)?;
@@ -289,6 +290,7 @@ fn cargo_build(profile: Profile, programs: &[[&str; 2]]) -> Result<Process> {
     if let Profile::Release = profile {
         cargo
             .arg("--release")
+            // Not for development: each commit would build the crates that name it again.
             .env("BOSH_DNS_XDP_COMMIT", dist::commit()?);
     }
     for [package, program] in programs {

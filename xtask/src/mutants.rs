@@ -129,6 +129,7 @@ fn copy() -> Result<PathBuf> {
     }
     remove_others(&copy, &copy, &files)?;
     let toolchain = copy.join(".toolchain");
+    // `exists` would follow the link, and miss one that leads nowhere.
     if fs::symlink_metadata(&toolchain).is_err() {
         symlink(root.join(".toolchain"), toolchain)?;
     }
@@ -185,6 +186,8 @@ fn cargo_mutants_for(copy: &Path, package: &str) -> Result<Command> {
     command
         .args(["mutants", "--package", package])
         .current_dir(copy)
+        // An environment's folder belongs to the tree, and its builds must not be replaced by
+        // changed ones.
         .env("CARGO_TARGET_DIR", copy.join("target"));
     Ok(command)
 }
@@ -218,10 +221,12 @@ fn change_crate(copy: &Path, package: &str, names: &[String], tests: &[String]) 
     fs::create_dir_all(&results)?;
     let mut command = cargo_mutants_for(copy, package)?;
     command
+        // The tree is a copy already; in a further one everything would be compiled again.
         .args(["--in-place", "--no-shuffle", "--colors", "never"])
         .arg("--output")
         .arg(&results);
     for name in names {
+        // Names contain operators, which mean something else in a regular expression.
         command.args(["--re", &format!("^{}$", escape(name))]);
     }
     command.arg("--").args(tests);
@@ -452,6 +457,7 @@ fn changes_of_programs(copy: &Path, mut random: Rng, count: usize) -> Result<Vec
         let text = fs::read_to_string(&path)?;
         changes.extend(changes_of(&name.to_string_lossy(), &text));
     }
+    // Before the choice, so that a seed chooses the same changes on every file system.
     changes.sort_by_key(|change| (change.file.clone(), change.line, change.after.clone()));
     changes.retain(|change| !change.is_equivalent());
     let total = changes.len();
@@ -470,6 +476,7 @@ fn change_programs(copy: &Path, changes: &[Change]) -> Result<()> {
         "the unchanged programs do not compile"
     );
     ensure!(
+        // Otherwise every change would seem to be caught.
         judge(copy, &tests)? == Fate::Survived,
         "the packet tests fail for the unchanged programs"
     );
@@ -485,6 +492,7 @@ fn change_programs(copy: &Path, changes: &[Change]) -> Result<()> {
         } else {
             Ok(Fate::Unviable)
         };
+        // Before the error of the judgement is returned: the next run relies on an unchanged copy.
         fs::write(&file, text)?;
         let fate = fate?;
         println!("{} {fate:?}: {}", number + 1, change.shown());
@@ -502,6 +510,7 @@ fn change_programs(copy: &Path, changes: &[Change]) -> Result<()> {
 fn changes_of(file: &str, text: &str) -> Vec<Change> {
     let mut changes = Vec::new();
     for (line, before) in text.lines().enumerate() {
+        // A change of a comment would always survive.
         let code = before.split("//").next().unwrap_or_default();
         for after in lines_instead_of(code) {
             changes.push(Change {
@@ -558,6 +567,7 @@ fn numbers(code: &str) -> Vec<(usize, u64)> {
     let mut at = 0;
     for word in code.split(is_separator) {
         if let Ok(number) = word.parse::<u64>()
+            // Numbers with leading zeros or a suffix are left alone.
             && word == number.to_string()
         {
             found.push((at, number));
@@ -612,6 +622,8 @@ fn packet_tests() -> Result<PathBuf> {
 
 /// Runs the packet tests with the programs of the copy.
 fn judge(copy: &Path, tests: &Path) -> Result<Fate> {
+    // The kernel's verifier refuses many changes, and then every packet test would fail, which
+    // proves nothing.
     if !all_pass(test_command(copy, tests).args(["--exact", LOADING]))? {
         return Ok(Fate::Unviable);
     }

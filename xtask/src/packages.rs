@@ -46,6 +46,7 @@ pub(crate) fn ensure(packages: &str) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
+    // Only root may install; how a developer becomes root is left to them.
     if !on_path("apt-get") || !nix::unistd::geteuid().is_root() {
         bail!(
             "missing Debian packages; install them as root: {}",
@@ -53,6 +54,7 @@ pub(crate) fn ensure(packages: &str) -> Result<()> {
         );
     }
     println!("installing Debian packages: {}", missing.join(" "));
+    // Debian starts a server when it is installed, and several of these listen on port 53.
     let _quiet = NoServices::enforce()?;
     apt(&["update", "-qq"])?;
     apt(&[
@@ -82,6 +84,7 @@ fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     let listed = String::from_utf8_lossy(&listed.stdout);
     let installed: Vec<&str> = listed.lines().collect();
     let mut missing = packages.to_vec();
+    // A removed package whose configuration stays is listed, too, as `config-files`.
     missing.retain(|package| !installed.contains(&&*format!("{package} installed")));
     Ok(missing)
 }
@@ -90,6 +93,7 @@ fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
 pub(crate) fn apt(arguments: &[&str]) -> Result<()> {
     run(Command::new("apt-get")
         .args(arguments)
+        // debconf would wait for an answer that nobody sees.
         .env("DEBIAN_FRONTEND", "noninteractive")
         .stdin(Stdio::null())
         .stdout(Stdio::null()))
@@ -191,6 +195,7 @@ impl Lists {
             .args(["download", "-qq"])
             .args(&self.options)
             .args(names);
+        // apt-get download writes to the current folder, and has no option for another one.
         capture(command.current_dir(folder))
     }
 }
@@ -275,6 +280,7 @@ pub(crate) fn ensure_pycares() -> Result<()> {
         return Ok(());
     }
     install_from_pypi(&folder, PYCARES_REQUIREMENT)?;
+    // Written last: an interrupted installation leaves a folder that looks complete.
     Ok(fs::write(folder.join("installed"), PYCARES_REQUIREMENT)?)
 }
 

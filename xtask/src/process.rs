@@ -51,6 +51,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 pub(crate) fn install(command: &mut Command) -> Result<()> {
     let name = command
         .get_args()
+        // The first argument is `install`.
         .nth(1)
         .unwrap_or_default()
         .to_string_lossy()
@@ -133,6 +134,7 @@ impl Step {
     pub(crate) fn finish(self) -> Result<()> {
         match self.thread.join() {
             Ok(done) => done.map_err(|error| error.context(self.name)),
+            // The panic has printed its message and place.
             Err(_) => bail!("{} panicked", self.name),
         }
     }

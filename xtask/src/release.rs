@@ -58,6 +58,7 @@ pub(crate) fn run(arguments: ReleaseArguments) -> Result<()> {
         out,
     } = arguments;
     let root = root().canonicalize()?;
+    // First of all: the checks take hours.
     check_version(&version, env!("CARGO_PKG_VERSION"))?;
     // Tests pack what they are given, from a tree that may be in work.
     let is_trial = programs.binary.is_some();
@@ -70,6 +71,7 @@ pub(crate) fn run(arguments: ReleaseArguments) -> Result<()> {
             "a release is built from a clean tree; commit or remove:\n{changes}"
         );
         if !checked {
+            // The cheapest of these checks.
             docs::build()?;
             test::run(&[], Profile::Release)?;
             arm64::Arm64::Test { unit: false }.run()?;
@@ -110,6 +112,7 @@ fn check_version(wanted: &str, ours: &str) -> Result<()> {
 /// precedes, and nothing that is unreleased.
 fn check_changelog(version: &str, changelog: &str) -> Result<()> {
     let core = version.split('-').next().unwrap_or(version);
+    // A candidate is described by the section of the release that it precedes.
     let described = section(changelog, version).or_else(|| section(changelog, core));
     ensure!(
         described.is_some_and(|body| !body.is_empty()),
@@ -156,6 +159,7 @@ fn sign(out: &Path, key: &Path) -> Result<()> {
     let signers = out.join("allowed_signers");
     let line = format!("{SIGNER} namespaces=\"{NAMESPACE}\" {}\n", public.trim());
     fs::write(&signers, line).with_context(|| signers.display().to_string())?;
+    // With the file that users get: a wrong namespace or key would otherwise be found by them.
     let verified = Command::new("ssh-keygen")
         .args(["-Y", "verify", "-n", NAMESPACE, "-I", SIGNER, "-f"])
         .arg(&signers)

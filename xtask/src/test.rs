@@ -43,6 +43,7 @@ const NEVER_RUN: [&str; 4] = [
 /// of each group and the tests that could not run. `server` is the profile of the server in whole-system tests.
 pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
     let mut times = Times::default();
+    // Downloads wait for the network while the format is checked.
     let set_up = SetUp::start();
     if filters.is_empty() {
         times.step("format", check_format)?;
@@ -118,6 +119,7 @@ pub(crate) fn run_soaks() -> Result<()> {
         "-E",
         SOAKS,
     ]);
+    // They wait most of the time, so there may be more of them than CPUs.
     nextest.args(["--test-threads", "8"]);
     run_command(crate::name_server(
         nextest.env("SOAK_SECONDS", "3600").current_dir(root()),
@@ -134,7 +136,9 @@ fn run_tests(
     let target = root().canonicalize()?.join("target");
     let not_run = target.join("not-run.txt");
     fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
+    // Tests append to it; lines of an earlier run would look like this one's.
     fs::write(&not_run, "").with_context(|| not_run.display().to_string())?;
+    // Not returned at once if it failed: times and what was not run help to see why.
     let passed = times.step("tests", || {
         run_command(
             nextest
@@ -393,6 +397,7 @@ impl Times {
 fn groups(report: &str) -> Vec<(String, Duration)> {
     let mut groups: Vec<(String, Duration)> = Vec::new();
     for line in report.lines().map(str::trim) {
+        // nextest writes each element on a line of its own, so no parser of XML is needed.
         if line.starts_with("<testsuite ") {
             groups.extend(attribute(line, "name").map(|name| (name.to_owned(), Duration::ZERO)));
         } else if line.starts_with("<testcase ")

@@ -56,15 +56,18 @@ const LINKER_FEATURE: &str = "llvm-22";
 pub(crate) fn ensure() -> Result<()> {
     let folder = root().join(".toolchain");
     let settings_file = folder.join("env");
+    // Each command calls this, and usually the settings hold.
     if fs::read_to_string(&settings_file).is_ok_and(|settings| still_valid(&settings)) {
         return Ok(());
     }
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let folder = folder.canonicalize()?;
+    // A developer's own toolchain first: it needs no download.
     let settings = match nightly_settings() {
         Some(settings) => settings,
         None => install_debian(&folder)?,
     };
+    // Written last, because it says that the set-up is complete.
     fs::write(&settings_file, settings).with_context(|| settings_file.display().to_string())
 }
 
@@ -84,6 +87,7 @@ pub(crate) fn lint_programs() -> Result<()> {
             bpf_cargo(&clippy, "clippy", &root().join(programs), &settings).map_err(Error::msg)?;
         command
             .arg("--target-dir")
+            // One folder for all of them: crates that they share are compiled once.
             .arg(root().join("dns-ebpf/target").canonicalize()?);
         run(command.args(["--quiet", "--", "-D", "warnings"]))?;
     }
@@ -155,6 +159,8 @@ fn install_debian(folder: &Path) -> Result<String> {
         build_linker(folder)?;
     }
     Ok(format!(
+        // The programs use unstable features, which a stable compiler accepts with this variable
+        // only.
         "RUSTC={}\nRUSTC_BOOTSTRAP=1\nLD_LIBRARY_PATH={}\nPATH_FIRST={}\n",
         rustc.display(),
         folder.join("sysroot/usr/lib/x86_64-linux-gnu").display(),
@@ -204,6 +210,7 @@ fn unpack(names: &[&str], place: &Path, folder: &Path) -> Result<()> {
         .iter()
         .map(|name| format!("{name}={RUSTC_VERSION}"))
         .collect();
+    // Debian's archive keeps only the newest version of a package in each suite.
     if packages::download(&pinned, &downloads).is_err() {
         println!("  version {RUSTC_VERSION} is no longer there; taking the newest");
         packages::download(names, &downloads)

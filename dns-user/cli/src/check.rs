@@ -32,6 +32,7 @@ impl CheckArguments {
         let Self { config, json } = self;
         let mut report = check(&config);
         if report.ok {
+            // A running server with this configuration holds these addresses itself.
             report.add_taken_addresses(&served_addresses(&config));
         }
         let text = if json {
@@ -41,6 +42,8 @@ impl CheckArguments {
         } else {
             terminal::lines(&table(&report)).into_owned()
         };
+        // The table first: with both streams on a terminal, the errors stand last, where they are
+        // seen.
         let printed = print_or_fail("bosh-dns-xdp", &text);
         for error in &report.errors {
             complain(&error);

@@ -134,6 +134,7 @@ fn complain(problem: &dyn std::fmt::Display) {
 }
 
 fn main() -> ExitCode {
+    // First of all: glibc raises the threshold when the first large buffer is freed (mallopt(3)).
     dns_kit::memory::return_large_buffers();
     let given = own_form(env::args_os().collect());
     if given.len() < 2 {
@@ -153,6 +154,7 @@ fn main() -> ExitCode {
             };
         }
     };
+    // bosh-dns ignores them in silence; a misspelt option after one of them would never be noticed.
     if !ignored.is_empty() {
         complain(&format_args!("ignored: {}", ignored.join(" ")));
     }
@@ -200,6 +202,7 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
             }
             return (ours, ignored);
         }
+        // Left to clap, which knows whether there is such an option.
         if !is_config(&word) {
             ours.push(word);
             continue;

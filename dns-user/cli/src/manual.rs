@@ -302,6 +302,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 
 /// Writes the main page, or with `folder` a page for each command.
 pub(super) fn write(mut command: clap::Command, folder: Option<&Path>) -> io::Result<Vec<u8>> {
+    // Its page would repeat all others.
     command = command.disable_help_subcommand(true);
     command.build();
     let Some(folder) = folder else {
@@ -328,6 +329,7 @@ fn write_pages(
     entry: Option<&ManualEntry>,
     folder: &Path,
 ) -> io::Result<()> {
+    // Hidden commands serve other programs only.
     if command.is_hide_set() {
         return Ok(());
     }
@@ -390,6 +392,7 @@ fn page(command: &clap::Command, own: Option<&ManualEntry>) -> io::Result<Vec<u8
     roff.control("SH", ["SEE ALSO"]);
     roff.text([bold(CONFIGURATION), roman("(5)")]);
     roff.to_writer(&mut page)?;
+    // Subcommands inherit none, and clap_mangen panics without one.
     if command.get_version().is_some() {
         man.render_version_section(&mut page)?;
     }

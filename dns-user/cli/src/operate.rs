@@ -140,6 +140,7 @@ pub(super) fn served_addresses(config: &Path) -> Vec<SocketAddr> {
 
 fn exit_code(result: Result<(), Problem>) -> ExitCode {
     let (problem, code) = match result {
+        // `status | head -1` has had what it wanted.
         Ok(()) | Err(Problem::OutputClosed) => return ExitCode::SUCCESS,
         Err(problem @ (Problem::BadAnswer(_) | Problem::Output(_))) => (problem, BAD_ANSWER),
         Err(problem @ Problem::Unreachable(_)) => (problem, UNREACHABLE),
@@ -172,6 +173,8 @@ fn write(text: &str) -> Result<(), Problem> {
     let mut output = io::stdout().lock();
     output
         .write_all(text.as_bytes())
+        // Rust flushes at lines only, and ignores errors at the end of the process: a full disk
+        // would look like success.
         .and_then(|()| output.flush())
         .map_err(|error| match error.kind() {
             io::ErrorKind::BrokenPipe => Problem::OutputClosed,
@@ -200,6 +203,7 @@ const GREEN: u8 = 32;
 fn colours_wanted() -> bool {
     // Set to nothing, the variable has no effect (no-color.org).
     let is_refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    // Such a terminal, as in Emacs's shell, shows the sequences themselves.
     let is_dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
     io::stdout().is_terminal() && !is_refused && !is_dumb
 }
@@ -493,6 +497,7 @@ impl WholeServer {
                 .post("/reload", Bytes::new())
                 .await
         })?;
+        // 409 carries the same document as 200; anything else has a reason in words.
         let Ok(Reloaded { done, failed }) = answer.json::<Reloaded>() else {
             return answer.good().map(drop);
         };
@@ -533,6 +538,7 @@ impl Detach {
         let loaded = dns_kit::files::load_config(&self.config)
             .map_err(|error| Problem::BadAnswer(error.to_string()))?;
         let config = loaded.config;
+        // Not by the server, which may be dead or hung: that is when the command is needed.
         let detached = detach_all(&config.xdp, config.listen)
             .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;
         // The running server may have another configuration than the file.

@@ -95,6 +95,7 @@ impl Resolver {
             setup.apply()?;
             return if keep { Ok(()) } else { setup.put_back() };
         }
+        // `block_on` enters the runtime itself, and refuses to do so inside another one's context.
         drop(inside);
         runtime.block_on(async {
             let mut ended = std::pin::pin!(until_ended());
@@ -235,6 +236,7 @@ pub(super) fn until_resolved(
                 Ok(()) => return Ok(()),
                 Err(problem) if Instant::now() >= end => return Err(problem),
                 Err(_) => {
+                    // Ends at the limit with a last attempt.
                     time::sleep(interval.min(end.saturating_duration_since(Instant::now()))).await
                 }
             }

@@ -129,6 +129,7 @@ impl Shadow {
         } else {
             terminal::lines(&report.text()).into_owned()
         };
+        // Hours of watching may be in it: it is printed before the page is written, which may fail.
         if let Err(code) = print_or_fail("bosh-dns-xdp", &text) {
             return code;
         }
@@ -172,6 +173,8 @@ impl Shadow {
         };
         // Looking at other users' processes needs more privileges than the rest.
         let process = Process::of(&[observed]);
+        // Before the runtime starts: capabilities belong to a thread, and later ones inherit them
+        // (capabilities(7)).
         give_up_privileges()?;
         // Follows files and health; the thread of the packets is the main one.
         let runtime = Builder::new_multi_thread()
@@ -245,6 +248,7 @@ impl Shadow {
         }
         let mut seen = watched.seen;
         seen.unanswered = seen.unanswered.max(judge.tally.unanswered);
+        // After watching, so that measuring takes no time from the packets.
         let (cost, method) = judge.reference.cost().unzip();
         let cpu_after = session.process.as_ref().and_then(Process::cpu);
         let observed = session.cpu_before.zip(cpu_after);
@@ -395,6 +399,7 @@ fn ask_all(session: &mut Observation, planned: Vec<PlannedQuery>, manner: Manner
         ..
     } = session;
     let total = planned.len();
+    // Bounded: if comparing is slower than the server, asking waits.
     let (sender, mut receiver) = mpsc::channel(MAX_QUEUED);
     let asking = runtime.spawn(ask(planned, manner, stop.clone(), sender));
     let mut seen = Seen {
@@ -427,6 +432,7 @@ fn ask_all(session: &mut Observation, planned: Vec<PlannedQuery>, manner: Manner
         Ok(Ending::Silent(left)) => remarks.push(format!(
             "the server stopped answering: {left} of {total} queries were not sent"
         )),
+        // The replies so far are still worth a report.
         Err(_) => remarks.push("the asking failed: see standard error".to_owned()),
     }
     settle_all(judge, stop);
@@ -441,6 +447,7 @@ fn ask_all(session: &mut Observation, planned: Vec<PlannedQuery>, manner: Manner
 /// Shows the counts in one line of a terminal.
 fn show_progress(seen: &Seen, judge: &Judge<OurServer>) {
     let mut error = io::stderr().lock();
+    // Escape sequences in a log file would only disturb.
     if !error.is_terminal() {
         return;
     }

@@ -156,6 +156,7 @@ impl ResolvConf {
     /// Returns the program that manages the file, according to its link target and content, with
     /// advice to the operator.
     fn manager(&self) -> anyhow::Result<Option<(&'static str, &'static str)>> {
+        // A plain file is no link, which is no error here.
         let target = fs::read_link(&self.file).unwrap_or_default();
         let target = target.to_string_lossy();
         let text = read(&self.file)?;
@@ -201,6 +202,7 @@ impl ResolvConf {
         }
         atomic::sweep(file);
         let mode =
+            // The file's own mode stays: programs of every user read it.
             fs::metadata(file).map_or(Attributes::PUBLIC.mode, |facts| facts.mode() & 0o7777);
         let attributes = Attributes {
             mode,
@@ -281,6 +283,7 @@ impl Resolved {
             run("ip", &["link", "set", INTERFACE, "up"])?;
         }
         let servers = run("resolvectl", &["dns", INTERFACE])?;
+        // systemd-resolved forgets its links' settings when it restarts.
         let is_set = servers.split_whitespace().any(|word| word == address);
         if is_set && self.domains_set.as_deref() == Some(domains) {
             return Ok(());
@@ -305,6 +308,7 @@ impl Resolved {
     /// created it.
     pub(crate) fn put_back(&mut self) -> anyhow::Result<()> {
         if !self.made {
+            // bosh-dns's job may have made the interface and still needs it.
             return run_while_stopping("resolvectl", &["revert", INTERFACE]);
         }
         run_while_stopping("ip", &["link", "delete", INTERFACE])

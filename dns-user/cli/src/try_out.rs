@@ -48,6 +48,7 @@ impl Try {
                 welcome.print_once_up();
                 let options = RunOptions {
                     log_format: LogFormat::default(),
+                    // A closed terminal must not leave a server behind.
                     on_hangup: OnHangup::End,
                 };
                 let code = daemon::run(&config, options);
@@ -78,6 +79,8 @@ impl Try {
             .tempdir()?;
         let own = records.is_some();
         let records = match records {
+            // The configuration lies in another folder, from which a relative path would lead
+            // elsewhere.
             Some(given) => fs::canonicalize(&given).map_err(|problem| {
                 io::Error::new(problem.kind(), format!("{}: {problem}", given.display()))
             })?,
@@ -133,6 +136,7 @@ struct Welcome {
 impl Welcome {
     /// Prints the text once the server answers; gives up after a minute.
     fn print_once_up(self) {
+        // The daemon occupies the main thread until it ends.
         std::thread::spawn(move || {
             if answers(self.address, Duration::from_secs(60)) {
                 print!("{}", self.text);
@@ -169,6 +173,7 @@ fn answers(server: SocketAddr, timeout: Duration) -> bool {
 
 /// Checks that an address is free for UDP and TCP; the error names the process that uses it.
 fn is_free(address: SocketAddr) -> io::Result<()> {
+    // One after the other; the port is free again when this returns.
     match TcpListener::bind(address).and_then(|_| UdpSocket::bind(address)) {
         Ok(_) => Ok(()),
         Err(problem) if problem.kind() == io::ErrorKind::AddrInUse => {

@@ -22,6 +22,7 @@ pub(super) fn build_and_compare(release: &Release, architectures: &[Architecture
     let staging = release.staging("again")?;
     let clone = staging.join("a-clone");
     run(Command::new("git")
+        // Nothing but the commit gets into the second build.
         .args(["clone", "--quiet"])
         .arg(root().canonicalize()?)
         .arg(&clone))?;
@@ -44,6 +45,7 @@ pub(super) fn build_and_compare(release: &Release, architectures: &[Architecture
                 .then_some("--arm64"),
         )
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
+        // With it, cargo would find the first build's results and build nothing.
         .env_remove("CARGO_TARGET_DIR")
         .current_dir(&clone))?;
     let different = differences(&release.out, &out)?;

@@ -68,6 +68,7 @@ impl Architecture {
         read.with_context(|| program.display().to_string())?;
         // `e_machine` of the ELF header, little-endian.
         match (&header[..4], header[18]) {
+            // EM_X86_64 and EM_AARCH64 (elf.h).
             (b"\x7fELF", 62) => Ok(Self::Amd64),
             (b"\x7fELF", 183) => Ok(Self::Arm64),
             _ => bail!("{} is no program for x86-64 or arm64", program.display()),
@@ -102,6 +103,7 @@ impl Built {
     /// Returns the programs that have a job each in the BOSH release, beside the server's, by name.
     pub(super) fn jobs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let identity = self.identity.as_deref();
+        // The identity program has a Debian package of its own, because it holds CA keys.
         let identity = identity.map(|program| (crate::IDENTITY[1], program));
         self.companions().chain(identity)
     }

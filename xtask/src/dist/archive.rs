@@ -40,6 +40,7 @@ pub(super) fn tar(release: &Release, folder: &Path, to: &Path) -> Result<()> {
         .args([
             "--create",
             "--sort=name",
+            // POSIX's format stores access times and the process number of tar.
             "--format=gnu",
             "--owner=0",
             "--group=0",
@@ -57,8 +58,10 @@ pub(super) fn tar(release: &Release, folder: &Path, to: &Path) -> Result<()> {
 pub(super) fn tgz(release: &Release, folder: &Path, to: &Path) -> Result<()> {
     let plain = to.with_extension("tar");
     tar(release, folder, &plain)?;
+    // Tests unpack each archive once; a release is downloaded by many.
     let effort = if release.is_trial { "--fast" } else { "--best" };
     run(Command::new("gzip")
+        // gzip stores the file's name and time otherwise.
         .args(["--no-name", effort, "--force"])
         .arg(&plain))?;
     fs::rename(plain.with_extension("tar.gz"), to).with_context(|| to.display().to_string())
@@ -79,6 +82,7 @@ pub(super) fn sums(folder: &Path) -> Result<()> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<_>>()?;
+    // readdir(3) has no order, and the list must be the same for the same files.
     files.sort();
     let lines = files
         .iter()

@@ -47,6 +47,7 @@ fn build(release: &Release, architecture: Architecture) -> Result<PathBuf> {
     check_start(&server, &old, architecture)?;
     let size = fs::metadata(&server)?.len();
     ensure!(
+        // Only x86-64 folds equal functions, so arm64 programs are larger.
         architecture != Architecture::Amd64 || size <= MAX_SIZE,
         "{} has {size} bytes; at most {MAX_SIZE} are allowed",
         server.display()
@@ -92,6 +93,7 @@ pub(super) fn build_static(
         &format!("static-{}", program[1]),
         architecture,
     )?;
+    // A dependency's build script may link a library dynamically in spite of the flag.
     let sections = capture(architecture.binutils("objdump").arg("-p").arg(&stripped))?;
     ensure!(
         !sections.contains("NEEDED"),
@@ -142,8 +144,10 @@ pub(super) fn split(
     run(architecture
         .binutils("objcopy")
         .arg("--strip-all")
+        // objcopy stores the checksum of this file, so it must exist by now and stay unchanged.
         .arg(format!("--add-gnu-debuglink={name}.debug"))
         .arg(&server)
+        // The link holds a name without a folder, which objcopy opens here.
         .current_dir(&release.out))?;
     Ok(server)
 }
@@ -159,12 +163,14 @@ fn cargo(
     toolchain::ensure()?;
     let here = root().canonicalize()?;
     let mut all = flags.to_vec();
+    // A hash of the contents: debuginfod and core dumps find the debug information by it.
     all.push("-Clink-arg=-Wl,--build-id=sha1".to_owned());
     if architecture == Architecture::Amd64 {
         // Equal functions once: Rust does not promise that their addresses differ. The cross linker cannot.
         all.push("-Clink-arg=-Wl,--icf=all".to_owned());
     }
     all.push(format!(
+        // Panic messages contain the paths of sources.
         "--remap-path-prefix={}=/usr/src/bosh-dns-xdp",
         here.display()
     ));
@@ -191,6 +197,7 @@ fn cargo(
         // Of the program itself, which is a few lines, and of inlining between crates: each function keeps the level
         // of its crate.
         .arg("-Copt-level=z")
+        // Paths may contain spaces, which separate flags in RUSTFLAGS.
         .env("CARGO_ENCODED_RUSTFLAGS", all.join("\u{1f}"))
         // Assertions in C code contain the paths of their source files.
         .env(
@@ -245,6 +252,7 @@ fn newest_glibc(symbols: &str) -> Option<(u32, u32)> {
 /// Runs the binary in the old root, which has only the old C library.
 fn check_start(server: &Path, old: &Path, architecture: Architecture) -> Result<()> {
     let inside = old.join("program");
+    // A link would lead out of the new root.
     fs::copy(server, &inside)?;
     let mut start = Command::new("chroot");
     start.arg(old);
@@ -256,6 +264,8 @@ fn check_start(server: &Path, old: &Path, architecture: Architecture) -> Result<
         start.arg("/emulator");
     }
     let said = capture(start.args(["/program", "--version"]));
+    // Before the result is looked at, so that nothing is left in the folder, which later builds
+    // use.
     fs::remove_file(&inside)?;
     println!(
         "  starts beside glibc {}.{}: {}",

@@ -52,6 +52,7 @@ pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
 fn pack_job(release: &Release, jobs: &Path, name: &str, tarball: &Path) -> Result<String> {
     let source = &jobs.join(name);
     let job = release.staging(&format!("bosh-job-{name}"))?;
+    // A director reads the job's specification under this name; the CLI renames it in the same way.
     archive::copy(&source.join("spec"), &job.join("job.MF"), 0o644)?;
     archive::copy(&source.join("monit"), &job.join("monit"), 0o644)?;
     for file in files(&source.join("templates"))? {
@@ -76,6 +77,7 @@ fn pack_package(
         &package.join("bosh-dns/process.sh"),
         0o644,
     )?;
+    // The packaging script of the compilation worker picks its architecture.
     for built in built {
         let folder = package.join("bosh-dns").join(built.architecture.machine());
         archive::copy(&built.server, &folder.join("bosh-dns-xdp"), 0o755)?;
@@ -144,6 +146,8 @@ fn manifest(
             NAME
         };
         listed += &format!(
+            // The member keeps its old name `sha1`; a prefix tells the director the algorithm.
+            // Equal fingerprints let it skip what it has.
             "- name: {name}\n  version: {sum}\n  fingerprint: {sum}\n  sha1: sha256:{sum}\n  packages: [{package}]\n"
         );
     }

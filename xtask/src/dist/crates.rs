@@ -86,6 +86,7 @@ pub(super) fn notices(crates: &Crates) -> Result<String> {
     let mut crates_by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for linked in crates
         .values()
+        // Crates of this workspace have no source; their licence is the project's.
         .filter(|linked| !linked.package["source"].is_null())
     {
         let title = format!(
@@ -103,6 +104,7 @@ pub(super) fn notices(crates: &Crates) -> Result<String> {
         }
         for file in files {
             let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
+            // The same licence of two crates may differ in final newlines only.
             let text = String::from_utf8_lossy(&bytes).trim().to_owned();
             crates_by_text.entry(text).or_default().push(title.clone());
         }
@@ -110,6 +112,7 @@ pub(super) fn notices(crates: &Crates) -> Result<String> {
     let mut all =
         "Licences and notices of the Rust crates linked into these programs.\n".to_owned();
     for (text, mut titles) in crates_by_text {
+        // A crate may have one text under two names.
         titles.dedup();
         // Writing to a String cannot fail.
         let _ = write!(
@@ -135,6 +138,7 @@ fn notice_files(manifest: &Path) -> Result<Vec<PathBuf>> {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .to_uppercase();
+            // `LICENSE-MIT` and `LICENSE.md` are usual, and `LICENSES` may be a folder.
             path.is_file() && NOTICES.iter().any(|prefix| name.starts_with(prefix))
         })
         .collect();
@@ -149,6 +153,7 @@ pub(super) fn linked_crates() -> Result<Crates> {
     for [package, program] in [crate::SERVER].into_iter().chain(COMPANIONS) {
         add_linked(&ours, package, program, &mut crates);
     }
+    // The programs are a workspace of their own, and are embedded into the server.
     let bpf = cargo_metadata(&root().join("dns-ebpf"), &[])?;
     add_linked(&bpf, "dns-ebpf", crate::SERVER[1], &mut crates);
     let bpf = cargo_metadata(&root().join("dns-user/load/ebpf"), &[])?;
@@ -172,6 +177,7 @@ fn add_linked(metadata: &Value, of: &str, program: &'static str, crates: &mut Cr
     }
     let mut found = BTreeSet::new();
     while let Some(id) = left.pop() {
+        // Most crates are dependencies of several others.
         if !found.insert(id) {
             continue;
         }

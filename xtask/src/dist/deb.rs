@@ -46,6 +46,7 @@ fn write_server(release: &Release, built: &Built) -> Result<()> {
     }
     archive::put(
         &package.join("DEBIAN/conffiles"),
+        // dpkg asks before it replaces a file of this list that the operator has changed.
         "/etc/bosh-dns-xdp/config.json\n",
         0o644,
     )?;
@@ -82,6 +83,7 @@ fn write_identity(release: &Release, program: &Path) -> Result<()> {
     ] {
         archive::copy(&root().join(from), &documents.join(to), 0o644)?;
     }
+    // Empty: without its .env file a unit does not start, so nothing is issued unasked.
     fs::create_dir_all(package.join("etc/bosh-dns-identity"))?;
     let text = "Description: certificates for instances, renewed automatically\n \
          Issues certificates that identify containers and machines, renews them\n \
@@ -150,6 +152,7 @@ fn pack(
             )?;
         }
     }
+    // After all files, which it lists.
     archive::put(&control.join("md5sums"), md5sums(package)?, 0o644)?;
     archive::put(
         &control.join("control"),
@@ -159,6 +162,7 @@ fn pack(
     let architecture = Architecture::of(program)?.name();
     let file = format!("{name}_{}_{architecture}.deb", release.debian_version());
     run(Command::new("dpkg-deb")
+        // Without fakeroot the files would belong to the user who builds.
         .args(["--root-owner-group", "--uniform-compression"])
         .args(if release.is_trial {
             ["-Zgzip", "-z1"]
@@ -227,6 +231,7 @@ fn put_manual(package: &Path, server: &Path) -> Result<()> {
     let manual = package.join("usr/share/man");
     let fresh = manual.join("fresh");
     fs::create_dir_all(&fresh)?;
+    // The program's own pages cannot differ from its options.
     run(run_with_emulator(server)?
         .args(["man", "--folder"])
         .arg(&fresh))?;
@@ -291,6 +296,8 @@ fn put_completions(package: &Path, program: &Path, name: &str) -> Result<()> {
 fn put_changelog(package: &Path, release: &Release, name: &str) -> Result<()> {
     let date = capture(
         Command::new("date")
+            // RFC 5322's form, which deb-changelog(5) demands, in UTC, so that the builder's zone
+            // does not matter.
             .args(["-R", "-u", "-d"])
             .arg(format!("@{}", release.epoch)),
     )?;
@@ -315,6 +322,7 @@ fn md5sums(package: &Path) -> Result<String> {
     .lines()
     .map(PathBuf::from)
     .collect::<Vec<_>>();
+    // find(1) lists files in the order of the file system.
     files.sort();
     capture(Command::new("md5sum").args(files).current_dir(package))
 }
@@ -329,10 +337,13 @@ fn description(
 ) -> Result<String> {
     let size = capture(
         Command::new("du")
+            // Not the blocks in use, which depend on the builder's file system.
             .args(["--summarize", "--apparent-size", "--block-size=1024"])
             .arg(package),
     )?;
     let size = size.split_whitespace().next().context("du said nothing")?;
+    // Measured, so that the package neither installs where it cannot run nor is refused where it
+    // could.
     let (major, minor) = binary::needed_glibc(program)?;
     let architecture = Architecture::of(program)?.name();
     Ok(format!(

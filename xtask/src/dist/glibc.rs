@@ -45,12 +45,14 @@ pub(super) fn ensure(architecture: Architecture) -> Result<PathBuf> {
         println!("downloading the C library of Debian {SUITE} for {name} to link against");
         let apt = root().join("target/dist").join(format!("apt-{name}"));
         let downloads = apt.join("downloads");
+        // This machine's sources know other suites, and must not be changed.
         let lists = Lists::of_suite(SUITE, name, &apt)?;
         lists.update().context("the old C library is unavailable")?;
         lists.download(PACKAGES, &downloads)?;
         unpack(&downloads, &folder)?;
     }
     let folder = folder.canonicalize()?;
+    // Each time: an interrupted run may have left absolute ones.
     make_links_relative(&folder)?;
     Ok(folder)
 }
@@ -63,6 +65,7 @@ pub(super) fn link_arguments(old: &Path, architecture: Architecture) -> Vec<Stri
     let libraries = format!("{old}/usr/lib/{triplet}");
     [
         format!("--sysroot={old}"),
+        // gcc looks for the start files (crt1.o) here, for libraries in the folders after it.
         format!("-B{libraries}"),
         format!("-L{libraries}"),
         format!("-L{old}/lib/{triplet}"),
@@ -76,6 +79,8 @@ fn make_links_relative(folder: &Path) -> Result<()> {
     let links = capture(
         Command::new("find")
             .arg(folder)
+            // The links of Debian's libc6-dev are absolute and would lead to this machine's
+            // library.
             .args(["-type", "l", "-lname", "/*"]),
     )?;
     for link in links.lines().map(Path::new) {

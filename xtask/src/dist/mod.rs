@@ -168,6 +168,7 @@ pub(crate) fn build(
             });
         }
     }
+    // Before the packages, which contain the notices.
     let linked = crates::linked_crates()?;
     crates::write_bill(&release, &linked)?;
     let notices = release.out.join("third-party-notices.txt");
@@ -180,6 +181,7 @@ pub(crate) fn build(
     if !images.is_empty() {
         oci::write(&release, &images)?;
     }
+    // Last, so that it covers every artifact.
     archive::sums(&release.out)?;
     list(&release)?;
     Ok(release.out)
@@ -242,6 +244,8 @@ impl Release {
         let commit = commit()?;
         let epoch = match std::env::var("SOURCE_DATE_EPOCH") {
             Ok(text) => text,
+            // The commit's time, not the build's: a second build has the same bytes
+            // (reproducible-builds.org).
             Err(_) => git(&["log", "-1", "--format=%ct"])?,
         };
         let date = capture(
@@ -275,6 +279,8 @@ impl Release {
 
     /// Returns the version as Debian compares it: what follows `~` comes before the release.
     fn debian_version(&self) -> String {
+        // deb-version(7): a hyphen would begin Debian's own revision, and a tilde sorts before
+        // everything.
         self.version.replacen('-', "~", 1)
     }
 

@@ -30,6 +30,7 @@ pub(super) fn write(release: &Release, programs: &[ImagePrograms]) -> Result<()>
         .map(|programs| manifest(release, programs, &image))
         .collect::<Result<Vec<_>>>()?;
     let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests});
+    // The layout names one image: this index, from which a tool takes its own architecture.
     let mut index = keep_json(&image, &index, INDEX)?;
     index["annotations"] = json!({"org.opencontainers.image.ref.name": "bosh-dns-xdp:latest"});
     let layout = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [index]});
@@ -66,6 +67,7 @@ fn manifest(release: &Release, programs: &ImagePrograms, image: &Path) -> Result
         "Cmd": ["run", "--config", "/etc/bosh-dns-xdp/config.json"],
         "Labels": labels,
     });
+    // The digest of the unpacked layer, which is the layer's own, since it is not compressed.
     config["rootfs"] = json!({"type": "layers", "diff_ids": [layer["digest"]]});
     let config = keep_json(image, &config, "application/vnd.oci.image.config.v1+json")?;
     let manifest = json!({
@@ -112,6 +114,7 @@ fn layer(release: &Release, programs: &ImagePrograms) -> Result<PathBuf> {
     for file in ["LICENSE", "third-party-notices.txt"] {
         archive::copy(&release.out.join(file), &licenses.join(file), 0o644)?;
     }
+    // An image without a shell cannot make them at its start.
     for folder in ["run", "tmp", "var/lib/bosh-dns-xdp"] {
         fs::create_dir_all(layer_files.join(folder))?;
     }
@@ -141,6 +144,7 @@ fn keep_json(image: &Path, document: &Value, media_type: &str) -> Result<Value> 
 fn keep(image: &Path, file: &Path, media_type: &str) -> Result<Value> {
     let digest = archive::sha256(file)?;
     let size = fs::metadata(file)?.len();
+    // Blobs are found by their digest (image-layout.md).
     fs::rename(file, image.join("blobs/sha256").join(&digest))?;
     Ok(json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": size}))
 }

@@ -106,6 +106,7 @@ impl Address {
     pub(super) fn run(self) -> Result<(), Problem> {
         let zones = self.zones()?;
         let text = self.name(zones).to_string();
+        // Names from manifests may be too long for a label or for the whole.
         Name::from_text(&text).map_err(|error| Problem::BadAnswer(format!("{text}: {error}")))?;
         if self.json {
             print(&format!("{}\n", serde_json::json!({ "name": text })))
@@ -148,6 +149,7 @@ impl Address {
     }
 
     fn zones(&self) -> Result<Vec<String>, Problem> {
+        // Then no file is needed.
         if self.az.iter().all(|zone| is_id(zone)) {
             return Ok(self.az.clone());
         }
@@ -217,6 +219,7 @@ fn zones_of(bytes: &[u8]) -> Result<Vec<(String, String)>, serde_json::Error> {
         record_infos,
     } = serde_json::from_slice(bytes)?;
     let Some(name) = record_keys.iter().position(|key| key == "az") else {
+        // Records of directors without zones lack these columns.
         return Ok(Vec::new());
     };
     let Some(id) = record_keys.iter().position(|key| key == "az_id") else {
@@ -231,6 +234,7 @@ fn zones_of(bytes: &[u8]) -> Result<Vec<(String, String)>, serde_json::Error> {
             zones.push((name.clone(), id.clone()));
         }
     }
+    // One row for each instance: a zone occurs many times.
     zones.sort_unstable();
     zones.dedup();
     Ok(zones)

@@ -138,6 +138,7 @@ impl List {
                 "IN",
                 &flags,
                 "-",
+                // A local reply has no age: a change of its records withdraws it.
                 "until a change",
                 "-",
                 &bytes,
@@ -178,6 +179,7 @@ impl Lookup {
             listing,
             local_replies,
         } = answer.json()?;
+        // Before the lists are consumed; the exit code is the same with `--json`.
         let found = !listing.entries.is_empty() || !local_replies.is_empty();
         if json {
             print_json(&format!("{}\n", answer.json::<Value>()?))?;
@@ -234,6 +236,7 @@ fn entry_text(entry: &CachedAnswer) -> String {
     }
     text.push('\n');
     for record in entry.records.iter().flatten() {
+        // Records come from servers on the internet and may contain escape sequences.
         text.push_str(&format!("  {}\n", terminal::line(record)));
     }
     text
@@ -277,6 +280,7 @@ pub(super) fn flush(
     }
     match answer.json::<Value>()?["flushed"].as_u64() {
         Some(count) => print(&format!("{} cached answers dropped\n", table::count(count))),
+        // Not an error: afterwards nothing is cached, as was asked for.
         None => print("there is no cache\n"),
     }
 }

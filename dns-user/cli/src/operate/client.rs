@@ -96,6 +96,7 @@ impl Client {
             return Ok(());
         };
         let same = match (served.canonicalize(), config.canonicalize()) {
+            // Resolved, since the file of a BOSH job is reached by links.
             (Ok(served), Ok(config)) => served == config,
             // The server may run in another root folder, where its file has the same path.
             _ => std::path::absolute(config).is_ok_and(|config| config == served),
@@ -159,6 +160,7 @@ impl Client {
                 .method(method)
                 .uri(path)
                 .header("host", SERVER_NAME)
+                // A command asks once; the server's place is free for others at once.
                 .header("connection", "close")
                 .header("content-type", "application/json")
                 .body(Full::new(body))
@@ -219,6 +221,7 @@ pub(crate) async fn connect_tls(
 fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(found) = cause {
+        // The error of connect(2) lies below those of TLS and HTTP.
         let kind = found.downcast_ref::<io::Error>().map(io::Error::kind);
         if kind == Some(io::ErrorKind::ConnectionRefused) {
             return true;
@@ -236,6 +239,7 @@ fn unusable_files(files: &TlsFiles, error: &TlsError) -> Problem {
         ca,
     } = files;
     for path in [certificate, private_key, ca] {
+        // The error of TLS names neither the file nor the user's rights, which are the usual cause.
         let denied =
             File::open(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
         if denied {
@@ -300,6 +304,7 @@ impl Answer {
                 "the server refuses this request: {}; use a certificate listed in api.admins, or the control socket",
                 self.text()
             ),
+            // The router's own 404 has no body; one of the server's answers has a reason.
             StatusCode::NOT_FOUND if self.body.is_empty() => {
                 "the server does not know this request: does it have the same version?".to_owned()
             }
@@ -351,6 +356,8 @@ impl Lines {
                 }
                 return Some(line);
             }
+            // A broken stream ends like a finished one: the caller reports that the server has
+            // ended it.
             let frame = self.body.frame().await?.ok()?;
             if let Ok(data) = frame.into_data() {
                 self.rest.extend_from_slice(&data);
@@ -386,6 +393,7 @@ pub(super) fn post(connection: &Connection, path: &str, body: Bytes) -> Result<A
 }
 
 pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+    // A command waits for one exchange at a time: further threads would only cost its start.
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -479,6 +487,7 @@ impl Connection {
         let by_port = api.is_some() || ca.is_some() || cert.is_some() || key.is_some();
         let by_variable = config.is_none() && env::var_os("DNS_API_ADDRESS").is_some();
         let file = config.as_deref().unwrap_or(usual_config());
+        // A variable names the API's port, as for bosh-dns's command line.
         if by_port || by_variable || (config.is_none() && !file.exists()) {
             return Ok(None);
         }
@@ -600,6 +609,7 @@ impl Connection {
             ))
         })?;
         Ok(Target {
+            // bosh-dns's API listens there only, whatever `address` says.
             address: format!("127.0.0.1:{}", api.port),
             files: client_files(&api.tls),
         })
@@ -610,6 +620,7 @@ impl Connection {
 fn variable(environment: &dyn Fn(&str) -> Option<OsString>, names: &[&str]) -> Option<OsString> {
     for name in names {
         if let Some(value) = environment(name)
+            // Scripts often empty a variable instead of unsetting it.
             && !value.is_empty()
         {
             return Some(value);

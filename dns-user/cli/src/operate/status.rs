@@ -47,6 +47,7 @@ fn colour_of(line: &str) -> Option<u8> {
             GREEN
         });
     }
+    // Lines of other sections are indented as well, but never begin with these words.
     match line.get(..6)? {
         "  FAIL" => Some(RED),
         "  warn" | "  note" => Some(YELLOW),
@@ -101,6 +102,8 @@ fn text(status: &ServerStatus) -> String {
         ("cache", &status.cache),
         ("health", &status.health),
     ] {
+        // The members of these sections are shown as the server sends them, so a newer server's
+        // appear, too.
         if !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty()) {
             let _ = write!(out, "\n{title}\n{}", table::value(value, 2));
         }
@@ -176,6 +179,7 @@ fn certificates_text(out: &mut String, certificates: &[CertificateStatus]) {
 fn overload_text(out: &mut String, overload: &OverloadStatus) {
     let OverloadStatus { shed, budgets } = overload;
     let refused: u64 = budgets.iter().map(|budget| budget.status.refused).sum();
+    // The first one is the whole server's, in which the queries of all others wait, too.
     let waiting = budgets.first().map_or(0, |budget| budget.status.waiting);
     let _ = writeln!(
         out,
@@ -193,6 +197,7 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
         "REFUSED",
     ]);
     for Budget { name, status } in budgets {
+        // There is a budget for each handler; those that refuse nothing would hide the others.
         if status.refused == 0 {
             continue;
         }
@@ -249,6 +254,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         count(fast_path.local_replies as u64),
         count(fast_path.max_local_replies as u64),
     );
+    // By state, since an operator looks for interfaces that are not served, and why.
     for (state, title) in [
         ("served", "INTERFACES SERVED"),
         ("waiting", "WAITING FOR QUERIES"),
@@ -277,6 +283,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     }
     lines.add_to(out, 2);
     for program in &fast_path.programs {
+        // Only a program that the kernel refused has any.
         if program.verifier.is_empty() {
             continue;
         }
@@ -322,6 +329,7 @@ impl<'a> InterfaceGroup<'a> {
                 replies,
                 ..
             } = interface;
+            // A node with a thousand containers has as many interfaces, most of them alike.
             match groups
                 .iter_mut()
                 .find(|group| group.hook == hook && group.why == why)
@@ -374,6 +382,7 @@ fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
             reasons.push("drops EDNS".to_owned());
         }
         let address = match recursor.resolved.map(|address| address.to_string()) {
+            // Configured by host name.
             Some(resolved) if recursor.address != resolved => {
                 format!("{} ({resolved})", recursor.address)
             }

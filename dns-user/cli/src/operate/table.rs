@@ -43,6 +43,7 @@ impl Table {
         for line in &self.lines {
             widths.resize(widths.len().max(line.len()), 0);
             for (cell, width) in line.iter().zip(&mut widths) {
+                // Characters, since a byte count would misalign names with letters beyond ASCII.
                 *width = (*width).max(cell.chars().count());
             }
         }
@@ -53,6 +54,7 @@ impl Table {
                 // Writing to a string cannot fail.
                 let _ = write!(out, "{cell:<width$}  ");
             }
+            // Spaces at the end would wrap on a narrow terminal and get into copied texts.
             text.push_str(out.trim_end());
             text.push('\n');
         }

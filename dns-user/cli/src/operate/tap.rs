@@ -72,6 +72,7 @@ fn start_of_address(text: &str) -> Result<String, String> {
     let expected = "expected an IP address or its beginning, such as 10.0.3. or fd00:";
     // `fd` may be the beginning of an IPv6 address, and 10 of either.
     let is_v6 = text.contains(':') || text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    // The server compares texts, so a wrong beginning would match nothing, silently.
     let is_v4 = text.split('.').count() <= 4
         && text
             .split('.')
@@ -155,16 +156,19 @@ impl TapArgs {
                 let line = match end {
                     Some(end) => match timeout_at(end, lines.next()).await {
                         Ok(line) => line,
+                        // The time is over, which is what the user asked for.
                         Err(_) => break,
                     },
                     None => lines.next().await,
                 };
                 let Some(line) = line else {
+                    // Scripts must see that they have not seen everything.
                     return Err(Problem::Unreachable(
                         "the server ended the stream".to_owned(),
                     ));
                 };
                 if json {
+                    // Passed on unparsed, so that a newer server's members reach the reader.
                     print_json(&(String::from_utf8_lossy(&line).into_owned() + "\n"))?;
                     shown += 1;
                     continue;
@@ -189,6 +193,7 @@ impl TapArgs {
 
 /// Formats a line: time of day, path, interface, client, question, answer.
 fn text(line: &TapLine) -> String {
+    // UTC, as in the server's log; local time would need the time zone's database.
     let day = line.time.rem_euclid(86_400.0);
     let hours = (day / 3600.0) as u32;
     let minutes = (day / 60.0) as u32 % 60;

@@ -81,6 +81,7 @@ impl Watch {
         model.update(status(&client).await?);
         let every = sampling(model.rate());
         let lines = client
+            // Four times the target, because the traffic may grow before the sampling follows.
             .lines(&top.filter.path(every, LINES_PER_SECOND as u32 * 4, false))
             .await?;
         let period = Duration::from_secs(top.seconds);

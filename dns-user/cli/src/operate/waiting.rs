@@ -31,6 +31,7 @@ pub(super) async fn answer<T>(
 ) -> Result<T, Problem> {
     let mut exchange = std::pin::pin!(exchange);
     let mut result = tokio::time::timeout(MAX_SILENCE, &mut exchange).await;
+    // A pause of a few hundred milliseconds is usual; silence for longer looks like a hang.
     if result.is_err() {
         if !HAS_ANSWERED.load(Ordering::Relaxed) {
             let server = described(place, socket);
@@ -70,6 +71,7 @@ fn process_at(socket: &Path) -> Option<String> {
 
 /// Parses `/proc/PID/stat` (proc_pid_stat(5)). The name may contain any character.
 fn name_and_state(stat: &str) -> Option<(&str, char)> {
+    // The last one, since the name may contain brackets itself.
     let (before, after) = stat.rsplit_once(')')?;
     let (_, name) = before.split_once('(')?;
     Some((name, after.trim_start().chars().next()?))

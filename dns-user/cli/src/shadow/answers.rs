@@ -60,6 +60,7 @@ impl States {
         let config = &fleet.config;
         let state = fleet.state(health.states());
         let identity = Arc::new(Identity::of_this_host(config.identity));
+        // A difference that disappears with all quirks of bosh-dns is one of the documented ones.
         let [configured, compatible] = [config.compat, Compat::REFERENCE].map(|compat: Compat| {
             let cookies = Cookies::new(&config.cookies);
             SocketlessServer::new(state.clone(), identity.clone(), compat, cookies)
@@ -130,6 +131,7 @@ impl OurServer {
         }
         let mut states = self.states.0.lock();
         let state = states.front_mut()?;
+        // CPU time, not wall time: the machine serves others meanwhile.
         let before = thread_cpu();
         for _ in 0..REPETITIONS {
             for (query, client, transport) in &self.samples {
@@ -173,6 +175,7 @@ impl Reference for OurServer {
     }
 
     fn answer(&mut self, asked: &Asked<'_>, settings: Settings, state: usize) -> Ours {
+        // Each query is answered once more with compatible settings, and must not count twice.
         if self.samples.len() < MAX_SAMPLES && settings == Settings::Configured {
             let sample = (asked.query.to_vec(), asked.client, asked.transport);
             self.samples.push(sample);

@@ -174,6 +174,7 @@ impl Asked {
             Ok(states) => states,
             Err(problem) => {
                 told.problem = Some(format!("{problem:#}"));
+                // Old states would explain differences that the server does not have.
                 told.states.clear();
                 return;
             }
@@ -221,6 +222,7 @@ impl Health for Asked {
 /// Asks the API for the states of all instances.
 async fn ask(api: &ApiConfig, tls: &RotatingTls) -> anyhow::Result<Vec<(IpAddr, HealthState)>> {
     let address = format!("127.0.0.1:{}", api.port);
+    // `exchange` limits only what follows the connection.
     let stream = tokio::time::timeout(LIMITS.time, connect_tls(&address, tls))
         .await
         .context("no connection in time")??;
@@ -236,6 +238,7 @@ async fn ask(api: &ApiConfig, tls: &RotatingTls) -> anyhow::Result<Vec<(IpAddr, 
             "running" => HealthState::Running,
             "failing" => HealthState::Failing,
             "unchecked" => HealthState::Unchecked,
+            // Also a state of a newer server.
             _ => HealthState::Unknown,
         };
         if let Ok(address) = ip.parse() {
@@ -278,10 +281,12 @@ impl Checked {
 
     fn knowledge(&self, name: &Name, resolution: &Resolution) -> HealthKnowledge {
         let instances = &resolution.checks.instances;
+        // As a query would: the checks of its instances begin, and the next query knows more.
         self.service.tracker().track(name, resolution);
         let states = self.service.states();
         let mut is_settled = instances.iter().all(|&address| states.is_checked(address));
         if let Some((at, changes)) = self.changes.lock().front() {
+            // Before that, a change may have happened that the first reading already contains.
             is_settled &= at.elapsed() > self.window;
             is_settled &= !states.has_changed(states.set_of(instances), *changes);
         } else {

@@ -85,6 +85,8 @@ fn criteria(snapshot: &Snapshot, questions: &mut Questions) {
         let domain = instance.domain.trim_end_matches('.');
         for group in instance.group_ids() {
             let base = format!("q-g{group}.{domain}.");
+            // `s0` smart, `s1` unhealthy, `s3` healthy, `s4` all. Links never have `s2`, but a
+            // query may.
             for strategy in 0..5 {
                 questions.add_text(&format!("q-s{strategy}.{base}"), TYPE_A);
             }

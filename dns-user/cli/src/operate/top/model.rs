@@ -95,6 +95,7 @@ impl Model {
     }
 
     pub(super) fn update(&mut self, status: ServerStatus) {
+        // Two readings may follow each other within the clock's resolution.
         let seconds = self.read_at.elapsed().as_secs_f64().max(0.001);
         let new = &status.replies;
         let old = &self.status.replies;
@@ -148,6 +149,7 @@ impl Model {
         };
         self.names
             .add((line.name.clone(), line.query_type.clone()), queries);
+        // One client, whether it uses IPv4 or a socket for both families.
         self.clients.add(line.client.ip().to_canonical(), queries);
     }
 

@@ -38,11 +38,14 @@ pub(super) async fn show(watch: &mut Watch) -> Result<(), Problem> {
 async fn redraw(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> Result<(), Problem> {
     let mut keys = events();
     let mut ticks = interval(watch.period);
+    // A process that was stopped for a while would otherwise ask the server in a burst.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is immediate; the counters have just been read.
     ticks.tick().await;
     loop {
         terminal
             .draw(|frame| draw(frame, &watch.model, watch.every))
+            // The terminal is gone, so there is nobody to tell.
             .map_err(|_| Problem::OutputClosed)?;
         let redraw = tokio::time::sleep(REDRAW);
         tokio::pin!(redraw);
@@ -71,6 +74,7 @@ fn events() -> mpsc::Receiver<Event> {
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {
         while !sender.is_closed() {
+            // With a limit, so that the thread ends soon after its receiver.
             match event::poll(Duration::from_millis(200)) {
                 Ok(false) => {}
                 Ok(true) => {
@@ -90,8 +94,10 @@ fn events() -> mpsc::Receiver<Event> {
 fn is_end(event: Option<Event>) -> bool {
     match event {
         None => true,
+        // Some terminals report a key twice: when it is pressed and when it is released.
         Some(Event::Key(key)) if key.kind != KeyEventKind::Release => {
             matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
+                // In raw mode the terminal sends no SIGINT (termios(3), ISIG).
                 || key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)
         }
         Some(_) => false,
@@ -135,6 +141,7 @@ fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     );
     let newest = history
         .len()
+        // Without the borders: a sparkline draws from the left and would cut off the newest values.
         .saturating_sub(usize::from(curve.width.saturating_sub(2)));
     frame.render_widget(
         Sparkline::default()
