@@ -156,6 +156,7 @@ impl Authority {
     pub fn parse(chain: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Vec<Fault>> {
         let (ders, parsed) = parse_chain(chain).map_err(|fault| vec![fault])?;
         let mut faults = inspect(&parsed, now);
+        // A bad key does not end the check: the operator gets all faults of both files at once.
         let key = match PrivateKey::from_pem(key) {
             Ok(key) => Some(key),
             Err(error) => {
@@ -172,6 +173,7 @@ impl Authority {
             ));
         }
         let subject = first.tbs_certificate().subject().to_der();
+        // Whatever is missing has left a fault; a subject that was parsed can be encoded again.
         let (Some(key), Some(key_id), Ok(subject), true) =
             (key, key_identifier(first), subject, faults.is_empty())
         else {
@@ -193,6 +195,7 @@ impl Authority {
 
     /// Issues a leaf and verifies it as a peer would, to find faults that `inspect` does not cover.
     fn try_out(&self, now: SystemTime) -> anyhow::Result<()> {
+        // The CA signs any type of key, and this one costs no time.
         let key = PrivateKey::generate(KeyType::P256)?;
         let profile = Profile::new("trial", &[], [], [])?;
         let hour = Validity::starting(now, Duration::from_secs(3600));
@@ -203,6 +206,8 @@ impl Authority {
         // The top certificate is the trust anchor, so that path lengths and usages along the chain
         // are checked.
         roots.add(chain.pop().context("no certificate")?)?;
+        // As for all connections (`dns_kit::tls`), instead of whatever the process has as its
+        // default.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
@@ -287,6 +292,7 @@ fn explain(error: &pem::Error) -> &'static str {
 pub(crate) fn bundle(ders: impl IntoIterator<Item = CertificateDer<'static>>) -> String {
     let mut held = HashSet::new();
     let mut ders: Vec<_> = ders.into_iter().collect();
+    // The order stays, because bundles are compared as texts.
     ders.retain(|der| held.insert(der.clone()));
     encode_all(&ders)
 }
@@ -327,6 +333,8 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
         let stated = certificate.tbs_certificate();
         match stated.get_extension::<BasicConstraints>() {
             Ok(Some((_, constraints))) if constraints.ca => {
+                // It limits the intermediate certificates below; the leaf does not count (RFC 5280,
+                // section 4.2.1.9).
                 if let Some(allowed) = constraints.path_len_constraint
                     && below > usize::from(allowed)
                 {
@@ -338,10 +346,13 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
         if key_identifier(certificate).is_none() {
             faults.push(Fault::NoKeyIdentifier(number));
         }
+        // A missing extension is a fault, too: a CA must have it (RFC 5280, section 4.2.1.3).
         if !matches!(stated.get_extension::<KeyUsage>(), Ok(Some((_, usage))) if usage.key_cert_sign())
         {
             faults.push(Fault::NoCertSign(number));
         }
+        // Verifiers apply the usages of an intermediate CA to the leaves below it, so Diego's
+        // documentation asks for none or "any".
         match stated.get_extension::<ExtendedKeyUsage>() {
             Ok(None) => {}
             Ok(Some((_, usage))) if usage.0.contains(&ANY_EXTENDED_KEY_USAGE) => {}
@@ -358,6 +369,7 @@ pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
             }
             ValidityState::Valid => {}
         }
+        // By name only: `Authority::try_out` verifies the signatures.
         if let Some(above) = chain.get(number)
             && above.tbs_certificate().subject() != stated.issuer()
         {
@@ -390,6 +402,7 @@ fn unknown_critical(certificate: &Certificate) -> Vec<ObjectIdentifier> {
 
 /// Returns whether `certificate` contains the public key of `key`.
 pub fn certifies(certificate: &Certificate, key: &PrivateKey) -> bool {
+    // The encoded form includes algorithm and curve, so keys of different types are never equal.
     let certified = certificate
         .tbs_certificate()
         .subject_public_key_info()

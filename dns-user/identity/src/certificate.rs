@@ -52,6 +52,7 @@ pub struct Validity {
 impl Validity {
     /// Returns a validity that starts at `now`, truncated to seconds, and lasts `length`.
     pub fn starting(now: SystemTime, length: Duration) -> Self {
+        // Rounded down, so the certificate is valid at once.
         let not_before = moment(seconds(now));
         Self {
             not_before,
@@ -113,6 +114,7 @@ pub(crate) fn seconds(moment: SystemTime) -> u64 {
 
 /// Returns the time at a number of seconds since 1970, capped at the year 9999.
 pub(crate) fn moment(seconds: u64) -> SystemTime {
+    // GeneralizedTime has four digits for the year (RFC 5280, section 4.1.2.5.2).
     const LAST: u64 = 253_402_300_799;
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.min(LAST))
 }
@@ -260,6 +262,7 @@ fn subject(profile: &Profile) -> der::Result<RdnSequence> {
         // The conversion sorts the SET OF by encoding, as DER requires.
         subject.push(units.try_into()?);
     }
+    // A stopped container has none.
     if !profile.common_name.is_empty() {
         subject.push(vec![attribute(COMMON_NAME, &profile.common_name)?].try_into()?);
     }
@@ -284,6 +287,8 @@ fn extensions(issuer: CertificateIssuer<'_>, profile: &Profile) -> der::Result<V
         key_identifier: Some(OctetString::new(issuer.key_id)?),
         ..AuthorityKeyIdentifier::default()
     };
+    // KeyUsage should be critical (RFC 5280, section 4.2.1.3), the authority key identifier must
+    // not be (section 4.2.1.1).
     let mut extensions = vec![
         extension(true, &usage)?,
         extension(false, &purposes)?,

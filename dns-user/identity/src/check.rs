@@ -55,6 +55,7 @@ pub fn authority(files: &CaFiles, now: SystemTime) -> Findings {
     let mut found = Findings::default();
     match files.load(now) {
         Ok(authority) => {
+            // The rotator's default, because its options are not known here.
             if let Some(caution) = authority.caution(now, std::time::Duration::from_secs(24 * 3600))
             {
                 found.warning(&files.certificate, caution);
@@ -122,6 +123,7 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
     };
     match certificates(&text) {
         Ok(roots) => {
+            // Instances of the same cell verify each other with this bundle.
             if issuer(path).is_some_and(|issuer| !roots.contains(&issuer)) {
                 found.error(
                     &bundle,
@@ -200,6 +202,7 @@ fn check_validity(crt: &Path, valid: Validity, now: SystemTime, found: &mut Find
             let begins = date(valid.not_before);
             found.error(crt, format!("valid only from {begins}; check the clock"));
         }
+        // No defect: peers still accept the pair, but its renewal is overdue.
         ValidityState::Valid if valid.not_before + window.end < now => {
             let problem = format!("past its renewal window, expires at {ends}; see `status`");
             found.warning(crt, problem);
@@ -253,6 +256,7 @@ fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
             match name {
                 // That of a stopped container.
                 GeneralName::DnsName(name) if name.as_str().is_empty() => {}
+                // The common name is usually the first of these names.
                 GeneralName::DnsName(name) if !names.iter().any(|held| held == name.as_str()) => {
                     names.push(name.to_string());
                 }
@@ -285,6 +289,7 @@ pub fn unresolved(snapshot: &Snapshot, names: &[String], addresses: &[IpAddr]) -
             known.extend(instance.ip);
         }
         for address in addresses {
+            // Clients on the same machine connect by loopback addresses, which are in no record.
             if !address.is_loopback() && !known.contains(address) {
                 missing.push(format!(
                     "{address}: no instance has this address; reissue with the current one"
@@ -302,6 +307,8 @@ fn resolve_name(snapshot: &Snapshot, text: &str) -> Option<String> {
         None => text.to_owned(),
     };
     let existence = match Name::from_text(&asked) {
+        // Every instance counts as running: a certificate is valid whether or not its instance is
+        // healthy.
         Ok(name) => resolve(snapshot, &AllRunning, &name)?.existence,
         Err(_) => Existence::Malformed,
     };

@@ -67,6 +67,7 @@ impl Descriptions {
         let files = match list(&folder) {
             Ok(files) => files,
             Err(error) => {
+                // A folder that cannot be read is not an empty one.
                 self.report(folder, format!("{error}; identities stay unchanged"), now);
                 return;
             }
@@ -81,10 +82,12 @@ impl Descriptions {
                 );
                 continue;
             };
+            // Before the file is read: a mistake in a description must not remove its identity.
             present.insert(guid.clone());
             if self
                 .problems
                 .get(&path)
+                // A time in the future dates from before the clock was set back.
                 .is_some_and(|(_, at)| now < *at + RETRY && *at <= now)
             {
                 continue;
@@ -125,12 +128,14 @@ impl Descriptions {
         rotator: &mut Rotator,
         now: SystemTime,
     ) -> Result<(), (String, Option<RotatorError>)> {
+        // Without a settled stamp, the file is read again next time: it may change unnoticed.
         let stamp = FileStamp::of(path).filter(is_settled);
         let applied = self.applied.get(&guid);
         if stamp.is_some() && applied.is_some_and(|(_, before)| *before == stamp) {
             return Ok(());
         }
         let container = read(path, &guid).map_err(|error| (error.to_string(), None))?;
+        // A file that was only touched or written again must not renew a pair.
         if applied.is_none_or(|(before, _)| *before != container) {
             rotator
                 .create(container.clone(), now)
@@ -184,6 +189,7 @@ pub fn read(path: &Path, guid: &Guid) -> anyhow::Result<Container> {
 
 /// Reads the description of any instance.
 pub fn read_any(path: &Path) -> anyhow::Result<Container> {
+    // The general limit of files is far larger, and a description is parsed as one value.
     let is_long =
         fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > MAX_DESCRIPTION);
     ensure!(

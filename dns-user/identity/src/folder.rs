@@ -158,6 +158,7 @@ impl IdentityFolder {
     pub fn current(&self) -> Option<PathBuf> {
         let target = fs::read_link(self.path.join(DATA)).ok()?;
         let path = self.path.join(target);
+        // The link outlives a generation that was removed by hand.
         path.is_dir().then_some(path)
     }
 
@@ -170,6 +171,7 @@ impl IdentityFolder {
         self.sweep(before.as_deref())?;
         let generation = tempfile::Builder::new()
             .prefix(GENERATION)
+            // Other users read certificates and bundles here; keys have a mode of their own.
             .permissions(Permissions::from_mode(0o755))
             .tempdir_in(&self.path)
             .map_err(FolderError::at(&self.path))?;
@@ -179,6 +181,8 @@ impl IdentityFolder {
             let known = self.path.join(entry.name);
             write(&path, entry, owner).map_err(FolderError::at(&known))?;
         }
+        // After a power failure, `..data` must not lead to a folder whose entries were never
+        // written.
         sync(generation.path()).map_err(FolderError::at(&self.path))?;
         let name = generation.path().file_name().unwrap_or_default().to_owned();
         // The reference renames the key and then the certificate: for a moment, or after a failure, they do not match.
@@ -195,6 +199,7 @@ impl IdentityFolder {
         if let Some(before) = before {
             signal_watchers(&before);
         }
+        // At the end, because until the switch they led to files of the generation in use.
         self.remove_stale_links(entries);
         Ok(())
     }
@@ -218,6 +223,7 @@ impl IdentityFolder {
         }
         names.sort_by_key(|name| !name.ends_with(".key"));
         for name in names {
+            // Links are renamed after `..data`, so the change did not reach an older one.
             if changed(&self.path.join(&name)).is_none_or(|at| at < switched) {
                 self.point(&name, &Path::new(DATA).join(&name))?;
             }
@@ -247,6 +253,7 @@ impl IdentityFolder {
         let next = self.path.join(format!("..{name}{NEXT}"));
         let path = self.path.join(name);
         let failed = FolderError::at(&path);
+        // symlink(2) refuses an existing name, which a kill may have left.
         match fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -296,6 +303,7 @@ impl IdentityFolder {
         }
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let hidden = self.path.with_file_name(format!("{REMOVED}{name}"));
+        // Renamed first, so that no reader finds only some of the files.
         match fs::rename(&self.path, &hidden) {
             Ok(()) => fs::remove_dir_all(&hidden).map_err(failed),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -337,6 +345,7 @@ pub fn make_folders(path: &Path) -> io::Result<()> {
 
 /// Locks a folder for one process until the returned file is closed; `None` if another has it.
 pub fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
+    // A lock on the folder itself leaves no file, and even a kill ends it (flock(2)).
     match Flock::lock(File::open(path)?, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),
         Err((_, Errno::EWOULDBLOCK)) => Ok(None),
@@ -392,6 +401,7 @@ pub fn read_pair(folder: &Path, name: &str) -> io::Result<Pair> {
         match read_generation(&data, name) {
             // There were two changes since the link was read, so the generation is gone.
             Err(error)
+                // Ten in a row are no race any more.
                 if error.kind() == io::ErrorKind::NotFound && tried < 10 && !data.exists() =>
             {
                 tried += 1;
@@ -417,6 +427,7 @@ fn write(path: &Path, entry: &Entry<'_>, owner: Option<Owner>) -> io::Result<()>
 fn create(path: &Path, contents: &[u8], mode: u32, owner: Option<Owner>) -> io::Result<File> {
     let mut file = OpenOptions::new()
         .write(true)
+        // An existing file would keep its mode, and a link would be followed.
         .create_new(true)
         .mode(mode)
         .open(path)?;

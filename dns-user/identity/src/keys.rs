@@ -119,6 +119,7 @@ impl PrivateKey {
                 AlgorithmPair::Rsa(rsa::KeyPair::from_der(&der).map_err(|_| KeyError::Unsupported)?)
             }
             "EC PRIVATE KEY" => ecdsa(&der, EcdsaKeyPair::from_private_key_der)?,
+            // PKCS#8 states the algorithm, but the library only parses keys of an expected one.
             _ => match rsa::KeyPair::from_pkcs8(&der) {
                 Ok(pair) => AlgorithmPair::Rsa(pair),
                 Err(_) => ecdsa(&der, EcdsaKeyPair::from_pkcs8)?,
@@ -150,6 +151,7 @@ impl PrivateKey {
         match &self.pair {
             AlgorithmPair::Rsa(pair) => {
                 let mut signature = vec![0; pair.public_modulus_len()];
+                // PKCS#1 v1.5 rather than PSS, as Go signs for the reference.
                 pair.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature)?;
                 Ok(signature)
             }
@@ -174,6 +176,8 @@ impl PrivateKey {
     pub fn to_pem(&self) -> Result<Zeroizing<String>, KeyError> {
         match &self.pair {
             AlgorithmPair::Rsa(pair) => {
+                // Containers are promised a PKCS#1 key; the library only writes PKCS#8, which
+                // contains it.
                 let pkcs8: Pkcs8V1Der<'_> = pair.as_der()?;
                 let pkcs1 = pkcs1_of(pkcs8.as_ref())?;
                 Ok(pem("RSA PRIVATE KEY", &pkcs1))
@@ -210,6 +214,7 @@ pub(crate) fn verify(
         SHA_256_WITH_RSA_ENCRYPTION => &signature::RSA_PKCS1_2048_8192_SHA256,
         ECDSA_WITH_SHA_256 => &signature::ECDSA_P256_SHA256_ASN1,
         ECDSA_WITH_SHA_384 => &signature::ECDSA_P384_SHA384_ASN1,
+        // Agents sign with `PrivateKey::sign`, which has no other algorithm.
         _ => return false,
     };
     signature::UnparsedPublicKey::new(algorithm, key)
@@ -226,14 +231,18 @@ fn first_key_block(text: &str) -> Result<(&str, Zeroizing<Vec<u8>>), KeyError> {
         match label {
             "ENCRYPTED PRIVATE KEY" => return Err(KeyError::Encrypted),
             "PRIVATE KEY" | "RSA PRIVATE KEY" | "EC PRIVATE KEY" => {
+                // The traditional form has a header: `Proc-Type: 4,ENCRYPTED` (RFC 1421, section
+                // 4.6.1.1).
                 if body.contains("ENCRYPTED") {
                     return Err(KeyError::Encrypted);
                 }
+                // Never grows: growing would leave parts of the key in memory that is not wiped.
                 let mut base64 = Zeroizing::new(Vec::with_capacity(body.len()));
                 base64.extend(body.bytes().filter(|byte| !byte.is_ascii_whitespace()));
                 let der = STANDARD.decode(&*base64).map_err(|_| KeyError::Damaged)?;
                 return Ok((label, Zeroizing::new(der)));
             }
+            // `openssl ecparam -genkey` writes the parameters of the curve before the key.
             _ => rest = after,
         }
     }
@@ -350,6 +359,7 @@ impl KeyPool {
     /// Takes a key if one is ready.
     pub fn try_take(&self) -> Option<PrivateKey> {
         let key = self.shared.state.lock().ready.pop();
+        // All, because callers of `wait` share the variable with the thread that fills the pool.
         self.shared.changed.notify_all();
         key
     }
@@ -371,6 +381,7 @@ impl KeyPool {
     /// they are.
     pub fn call_when(&self, count: usize) -> bool {
         let mut state = self.shared.state.lock();
+        // Under the same lock as the wish, so that no key arrives unnoticed in between.
         let ready = state.ready.len() >= count;
         state.wanted = (!ready).then_some(count);
         ready
@@ -424,6 +435,7 @@ impl PoolShared {
         loop {
             {
                 let mut state = self.state.lock();
+                // Time spent waiting for a taker is no contention, so the window begins anew.
                 while !state.stopped && state.ready.len() >= self.size {
                     self.changed.wait(&mut state);
                     window = Window::begin();
@@ -449,11 +461,13 @@ impl PoolShared {
                 wanted.and(state.on_key.clone())
             };
             self.changed.notify_all();
+            // Without the lock, because the function may ask the pool.
             if let Some(call) = call {
                 call();
             }
             if let Some(pause) = pause {
                 let mut state = self.state.lock();
+                // Unlike a sleep, this ends with the pool.
                 self.changed
                     .wait_while_for(&mut state, |state| !state.stopped, pause);
                 window = Window::begin();
@@ -485,6 +499,7 @@ impl Window {
         if passed > used + used / 4 {
             return Some((used * PAUSE_FACTOR).min(MAX_PAUSE));
         }
+        // A long quiet time would otherwise hide that other threads begin to need the core.
         if passed > MAX_WINDOW {
             *self = Self::begin();
         }

@@ -73,6 +73,7 @@ pub(crate) struct PairState {
 pub(crate) fn of_pairs(pairs: &[PairState]) -> Vec<MetricFamily> {
     let failing = pairs.iter().filter(|pair| pair.failing).count();
     vec![
+        // Zero rather than no sample: an alert also finds a pair that was never issued.
         by_pair(EXPIRY, pairs, |pair| pair.not_after.unwrap_or(0)),
         by_pair(RENEW_BY, pairs, |pair| pair.renew_by.unwrap_or(0)),
         by_pair(PAIR_FAILING, pairs, |pair| u64::from(pair.failing)),
@@ -90,6 +91,7 @@ fn by_pair(
 }
 
 pub(crate) fn of_rotator(status: &RotatorStatus) -> Vec<MetricFamily> {
+    // Taken apart completely, so that a new field cannot be forgotten here.
     let RotatorStatus {
         authority,
         pool_ready,
@@ -122,6 +124,7 @@ pub(crate) fn of_rotator(status: &RotatorStatus) -> Vec<MetricFamily> {
 }
 
 pub(crate) fn timestamp(at: SystemTime) -> f64 {
+    // Exact: an f64 holds whole seconds up to 2^53.
     seconds(at) as f64
 }
 

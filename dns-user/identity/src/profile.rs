@@ -97,6 +97,7 @@ impl TryFrom<String> for Guid {
     fn try_from(text: String) -> anyhow::Result<Self> {
         // The id is also the first label or labels of a DNS name in the certificate.
         let usable = text.len() <= MAX_COMMON_NAME && !text.starts_with('*') && is_dns_name(&text);
+        // Without `/` and empty labels it is also a safe name of a folder, and never `.` or `..`.
         ensure!(
             usable,
             "guid {text:?} is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, with at most 63 between \
@@ -153,6 +154,7 @@ impl Profile {
         addresses: impl IntoIterator<Item = IpAddr>,
     ) -> anyhow::Result<Self> {
         ensure!(
+            // The bound counts characters, not octets.
             (1..=MAX_COMMON_NAME).contains(&common_name.chars().count()),
             "common name {common_name:?} is longer than 64 characters (X.520); use an alternative name"
         );
@@ -205,11 +207,15 @@ impl Profile {
 /// Returns whether `name` is valid as a SAN of type dNSName; wildcards are.
 pub fn is_dns_name(name: &str) -> bool {
     let name = name.strip_prefix("*.").unwrap_or(name);
+    // In wire form, with a length before each label and the root, that is 255 octets (RFC 1035,
+    // section 2.3.4).
     name.len() <= 253
         && name.split('.').all(|label| {
             (1..=63).contains(&label.len())
                 && label
                     .bytes()
+                    // No host name has `_` (RFC 952), but names of services do (RFC 2782), and Go's
+                    // verifier accepts it.
                     .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
         })
 }

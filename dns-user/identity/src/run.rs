@@ -111,6 +111,8 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, &'static str> {
         Some('s') => 1,
         _ => return Err(FORM),
     };
+    // The unit is one byte, so the text ends at a boundary; 32 bits of hours cannot overflow a
+    // later sum.
     let number: u32 = text[..text.len() - 1].parse().map_err(|_| FORM)?;
     Ok(Duration::from_secs(u64::from(number) * unit))
 }
@@ -234,6 +236,7 @@ fn families(events: &mpsc::Sender<Event>) -> Vec<MetricFamily> {
 
 fn execute(events: &mpsc::Sender<Event>, command: ControlCommand) -> Reply {
     let (reply, answer) = mpsc::channel();
+    // Without a timeout: the rotator replies, or drops the sender when it ends.
     if events.send(Event::Command(command, reply)).is_ok()
         && let Ok(reply) = answer.recv()
     {
@@ -254,6 +257,7 @@ fn work(
         if let Some(descriptions) = &mut descriptions
             && rescan_at <= Instant::now()
         {
+            // CPU time, because waiting for a busy core must not make readings rarer.
             let used = thread_time();
             descriptions.reconcile(&mut rotator, SystemTime::now());
             let used = thread_time().saturating_sub(used);
@@ -261,6 +265,7 @@ fn work(
         }
         let pause = match rotator.step(SystemTime::now()) {
             Next::At(next) => next.duration_since(SystemTime::now()).unwrap_or_default(),
+            // The pool's event ends the pause early; the clock may jump meanwhile.
             Next::Key => Duration::from_secs(1),
         };
         let mut pause = pause.min(rescan_at.saturating_duration_since(Instant::now()));
@@ -311,6 +316,7 @@ fn handle_command(
                 "identities are managed by commands; nothing is to be confirmed".to_owned(),
             );
         }
+        // The next reading of the folder would undo the command.
         (_, Some(_)) => {
             let problem =
                 "identities are managed by the files of --containers; change the file there";
@@ -385,6 +391,7 @@ pub enum Reply {
 /// Binds the socket, with access for this user only from its creation.
 pub fn bind_control(path: &Path) -> anyhow::Result<UnixListener> {
     let place = path.display();
+    // The new socket is renamed over an existing one, even if that is in use.
     if UnixStream::connect(path).is_ok() {
         bail!("{place}: another rotator serves this socket; stop it or choose another path");
     }
@@ -427,6 +434,8 @@ pub fn serve_control(
                 }
                 Err(error) => {
                     tracing::warn!(%error, "control socket cannot accept; retrying");
+                    // Without descriptors, accept(2) fails at once (EMFILE), and the loop would
+                    // occupy a core.
                     thread::sleep(Duration::from_millis(100));
                 }
             }

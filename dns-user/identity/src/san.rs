@@ -121,6 +121,8 @@ impl Link {
                         deployment,
                     },
                 };
+                // The short form has the network's id in the query, the long one its name as a
+                // label.
                 let networks = ids.iter().map(|ids| ids.network).collect();
                 let query = FirstLabel::Query(Criteria {
                     networks,
@@ -153,6 +155,7 @@ impl Names {
             common_name: options.common_name.clone(),
             ..Self::default()
         };
+        // As in BOSH, the names of links are added to those of the options.
         for name in &options.alternative_names {
             names.add(name)?;
         }
@@ -166,6 +169,7 @@ impl Names {
             match purpose {
                 Purpose::AlternativeName => names.add(&name)?,
                 Purpose::CommonName => {
+                    // In BOSH, a link does not override the common name of the options.
                     names.common_name.get_or_insert(name);
                 }
             }
@@ -182,6 +186,7 @@ impl Names {
 
     fn add(&mut self, name: &str) -> anyhow::Result<()> {
         match name.parse() {
+            // Tried first, because an IPv4 address also has the form of a DNS name.
             Ok(address) => self.addresses.push(address),
             Err(_) if is_dns_name(name) => self.dns.push(name.to_owned()),
             Err(_) => return Err(not_a_name(name)),
@@ -248,6 +253,7 @@ fn names_of(
     let consumes = variable["consumes"].as_object();
     let kind = variable["type"].as_str().unwrap_or_default();
     if kind != "certificate" {
+        // BOSH defines consumers for certificates only.
         if consumes.is_some() {
             bail!("variable of type {kind:?} cannot consume links; only type certificate can");
         }
@@ -348,12 +354,15 @@ fn provides(job: &Value, name: &str) -> bool {
         .flatten()
         .any(|(own, provide)| match provide["as"].as_str() {
             Some(alias) => alias == name,
+            // `nil` in place of an object withdraws the link.
             None => own == name && provide.is_object(),
         });
     let custom = list(&job["custom_provider_definitions"])
         .iter()
         .any(|definition| {
             let own = definition["name"].as_str();
+            // The link of a custom definition exists without an entry in `provides`, which may only
+            // rename it.
             own == Some(name)
                 && stated
                     .and_then(|stated| stated.get(name))

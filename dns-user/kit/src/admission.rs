@@ -150,6 +150,7 @@ impl Admission {
     /// Returns whether [`Self::admit`] would refuse a query from this client; counts a refusal if so.
     pub fn refuses(&self, address: Option<IpAddr>) -> bool {
         let free = self.free();
+        // The usual case, decided without the lock.
         if free > self.limit / 2 {
             // No client can hold that many.
             return false;

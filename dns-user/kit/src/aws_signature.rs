@@ -81,6 +81,7 @@ impl<'a> Signer<'a> {
         if let Some(token) = &self.credentials.token {
             headers.push(("x-amz-security-token", token));
         }
+        // The canonical request lists headers by name.
         headers.sort_unstable();
         let names: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
         let names = names.join(";");
@@ -121,8 +122,10 @@ impl<'a> Signer<'a> {
             query.push(("X-Amz-Security-Token", token));
         }
         let query = encode_query(&query);
+        // As clients send it in `Host`: the usual port of the scheme is left out.
         let host = &url[Position::BeforeHost..Position::AfterPort];
         let canonical = format!(
+            // Who signs a URL does not know the body that will be sent to it.
             "{method}\n{}\n{query}\nhost:{host}\n\nhost\nUNSIGNED-PAYLOAD",
             url.path()
         );
@@ -149,6 +152,8 @@ impl<'a> Signer<'a> {
             hash(canonical.as_bytes())
         );
         let mut key = format!("AWS4{}", self.credentials.secret).into_bytes();
+        // A key for each of day, region, service and `aws4_request`: the last one signs nothing
+        // outside this scope.
         for part in scope.split('/') {
             key = mac(&key, part);
         }
@@ -166,6 +171,7 @@ pub fn encode_query(query: &[(&str, &str)]) -> String {
             percent_encoded(value)
         ));
     }
+    // In the encoded form, as Signature Version 4 sorts parameters.
     pairs.sort_unstable();
     pairs.join("&")
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 /// Returns the pause after a number of consecutive failures, at least one: `first`, doubled by each further failure up
 /// to `max`.
 pub fn pause(first: Duration, max: Duration, failures: u32) -> Duration {
+    // A shift by 32 would overflow.
     let doublings = failures.saturating_sub(1).min(31);
     first.saturating_mul(1 << doublings).min(max)
 }

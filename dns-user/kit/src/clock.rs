@@ -29,6 +29,7 @@ fn kernel_ns(clock: ClockId) -> u64 {
 /// Returns the offset of a clock in this process's time namespace, which never changes for a
 /// process. Without /proc, the initial namespace is assumed.
 fn namespace_offset_ns(clock: &str) -> i128 {
+    // The file exists since kernel 5.6; before, there are no time namespaces.
     let text = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
     offset_ns(&text, clock).unwrap_or(0)
 }
@@ -132,6 +133,7 @@ impl Clocks {
 pub async fn watch_standstills() {
     let mut before = Clocks::now();
     loop {
+        // Its timer stands still during suspend; CLOCK_BOOTTIME does not (clock_gettime(2)).
         tokio::time::sleep(INTERVAL).await;
         let now = Clocks::now();
         if let Some(Standstill { length, suspended }) = before.standstill(now) {

@@ -157,6 +157,7 @@ impl Connections {
 
     /// Makes room for one more connection of `client`; returns the connection ordered to close.
     fn make_room(&self, table: &mut Table, client: Client) -> Option<Leaving> {
+        // No client can have reached its share yet, so there is nothing to count.
         if table.open.len() < self.limit.min(self.limit_per_client) {
             return None;
         }
@@ -193,6 +194,7 @@ impl Table {
             .filter(|(_, entry)| !entry.own && eligible(entry));
         let idlest = candidates
             .min_by_key(|(number, entry)| (entry.active.load(Ordering::Relaxed), **number));
+        // Removed at once, so that the next newcomer does not choose the same one.
         let number = idlest.map(|(&number, _)| number)?;
         let entry = self.open.remove(&number)?;
         entry.called_off.notify_one();
@@ -263,6 +265,7 @@ impl Peer {
             address => address,
         };
         let is_local = client.ip().to_canonical().is_loopback();
+        // The socket may be closed already; then the peer counts by its address.
         let user = server
             .filter(|_| is_local)
             .and_then(|server| uid_of(client, server).ok());

@@ -97,6 +97,7 @@ impl HttpClient {
             client: Client::builder(TokioExecutor::new())
                 .pool_max_idle_per_host(idle)
                 .pool_idle_timeout(IDLE_TIMEOUT)
+                // Without a timer, an idle connection is only closed when another request is sent.
                 .pool_timer(TokioTimer::new())
                 .build(BoundedConnector(connector)),
         }
@@ -157,6 +158,7 @@ pub async fn collect(
     limit: usize,
 ) -> Result<Response<Bytes>, ClientError> {
     let (head, body) = response.into_parts();
+    // By what arrives, because Content-Length may be missing.
     match Limited::new(body, limit).collect().await {
         Ok(body) => Ok(Response::from_parts(head, body.to_bytes())),
         Err(error) if error.is::<LengthLimitError>() => Err(ClientError::TooLong(limit)),

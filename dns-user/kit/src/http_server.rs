@@ -96,7 +96,7 @@ pub enum Listener {
 /// Returns the current TLS configuration of a server.
 pub type TlsSource = Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>;
 
-/// ServerLimits of a server.
+/// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
     /// Maximum number of connections, handshakes included.
@@ -247,6 +247,7 @@ impl Server {
             let accepted = tokio::select! {
                 () = &mut stop => break,
                 accepted = listener.accept() => accepted,
+                // Otherwise the set would keep the result of every connection that ended.
                 Some(_) = tasks.join_next() => continue,
             };
             let (socket, client) = match accepted {
@@ -260,6 +261,8 @@ impl Server {
                     continue;
                 }
             };
+            // Counted before room is made: if the newcomer's peer now has the most, one of its own
+            // gives way.
             let (place, closed) = ConnectionPlace::take(&connections, client.peer);
             if let Some(peer) = connections.lock().make_room(limits.connections) {
                 replaced.as_ref().inspect(|counter| counter.inc());
@@ -282,10 +285,13 @@ impl Server {
                 let close = closed.clone();
                 tokio::select! {
                     () = context.connection(socket, client, &place, close, stopping) => {}
+                    // Dropping the other future closes the connection in any state: in a handshake,
+                    // a handler, or an unread response.
                     () = closed.notified() => {}
                 }
             });
         }
+        // From here on clients are refused at once instead of waiting in the backlog.
         drop(listener);
         stopping.send_replace(true);
         let all_ended = async { while tasks.join_next().await.is_some() {} };
@@ -401,6 +407,7 @@ impl Context {
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        // Once for each connection, because routes may depend on the client's certificate.
         let router = TowerToHyperService::new((self.routes)(&client));
         let peer = client.peer;
         let ends = client.certificate_ends;
@@ -461,11 +468,13 @@ impl Context {
             return Ok(self.responses.count(response, peer, close));
         }
         let declared = request.body().size_hint().lower();
+        // By the header Content-Length, before anything of the body is read.
         if declared > self.limits.body as u64 {
             let response = self.cut_off(CutOff::Long(self.limits.body), peer);
             return Ok(self.responses.count(response, peer, close));
         }
         let now = Instant::now();
+        // The entry is empty, and the body counts as it arrives.
         let Some(place) = self.bodies.admit(peer, 0, MAX_SMALL, close.clone(), now) else {
             let response = self.cut_off(CutOff::Crowded, peer);
             return Ok(self.responses.count(response, peer, close));
@@ -523,6 +532,8 @@ impl PeerConnections {
                 .max_by_key(|(_, connections): &(&Peer, &Vec<Connection>)| {
                     (
                         connections.len(),
+                        // Among peers with equally many, the one with the oldest connection gives
+                        // way.
                         Reverse(connections.first().map(|connection| connection.number)),
                     )
                 })?;
@@ -538,6 +549,7 @@ impl PeerConnections {
     fn remove(&mut self, peer: Peer, number: u64) -> Option<Connection> {
         let connections = self.peers.get_mut(&peer)?;
         let position = connections
+            // Numbers only grow, so the list is sorted.
             .binary_search_by_key(&number, |connection| connection.number)
             .ok()?;
         let removed = connections.remove(position);

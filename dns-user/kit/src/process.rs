@@ -181,7 +181,20 @@ pub async fn until_ended() {
 mod tests {
     use std::fs;
 
-    use super::memory::{Surplus, anonymous, forget_start};
+    use nix::sys::signal::{Signal, raise};
+
+    use super::{
+        memory::{Surplus, anonymous, forget_start},
+        until_ended,
+    };
+
+    #[tokio::test]
+    async fn signals_before_the_wait_count() {
+        let ended = until_ended();
+        // Would end this process if it were handled only from the first poll on.
+        raise(Signal::SIGTERM).unwrap();
+        ended.await;
+    }
 
     #[test]
     fn forgotten_code_still_runs() {

@@ -52,6 +52,7 @@ pub fn on_panic() -> OnPanic {
 pub fn catch<T>(work: impl FnOnce() -> T) -> thread::Result<T> {
     let before = ON_PANIC.replace(OnPanic::Continue);
     let result = panic::catch_unwind(AssertUnwindSafe(work));
+    // Calls may be nested, so the consequence of the outer one returns.
     ON_PANIC.set(before);
     result
 }

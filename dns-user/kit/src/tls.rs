@@ -223,6 +223,7 @@ impl RotatingTls {
         let mut attempt = self.attempt.lock();
         let seen = stamps(&self.files);
         if seen == attempt.seen && attempt.error.is_none() {
+            // `warn_of_expiry` takes the same lock.
             drop(attempt);
             self.warn_of_expiry(SystemTime::now());
             return false;
@@ -241,6 +242,7 @@ impl RotatingTls {
                     "certificates reloaded"
                 );
                 attempt.error = None;
+                // Nobody has been warned of the new certificates.
                 attempt.warned = None;
                 self.current.store(Arc::new(material));
                 drop(attempt);
@@ -250,6 +252,7 @@ impl RotatingTls {
             Err(error) => {
                 self.failures.fetch_add(1, Ordering::Relaxed);
                 let text = error.to_string();
+                // Unusable files are tried every second, but reported once for each cause.
                 if attempt.error.as_ref() != Some(&text) {
                     tracing::warn!(
                         purpose = self.purpose,
@@ -331,8 +334,10 @@ impl TlsMaterial {
         let key = read_key(private_key)?;
         let bundle = read_certificates(ca, AUTHORITIES)?;
 
+        // `read_certificates` returns at least one.
         let facts = CertificateFacts::parse(&chain[0])
             .map_err(|error| TlsError::unusable(certificate, error))?;
+        // The facts are for logs and metrics; which CAs are trusted is decided by `trusted`.
         let authorities: Vec<_> = bundle
             .iter()
             .filter_map(|authority| CertificateFacts::parse(authority).ok())
@@ -426,6 +431,7 @@ fn read_certificates(
 /// Returns the CAs among `bundle`, the certificates of `path`.
 fn trusted(path: &Path, bundle: Vec<CertificateDer<'static>>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
+    // One damaged certificate must not take the trust in the others away.
     let (_, ignored) = roots.add_parsable_certificates(bundle);
     if roots.is_empty() {
         return Err(TlsError::unusable(

@@ -112,12 +112,16 @@ impl Check {
             (None, _, Some(folder), _) => found = check::folder(&folder, now),
             (None, _, None, Some((certificate, records))) => {
                 let missing = check::names(&certificate, &records, &aliases)?;
+                // By default only warnings, because the group of a name may be about to be
+                // deployed.
                 if strict {
                     found.errors = missing
                 } else {
                     found.warnings = missing
                 }
             }
+            // The command line rules this out: one of the three is required, and `--certificate`
+            // requires `--records`.
             (None, _, None, None) => {
                 anyhow::bail!("one of --ca, --folder or --certificate is required")
             }
@@ -166,6 +170,8 @@ impl Token {
             allow_unknown,
         } = self;
         let state = StateFolder::open(state)?;
+        // The token of a mistyped id could never be used, and the agent would only learn that its
+        // token is unknown.
         if let (Some(facts), false) = (state.facts()?, allow_unknown) {
             let fleet = snapshot(&facts.records, &[])?;
             anyhow::ensure!(
@@ -179,6 +185,7 @@ impl Token {
             SystemTime::now(),
             Duration::from_secs(minutes * 60),
         )?;
+        // Nothing else is printed, so that scripts can capture it.
         println!("{}", token.as_str());
         Ok(ExitCode::SUCCESS)
     }
@@ -205,6 +212,7 @@ impl ConfirmRemovals {
             control,
             state,
         } = self;
+        // The issuer has no control socket: it finds the confirmation in its folder.
         if let Some(state) = state {
             StateFolder::open(state)?.confirm_removals(number)?;
         }
@@ -280,6 +288,7 @@ impl San {
                 .iter()
                 .find(|(of, _)| of == link)
             {
+                // What the operator states precedes the records, which may be ambiguous.
                 Some((_, ids)) => Ok(*ids),
                 None => recorded_ids(fleet.as_ref(), link, provider),
             });
@@ -310,6 +319,8 @@ impl San {
             return Link::Manual(address.clone());
         }
         let ids = self.network_id.zip(self.group_id);
+        // One of both is given: the command line requires it, and the other kinds are handled
+        // before.
         let group = self.instance_group.as_ref().or(self.link.as_ref());
         Link::Group {
             instance_group: group.cloned().unwrap_or_default(),
@@ -358,6 +369,7 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> an
             && is_same(row.network, network)
             && is_same(row.deployment, deployment);
         if is_provider {
+            // Text that is no number is no id of the short form.
             networks.extend(row.network_id.parse::<u64>());
             for group in row.group_ids() {
                 groups.extend(group.parse::<u64>());
@@ -409,6 +421,7 @@ fn print_variable(variable: &san::Variable) {
 fn report(fleet: Option<&Snapshot>, names: &Names) -> bool {
     let Some(fleet) = fleet else { return false };
     let mut dns = names.dns.clone();
+    // A common name may be any text, such as `My Application Server`.
     dns.extend(
         names
             .common_name

@@ -99,9 +99,12 @@ struct StatusOptions {
 pub fn main() -> ExitCode {
     let CommandLine { command } = dns_command_line::parse::<CommandLine>();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    // A mistake in `RUST_LOG` must not stop certificates from being renewed.
     let filter = filter.unwrap_or_else(|_| "info".into());
+    // The journal and files would keep the escape sequences.
     let colours = io::stderr().is_terminal();
     tracing_subscriber::fmt()
+        // Standard output carries results that scripts read: tokens, names, JSON.
         .with_writer(io::stderr)
         .with_ansi(colours)
         .with_env_filter(filter)
@@ -150,6 +153,7 @@ impl Command {
 
 /// Runs a future to its end on a new runtime.
 fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    // Not a runtime of one thread, because the metrics of the rotator use `block_in_place`.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -140,6 +140,8 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
         metrics::serve(address, move || status.lock().metrics()).await?;
     }
     let mut ticks = tokio::time::interval(Duration::from_secs(agent.options.interval));
+    // A round in which the issuer is silent takes longer than the interval; missed rounds need not
+    // be made up.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = dns_kit::until_ended();
     tokio::pin!(ended);
@@ -150,6 +152,7 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
             () = &mut ended => return Ok(()),
         }
         tokio::select! {
+            // May be dropped while it waits for the issuer: files only change between two awaits.
             () = agent.round() => {}
             () = &mut ended => return Ok(()),
         }
@@ -207,6 +210,7 @@ impl ManagedPair {
     fn verify(&mut self) {
         let pair = self.read();
         let hash = pair.as_ref().ok().map(hash);
+        // A new schedule would forget requests and failures of a pair that is known.
         if hash.is_some() && hash == self.verified {
             return;
         }
@@ -227,6 +231,8 @@ impl ManagedPair {
                         self.folder.path.display()
                     );
                 }
+                // A report must not name the CA of a pair that is gone: a rotation would wait for
+                // its renewal.
                 self.schedule.lost();
                 self.issuer = None;
                 self.verified = None;
@@ -241,6 +247,7 @@ fn hash(pair: &Pair) -> Fingerprint {
 
 fn facts(pair: &Pair) -> Option<(Validity, Fingerprint)> {
     let (ders, parsed) = parse_chain(pair.certificate.as_bytes()).ok()?;
+    // The issuer sends the CA's certificate after the leaf.
     Some((validity(&parsed[0]), Fingerprint::of(ders.get(1)?)))
 }
 
@@ -277,6 +284,7 @@ impl Agent {
                 .entry(None)
                 .and_modify(|own| own.schedule.request(now, Duration::ZERO));
         }
+        // `None` sorts first: the instance's own pair is renewed before those that it requests.
         let roles: Vec<Option<String>> = self.pairs.keys().cloned().collect();
         let mut renewed = false;
         for role in roles {
@@ -288,6 +296,7 @@ impl Agent {
         if renewed {
             match self.report().await {
                 Ok(_) => self.connected(None),
+                // The next round repeats the report, and warns if that fails, too.
                 Err(error) => tracing::debug!("report after a renewal failed: {error:#}"),
             }
         }
@@ -400,7 +409,10 @@ impl Agent {
             return Ok(vec![self.with_pair()?]);
         }
         Ok(match (validity.standing(now), self.with_token()) {
+            // Expired by this machine's clock, which may be wrong: the issuer decides about the
+            // pair.
             (ValidityState::Expired, Ok(token)) => vec![token, self.with_pair()?],
+            // The token comes second, because it works only once.
             (_, Ok(token)) => vec![self.with_pair()?, token],
             (_, Err(_)) => vec![self.with_pair()?],
         })
@@ -410,6 +422,7 @@ impl Agent {
     fn follow(&mut self, desired: &DesiredTrust, now: SystemTime) {
         let mut complete = true;
         for (role, managed) in &mut self.pairs {
+            // The instance's own key authenticates the agent, so no service gets it.
             let owner = self.options.owner.filter(|_| role.is_some());
             if managed.verified.is_none() {
                 // The next pair brings the bundle with it.
@@ -428,6 +441,8 @@ impl Agent {
                     .request(now, Duration::from_secs(self.options.spread));
             }
         }
+        // The report states that every folder has the bundle: the next step of a rotation relies on
+        // it.
         if complete {
             self.generation = desired.generation;
         }
@@ -472,6 +487,8 @@ impl Agent {
     async fn try_renew(&self, role: &Option<String>, now: SystemTime) -> anyhow::Result<()> {
         let credentials = self.credentials(role, now)?;
         let kind = self.options.key_type;
+        // An RSA key takes up to hundreds of milliseconds, in which a thread of the runtime would
+        // be blocked.
         let key = tokio::task::spawn_blocking(move || PrivateKey::generate(kind)).await??;
         let request = PairRequest {
             instance: self.options.instance.clone(),

@@ -206,12 +206,14 @@ async fn accept(listener: TcpListener, service: Arc<IssuerService>) {
     let router = Router::new()
         .route("/v1/pair", post(pair))
         .route("/v1/report", post(report))
+        // The layer that is added last runs first: proof is required before a body is read.
         .layer(DefaultBodyLimit::max(MAX_CALL))
         .layer(middleware::from_fn_with_state(
             service.clone(),
             require_proof,
         ))
         .with_state(service.clone());
+    // Asked for each connection, because the certificate is renewed while the issuer runs.
     let listener = Listener::Tls(
         listener,
         Box::new(move || service.shared.lock().tls.clone()),
@@ -258,6 +260,7 @@ fn server_config(
     name: &str,
     now: SystemTime,
 ) -> anyhow::Result<ServerConfig> {
+    // Never written to a disk: a restart generates another.
     let key = PrivateKey::generate(KeyType::P256)?;
     let profile = Profile::new(name, &[], [], [])?;
     let validity = Validity::backdated(now, OWN_VALIDITY, OWN_VALIDITY);
@@ -295,6 +298,7 @@ impl IssuerService {
         state.set_facts(&IssuerFacts {
             records: std::path::absolute(&options.records)?,
         })?;
+        // Taken before the file is read, so that no change in between is missed.
         let fleet_stamp = FileStamp::of(&options.records);
         let fleet = Arc::new(Fleet::read(&options.records)?);
         let authority = state.authority(&trust.issuing, now)?;
@@ -304,6 +308,8 @@ impl IssuerService {
             trust,
             authority: Arc::new(authority),
             bundle,
+            // Instances may have left while no issuer ran: the guard judges these records like new
+            // ones.
             pending: Some(fleet.clone()),
             fleet,
             fleet_stamp,
@@ -351,10 +357,13 @@ impl IssuerService {
             let shared = self.shared.lock();
             (
                 trust.differs_for_members(&shared.trust),
+                // The second condition: the clock was set back, so the certificate may begin in an
+                // agent's future.
                 shared.tls_until <= now || now + OWN_VALIDITY < shared.tls_until,
             )
         };
         if changed || old {
+            // Without the lock on the state, so that calls go on while the CA is verified.
             let authority = Arc::new(self.state.authority(&trust.issuing, now)?);
             let bundle = bundle(&self.state, &trust)?;
             let tls = Arc::new(server_config(&authority, &bundle, &self.options.name, now)?);
@@ -382,6 +391,7 @@ impl IssuerService {
             let known = shared.members.len();
             let ids = shared.members.keys();
             let missing = ids.filter(|id| !fleet.ids.contains(*id)).count();
+            // Until the guard agrees, instances that may return keep their names and addresses.
             if let Err(held) = shared.guard.check(known, missing, now) {
                 shared.pending = Some(fleet);
                 anyhow::bail!(
@@ -403,6 +413,7 @@ impl IssuerService {
     /// Writes changed members to the file for `rotate-ca` and for the next start; returns whether the file is up
     /// to date. Calls that wait for each other are written together.
     fn save(&self) -> bool {
+        // Held until the file is written, so that no later call writes its members before.
         let mut file = self.file.lock();
         let mut changes = BTreeMap::new();
         {
@@ -474,6 +485,8 @@ impl IssuerService {
             let shared = self.shared.lock();
             (shared.fleet.clone(), shared.authority.clone())
         };
+        // The names come from the fields of the request; of the signing request only the key
+        // counts.
         let profile = super::permitted_profile(&fleet.snapshot, &self.options.roles, request)
             .map_err(|error| Refusal::new(StatusCode::FORBIDDEN, "names", error))?;
         let der = STANDARD.decode(&request.request).ok();
@@ -488,7 +501,9 @@ impl IssuerService {
         let issued = authority
             .issue(&profile, &proved, wanted)
             .map_err(Refusal::unable)?;
+        // A caller with its own certificate does not consume the token that it also sends.
         let token = token.filter(|_| peer.0.as_ref() != Some(&request.instance));
+        // Checked before the member is recorded, because only a valid token may create one.
         if let Some(token) = token {
             self.state
                 .check_token(token, &request.instance, now)
@@ -522,6 +537,7 @@ impl IssuerService {
             not_after: end,
         });
         member.issuers.insert(issuer.clone());
+        // Another pair of the member may end later.
         member.not_after = member.not_after.max(end);
         shared.set_member(instance.to_owned(), member);
         drop(shared);
@@ -544,6 +560,8 @@ impl IssuerService {
             return Err(Refusal::new(StatusCode::UNAUTHORIZED, "identity", error));
         };
         let mut shared = self.shared.lock();
+        // The certificate of an instance that has left the fleet is valid for a while, but does not
+        // make it a member again.
         if !shared.fleet.ids.contains(&instance) {
             let error = super::unknown_instance(&instance);
             return Err(Refusal::new(StatusCode::FORBIDDEN, "identity", error));
@@ -553,6 +571,7 @@ impl IssuerService {
             issuers,
             not_after,
         } = report;
+        // All of it is kept in memory and in the file of members.
         if issuers.len() > MAX_ISSUERS || !issuers.iter().all(Fingerprint::is_well_formed) {
             let error = format!(
                 "a report names at most {MAX_ISSUERS} CAs by their SHA-256; update the agent"
@@ -590,6 +609,8 @@ impl IssuerService {
             .logged
             .entry(reason)
             .or_insert((SystemTime::UNIX_EPOCH, 0));
+        // Strangers can be refused as often as they like, but must not fill the log. A later time
+        // dates from before the clock was set back.
         if *at <= now && now < *at + REFUSAL_PAUSE {
             *suppressed += 1;
         } else {
@@ -609,6 +630,7 @@ fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Resul
     let instance = &request.instance;
     let (status, error) = match (&peer.0, token) {
         (Some(name), _) if name == instance => return Ok(()),
+        // The token proves the instance, whatever certificate the connection has.
         (_, Some(_)) if request.role.is_none() => return Ok(()),
         (Some(name), None) => (
             StatusCode::FORBIDDEN,
@@ -666,6 +688,7 @@ async fn reply<T: Serialize + Send + 'static>(
     match tokio::task::spawn_blocking(move || answer(&worker)).await {
         Ok(Ok(reply)) => Json(reply).into_response(),
         Ok(Err(refusal)) => service.refused(refusal),
+        // The task panicked, which is logged.
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

@@ -63,6 +63,8 @@ pub(crate) fn permitted_profile(
         addresses,
         request: _,
     } = request;
+    // An instance whose id is a role's name would get the role's certificate without asking for the
+    // role.
     let own = Own::of(snapshot, instance).filter(|_| !roles.contains(instance));
     let own = own.ok_or_else(|| unknown_instance(instance))?;
     for name in names {
@@ -108,6 +110,7 @@ impl Own {
             addresses: BTreeSet::new(),
         };
         for row in snapshot.instances().filter(|row| row.id == id) {
+            // Names are compared without regard to case (RFC 4343).
             own.names.insert(id.to_ascii_lowercase());
             let domain = row.domain.trim_end_matches('.');
             let parts = [
@@ -117,6 +120,7 @@ impl Own {
                 row.deployment,
                 domain,
             ];
+            // The fleet's DNS has this name only for complete records.
             if parts.iter().all(|part| !part.is_empty()) {
                 own.names.insert(parts.join(".").to_ascii_lowercase());
             }
@@ -248,6 +252,8 @@ impl IssuerClient {
         credentials: &Credentials,
     ) -> anyhow::Result<T> {
         let call = self.try_call(path, body, credentials);
+        // One limit for connecting, handshake and call: an issuer may accept connections and do
+        // nothing.
         let reply = tokio::time::timeout(TIMEOUT, call).await;
         let Self { address, name: _ } = self;
         reply
@@ -264,6 +270,8 @@ impl IssuerClient {
     ) -> anyhow::Result<T> {
         let config = client_config(credentials)?;
         let stream = TcpStream::connect(&self.address).await?;
+        // The certificate has the name of `--issuer-name`; address and host name of the issuer may
+        // change.
         let name = ServerName::try_from(self.name.clone())?;
         let connected = TlsConnector::from(Arc::new(config))
             .connect(name, stream)
@@ -291,6 +299,7 @@ impl IssuerClient {
             return Ok(serde_json::from_slice(&body)?);
         }
         let reason = match serde_json::from_slice::<Refused>(&body) {
+            // The text goes to a log and may come from whoever answers at this address.
             Ok(refused) => printable(&refused.error),
             Err(_) => "no reason given".to_owned(),
         };
@@ -381,7 +390,9 @@ pub(crate) async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
     };
     let rotation = trust.rotation_to(direction)?;
     let target = rotation.target.clone();
+    // Verified before anything is recorded: the CA may have expired since its import.
     state.authority(&target, now)?;
+    // Recorded before the first step, so that after a kill `--resume` knows the direction.
     if trust.rotation.as_ref() != Some(&rotation) {
         state.set_trust(&Trust {
             rotation: Some(rotation),
@@ -395,6 +406,8 @@ pub(crate) async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
         patience,
     };
     tokio::select! {
+        // Dropping it at an await is safe: `set_trust` replaces the file atomically between two of
+        // them.
         done = steps.run() => done,
         () = dns_kit::until_ended() => bail!(
             "interrupted between two steps, which is safe; continue with --resume, or return with --back"
@@ -419,6 +432,8 @@ impl Steps {
                 .context("trust.json is missing; restore it from a backup")?;
             self.converge(&trust).await?;
             if changed {
+                // Services have their own pace of reloading files, and agents that were off may
+                // report.
                 tokio::time::sleep(self.settle).await;
                 self.converge(&trust).await?;
             }
@@ -471,6 +486,7 @@ impl Steps {
                     lagging[0]
                 );
             }
+            // The issuer is another process, which learns of members and writes their file.
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         if shown.is_some() {

@@ -110,6 +110,7 @@ impl StateFolder {
         if this.path.join("trust.json").exists() {
             return Ok(this);
         }
+        // With members it is no wrong path: the file was lost, which needs another remedy.
         let members = MembersFile::open(&this).map_or(0, |file| file.held.len());
         if members > 0 {
             return Err(this.lost_trust(members));
@@ -184,6 +185,7 @@ impl StateFolder {
         let authority = files.load(now)?;
         let fingerprint = authority.fingerprint.clone();
         let folder = self.path.join("authorities").join(fingerprint.as_str());
+        // The folder is named by the certificate, so it cannot be that of another CA.
         if folder.join("ca.crt").exists() {
             return Ok(fingerprint);
         }
@@ -256,6 +258,7 @@ impl StateFolder {
 
     /// Locks rotations, beside a running issuer; `None` if another command holds the lock.
     pub fn lock_rotation(&self) -> anyhow::Result<Option<Flock<File>>> {
+        // Another lock than that of the folder, which the running issuer holds.
         let path = self.path.join("rotation.lock");
         let open = OpenOptions::new()
             .write(true)
@@ -291,6 +294,8 @@ impl StateFolder {
     }
 
     fn token(&self, token: &str) -> PathBuf {
+        // Who reads the folder or its backup cannot use a hash, and no text of a client becomes a
+        // path.
         let hash = Fingerprint::of(token.as_bytes());
         self.path.join("tokens").join(format!("{hash}.json"))
     }
@@ -325,6 +330,7 @@ impl StateFolder {
         // A file can be removed only once, and durably: a power failure must not bring the token back.
         match atomic::remove(&self.token(token)) {
             Ok(true) => Ok(()),
+            // A token that cannot be removed would work a second time.
             Ok(false) | Err(_) => Err(TokenError::Unknown),
         }
     }
@@ -461,8 +467,11 @@ impl MembersFile {
 }
 
 fn append(path: &Path, text: &[u8]) -> io::Result<()> {
+    // Without `create`: a file that was removed would begin again without the earlier members.
+    // After the error, the caller writes all of them.
     let mut file = OpenOptions::new().append(true).open(path)?;
     file.write_all(text)?;
+    // The caller replies next, and what an agent knows must survive a power failure.
     file.sync_data()
 }
 

@@ -68,6 +68,7 @@ impl Trust {
     /// Returns the rotation for `direction`. [`Direction::Back`] during a return continues it.
     pub fn rotation_to(&self, direction: Direction) -> anyhow::Result<Rotation> {
         match (direction, &self.rotation) {
+            // Also during another rotation: the steps lead to the target from any state.
             (Direction::To(target), _) => Ok(Rotation {
                 target,
                 returns: false,
@@ -109,6 +110,7 @@ impl Trust {
             origin: _,
             rotation: _,
         } = self;
+        // The other fields only guide `rotate-ca`.
         (generation, trusted, issuing) != (&other.generation, &other.trusted, &other.issuing)
     }
 
@@ -121,6 +123,7 @@ impl Trust {
         };
         if !self.trusted.contains(target) {
             next.trusted.push(target.clone());
+            // From the first step on there is something to return to.
             next.origin = Some(self.issuing.clone());
             return Some((Step::Trust, next));
         }
@@ -128,6 +131,7 @@ impl Trust {
             next.issuing = target.clone();
             return Some((Step::Issue, next));
         }
+        // This also retires the target of a rotation that was given up.
         if self.trusted.len() > 1 {
             next.trusted = vec![target.clone()];
             return Some((Step::Retire, next));
@@ -139,6 +143,7 @@ impl Trust {
     /// one of their pairs is from another CA. Members whose pairs have all expired are ignored.
     pub fn lagging<'a>(&'a self, members: &'a Members, now: u64) -> impl Iterator<Item = &'a str> {
         members.iter().filter_map(move |(id, member)| {
+            // Every pair counts, because peers of the next state refuse one of another CA.
             let taken = member.generation == self.generation
                 && member.issuers.iter().all(|issuer| *issuer == self.issuing);
             (member.not_after >= now && !taken).then_some(id.as_str())

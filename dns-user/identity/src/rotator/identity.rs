@@ -63,11 +63,13 @@ impl Identity {
 
     /// Reads an identity written by an earlier process; `None` if the folder is of another kind.
     pub(super) fn take_over(folder: IdentityFolder) -> anyhow::Result<Option<Self>> {
+        // The folder of identities also holds other entries, such as the list of former CAs.
         let Some(data) = folder.current() else {
             return Ok(None);
         };
         let description = fs::read(data.join(CONTAINER)).map_err(unusable)?;
         let container = serde_json::from_slice(&description).map_err(unusable)?;
+        // The pair is complete without these links, and the next change renews them.
         if let Err(error) = folder.complete_change() {
             tracing::warn!("links of an interrupted change are not renewed: {error}");
         }
@@ -79,11 +81,14 @@ impl Identity {
         {
             let share = Share::of(identity.container.guid.as_str());
             identity.schedule = Schedule::new(share, Some(validity(&parsed[0])));
+            // Encoded again, because chains are compared as texts and a file may have other line
+            // ends.
             let chain = encode_all(&ders[1..]);
             identity.issuer = ders.get(1).map(|issuer| IssuedBy {
                 fingerprint: Fingerprint::of(issuer),
                 chain: Arc::from(chain),
             });
+            // An unreadable bundle equals no other, so the first step writes it again.
             identity.bundle = Arc::from(fs::read_to_string(data.join(BUNDLE)).unwrap_or_default());
         }
         Ok(Some(identity))
@@ -91,6 +96,7 @@ impl Identity {
 
     /// Returns whether certificate and key can be opened by their names.
     pub(super) fn has_files(&self) -> bool {
+        // `exists` follows the links, so it also notices a generation that was removed.
         ["instance.key", "instance.crt"]
             .iter()
             .all(|name| self.folder.path.join(name).exists())
@@ -246,9 +252,12 @@ fn envoy_certificate(name: &str, pair: &Pair) -> Zeroizing<String> {
         }],
     })
     .to_string();
+    // Large enough for every line end to become two characters: a text that grows is moved, and its
+    // old memory is not wiped.
     let mut text = Zeroizing::new(String::with_capacity(
         before.len() + 2 * pair.key.len() + 64,
     ));
+    // Always found, because `json!` has just written it.
     let (head, tail) = before.split_at(before.find(r#"{"certificate_chain""#).unwrap_or(0) + 1);
     text.push_str(head);
     text.push_str(r#""private_key":{"inline_string":""#);
@@ -300,6 +309,7 @@ impl Identities {
     /// Adds an identity, or replaces the one with its guid.
     pub(super) fn insert(&mut self, mut identity: Identity, now: SystemTime) {
         let guid = identity.container.guid.clone();
+        // An earlier identity of this guid has an entry of its own in the queue.
         self.remove(&guid);
         identity.queued = identity.schedule.due(now);
         self.queue.insert((identity.queued, guid.clone()));
@@ -342,17 +352,20 @@ impl Identities {
             (passed, last) = (passed + 1, Some(guid));
             change(guid, identity);
             let due = identity.schedule.due(now);
+            // A later time can stay, because the queue's times are lower bounds.
             if due < identity.queued {
                 self.queue.remove(&(identity.queued, guid.clone()));
                 identity.queued = due;
                 self.queue.insert((due, guid.clone()));
             }
         }
+        // If fewer were left, the next call begins with the first identity again.
         last.filter(|_| passed == count).cloned()
     }
 
     /// Notices a clock that was set back, which makes identities due earlier.
     pub(super) fn begin_step(&mut self, now: SystemTime) {
+        // Then a pair may start in the future and be due now, before its time in the queue.
         if now < self.latest {
             self.change_all(now, |_| {});
         }
@@ -369,6 +382,7 @@ impl Identities {
     pub(super) fn overdue(&mut self, now: SystemTime) -> Vec<Guid> {
         let mut due = Vec::new();
         let mut delayed = Vec::new();
+        // An identity whose last attempt failed is at its old place in the queue, but not due yet.
         for (_, guid) in self.queue.iter().take_while(|(at, _)| *at <= now) {
             let schedule = &self.all[guid].schedule;
             match schedule.due(now) {
@@ -376,6 +390,8 @@ impl Identities {
                 _ => delayed.push(guid.clone()),
             }
         }
+        // Selecting takes linear time: after an outage all identities may be overdue, at every
+        // call.
         if due.len() > MAX_BACKLOG {
             due.select_nth_unstable(MAX_BACKLOG);
             due.truncate(MAX_BACKLOG);

@@ -140,6 +140,8 @@ impl Rotator {
         }
         let failed = unusable_folder(&settings.folder);
         make_folders(&settings.folder).map_err(&failed)?;
+        // An identity whose creation was interrupted may have a key in its folder, which nothing
+        // else would remove.
         sweep_interrupted(&settings.folder).map_err(&failed)?;
         let mut trusted = Trusted::open(&settings.folder, settings.also_trust.clone(), now)?;
         let mut identities = Identities::new(now);
@@ -160,6 +162,8 @@ impl Rotator {
             ca_problem: None,
             trusted,
             bundle,
+            // The first step compares the bundle of each identity that was taken over with the
+            // current one.
             stale_bundles: true,
             pool,
             identities,
@@ -170,6 +174,7 @@ impl Rotator {
             renewals: 0,
             failures: BTreeMap::new(),
         };
+        // Pairs may be from a CA that was replaced while no rotator ran.
         rotator.request_reissue(now);
         Ok(rotator)
     }
@@ -177,6 +182,8 @@ impl Rotator {
     /// Creates an identity, or changes an existing one to this description. If the first pair
     /// cannot be issued, nothing is left behind.
     pub fn create(&mut self, container: Container, now: SystemTime) -> Result<(), RotatorError> {
+        // A folder of descriptions does not tell a new description from a changed one: after a
+        // restart the identity exists already.
         if self.identities.all.contains_key(&container.guid) {
             return self.update(container, now);
         }
@@ -187,12 +194,16 @@ impl Rotator {
         );
         match self.issue(&mut identity, now, Renew::All) {
             Ok(()) => {
+                // The folder was reported at the start as one without an identity; now all its
+                // files are new.
                 self.problems
                     .retain(|problem| problem.path != identity.folder.path);
                 self.identities.insert(identity, now);
                 Ok(())
             }
             Err(error) => {
+                // The caller learns that there is no identity, so no folder may remain that looks
+                // like one.
                 if let Err(rest) = identity.folder.destroy() {
                     tracing::warn!("files of the refused identity {guid} remain: {rest}");
                 }
@@ -204,6 +215,7 @@ impl Rotator {
     /// Changes the description of an identity. New internal routes renew only the second pair and
     /// do not affect the time of the next renewal.
     pub fn update(&mut self, container: Container, now: SystemTime) -> Result<(), RotatorError> {
+        // Taken out for the change: `insert` puts it at its new place in the queue.
         let Some(mut identity) = self.identities.remove(&container.guid) else {
             return Err(RotatorError::Unknown(container.guid));
         };
@@ -216,6 +228,8 @@ impl Rotator {
                     ..container.clone()
                 } =>
             {
+                // The first pair contains no routes, and a new one would move the time of its
+                // renewal.
                 Some(Renew::ContainerToContainer)
             }
             _ => Some(Renew::All),
@@ -225,6 +239,8 @@ impl Rotator {
             identity.container = container;
             result = self.issue(&mut identity, now, renew);
             if result.is_err() {
+                // The pair in use is still that of the earlier description, so the same update must
+                // not count as done.
                 identity.container = before;
             }
         }
@@ -239,8 +255,11 @@ impl Rotator {
             .all
             .get(guid)
             .ok_or_else(|| RotatorError::Unknown(guid.clone()))?;
+        // The files come first: if they cannot be removed, the identity stays known and the command
+        // can be repeated.
         identity.folder.clone().destroy()?;
         let removed = self.identities.remove(guid);
+        // The last pair of a replaced CA is gone: peers no longer need to trust that CA.
         if let Some(IssuedBy { chain, .. }) = removed.and_then(|identity| identity.issuer)
             && self.trusted.remove(&chain)
         {
@@ -266,8 +285,11 @@ impl Rotator {
         if self.trusted.reload(now) {
             self.renew_bundle();
         }
+        // Bundles precede renewals: peers must trust a new CA before they meet its first pair.
         let distributed = self.distribute_bundle(now);
         self.check_files(now);
+        // Listing visits each overdue identity, which is too much for every step. After a second,
+        // or if the clock was set back, other identities may be more urgent.
         if self.backlog.is_empty() || now < self.listed || self.listed + MAX_SLEEP <= now {
             (self.backlog, self.listed) = (self.identities.overdue(now), now);
         }
@@ -276,10 +298,13 @@ impl Rotator {
                 break;
             };
             if self.renew(&guid, now, distributed) == Renewal::NeedsKey {
+                // All that follow can wait, too, since those that cannot are renewed first. If they
+                // took keys one by one, an identity that needs two would never get them.
                 self.backlog.push(guid);
                 return Next::Key;
             }
         }
+        // The caller handles the commands that have arrived, then continues.
         if !self.backlog.is_empty() || distributed == Distributed::InPart {
             return Next::At(now);
         }
@@ -293,6 +318,7 @@ impl Rotator {
     }
 
     fn renew(&mut self, guid: &Guid, now: SystemTime, distributed: Distributed) -> Renewal {
+        // A command may have destroyed or renewed the identity since the backlog was listed.
         if self
             .identities
             .all
@@ -312,6 +338,7 @@ impl Rotator {
         } else {
             1
         };
+        // A pool of a single key never has two at once.
         let has_key = !can_wait || self.pool.call_when(keys.min(self.pool.size()));
         if !has_key || can_wait && distributed == Distributed::InPart {
             self.identities.insert(identity, now);
@@ -353,6 +380,8 @@ impl Rotator {
         now: SystemTime,
         renew: Renew,
     ) -> Result<(), RotatorError> {
+        // The CA was valid when it was loaded. A leaf ends with its CA, so it would be expired
+        // already.
         if !self.authority.is_valid_at(now) {
             return Err(RotatorError::Authority {
                 path: self.ca.certificate.display().to_string(),
@@ -363,6 +392,8 @@ impl Rotator {
                 let (pair, validity) = self.pair(&identity.container.identity()?, now)?;
                 (pair, Some(validity))
             }
+            // A generation holds all files of an identity, so the first pair is written again as it
+            // is.
             Renew::ContainerToContainer => (identity.read("instance")?, None),
         };
         let second = match identity.container.container_to_container() {
@@ -376,6 +407,8 @@ impl Rotator {
             container: &identity.container,
             envoy: self.settings.envoy,
         };
+        // Nothing is recorded before: after a failed attempt, schedule and counts describe the pair
+        // in use.
         contents.write(&identity.folder)?;
         identity.bundle = self.bundle.clone();
         if let Some(validity) = validity {
@@ -417,18 +450,24 @@ impl Rotator {
 
     /// Reloads the CA if a file changed. If it cannot be used, the last good one stays.
     fn reload_authority(&mut self, now: SystemTime) {
+        // Taken before the files are read: a change during the load is noticed by the next step.
         let stamps = self.ca.stamps();
+        // A refused CA is loaded again in each step, because its fault may end without a change of
+        // its files: a CA that is not valid yet becomes valid.
         if stamps == self.stamps && self.ca_problem.is_none() {
             return;
         }
         match self.ca.load(now) {
             Ok(authority) => {
+                // The files may have been touched only, or the certificates above the CA replaced.
                 if authority.fingerprint != self.authority.fingerprint {
                     tracing::info!(
                         ca = %authority.fingerprint,
                         "CA replaced; identities are reissued over 5 minutes, and both CAs are trusted \
                          meanwhile"
                     );
+                    // Pairs in use keep their CA in the bundle anyway. This is for peers that have
+                    // not reloaded theirs.
                     if !self.settings.keep_old_ca.is_zero() {
                         self.trusted
                             .retire(&self.authority.chain_pem(), now + self.settings.keep_old_ca);
@@ -484,17 +523,22 @@ impl Rotator {
         let mut written = 0;
         let mut failing = false;
         for (guid, identity) in &mut self.identities.all {
+            // An identity without a pair gets the bundle together with its first one.
             if Arc::ptr_eq(&identity.bundle, bundle) || identity.issuer.is_none() {
                 continue;
             }
+            // Read from the folder of an earlier process: the same text at another address.
             if *identity.bundle == **bundle {
                 identity.bundle = bundle.clone();
                 continue;
             }
+            // Without the delay, a full file system would be tried with every identity in every
+            // step.
             if identity.schedule.retry_at(now).is_some_and(|at| now < at) {
                 failing = true;
                 continue;
             }
+            // A bundle costs a whole new generation of files, and commands wait meanwhile.
             if written == MAX_BUNDLES {
                 return Distributed::InPart;
             }
@@ -511,6 +555,7 @@ impl Rotator {
                 identity.schedule.mended();
             }
         }
+        // Folders that cannot be written do not hold up the renewals of all others.
         self.stale_bundles = failing;
         Distributed::Everywhere
     }
@@ -530,6 +575,7 @@ impl Rotator {
             .div_ceil(CHECK_PERIOD)
             .min(MAX_CHECKS);
         *after = self.identities.change_next(after.as_ref(), count, now, |guid, identity| {
+            // Without a pair, the identity is due anyway.
             if identity.schedule.validity.is_some() && !identity.has_files() {
                 tracing::warn!(%guid, "files of the identity were removed; a new pair is issued");
                 identity.schedule.lost();
@@ -587,12 +633,14 @@ fn take_over_all(
         match Identity::take_over(IdentityFolder::new(path.clone())) {
             Ok(Some(identity)) => {
                 if let Some(issuer) = &identity.issuer {
+                    // The pair is in use, so peers must trust its CA even if it has been replaced.
                     trusted.add(&issuer.chain);
                 }
                 identities.insert(identity, now);
             }
             Ok(None) => {}
             Err(problem) => {
+                // One damaged folder must not keep the others from their renewals.
                 tracing::warn!("{}: {problem}", path.display());
                 problems.push(Problem {
                     path,

@@ -66,6 +66,8 @@ impl Trusted {
     ) -> Result<Self, CaError> {
         let path = folder.join(FORMER);
         atomic::sweep(&path);
+        // Without the list, at worst a peer refuses a pair of a former CA; no identity may lose its
+        // renewals for that.
         let former = match bounded::read(&path) {
             Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
                 tracing::warn!(
@@ -76,6 +78,7 @@ impl Trusted {
             }),
             Err(_) => Vec::new(),
         };
+        // Taken before the files are read, so that no change in between is missed.
         let stamps = files.iter().map(FileStamp::of).collect();
         let others = read(&files)?;
         Ok(Self {
@@ -92,6 +95,8 @@ impl Trusted {
 
     /// Reads changed files and drops former CAs whose time is over; returns whether the bundle changes.
     pub(super) fn reload(&mut self, now: SystemTime) -> bool {
+        // The number suffices: as time passes former CAs only leave, and if the clock is set back
+        // they only return.
         let before = self.in_force().count();
         self.now = now;
         let mut changed = self.in_force().count() != before;
@@ -103,6 +108,7 @@ impl Trusted {
         }
         let stamps: Vec<_> = self.files.iter().map(FileStamp::of).collect();
         if stamps != self.stamps {
+            // Also if the files cannot be used: they are reported once, not in every step.
             self.stamps = stamps;
             match read(&self.files) {
                 Ok(others) => {
@@ -132,11 +138,13 @@ impl Trusted {
 
     /// Keeps a CA in the bundles until a time.
     pub(super) fn retire(&mut self, chain: &str, until: SystemTime) {
+        // A CA that was in use twice counts by its last replacement.
         self.former.retain(|former| former.chain != chain);
         self.former.push(Former {
             chain: chain.to_owned(),
             until,
         });
+        // The one replaced first leaves, so that endless changes of the CA make no bundle longer.
         if self.former.len() > MAX_FORMER {
             self.former.remove(0);
         }
@@ -185,6 +193,7 @@ impl Trusted {
         let mut seen = BTreeSet::new();
         let mut ders = Vec::new();
         for chain in chains {
+            // The current CA is usually that of pairs in use as well.
             if seen.insert(chain) {
                 // The chains were validated when they were taken over.
                 ders.extend(certificates(chain.as_bytes()).unwrap_or_default());
@@ -205,6 +214,8 @@ fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
             parse_chain(&text).map_err(|fault| CaError::of(path, fault.to_string()))?;
         for (parsed, number) in parsed.iter().zip(1..) {
             let constraints = parsed.tbs_certificate().get_extension::<BasicConstraints>();
+            // Dates and key usages are left to the rotators of the other cells, which issue with
+            // these CAs.
             if !matches!(constraints, Ok(Some((_, constraints))) if constraints.ca) {
                 let problem = format!("certificate {number} is not a CA; list CAs only");
                 return Err(CaError::of(path, problem));

@@ -27,6 +27,7 @@ pub(super) fn explain(error: io::Error, path: &Path, file: Option<&Metadata>) ->
                 file.mode() & 0o7777
             )
         }
+        // stat(2) needs no permission on the file, so a folder above it refused.
         None => format!(
             "{error}: user {user} cannot enter a folder of the path; `namei --long {path}` shows which one"
         ),
@@ -40,6 +41,7 @@ fn name_of(database: &str, id: u32) -> String {
     let text = fs::read_to_string(database).unwrap_or_default();
     for line in text.lines() {
         let mut fields = line.split(':');
+        // Name, password, number (passwd(5), group(5)).
         if let (Some(name), Some(number)) = (fields.next(), fields.nth(1))
             && number.parse() == Ok(id)
         {

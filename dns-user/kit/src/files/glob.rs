@@ -64,6 +64,7 @@ fn walk(pattern: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), BadPattern> {
             }
         }
         if last {
+            // As Go's `Glob`, which also returns links that lead nowhere.
             next.retain(|path| fs::symlink_metadata(path).is_ok());
         }
         current = next;

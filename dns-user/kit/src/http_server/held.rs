@@ -107,6 +107,7 @@ fn make_room(
             own += entry.bytes;
         }
     }
+    // The longest stalled connections go first.
     entries.sort_by_key(|entry| entry.progress);
     entries.retain(|entry| {
         let is_own = entry.peer == peer;
@@ -114,6 +115,7 @@ fn make_room(
         let is_stalled = entry
             .progress
             .is_some_and(|at| now.saturating_duration_since(at) >= STALLED);
+        // Closing one that holds nothing would not make room.
         let is_closed = is_needed && entry.bytes > 0 && is_stalled;
         if is_closed {
             total -= entry.bytes;
@@ -122,6 +124,7 @@ fn make_room(
         }
         !is_closed
     });
+    // A single body may exceed the limit: otherwise one of its size would never be accepted.
     let is_too_much = total > 0 && total + bytes > max;
     let is_too_much_of_peer = own > 0 && own + bytes > max_of_peer;
     !is_too_much && !is_too_much_of_peer

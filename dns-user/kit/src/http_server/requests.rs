@@ -1,4 +1,4 @@
-//! ServerLimits on the bodies of requests: in time, and in bytes of each, of a peer, and of all connections.
+//! Limits on the bodies of requests: in time, and in bytes of each, of a peer, and of all connections.
 //!
 //! A handler reads the body only after it has decided by the head; until then at most a buffer of it is held
 //! ([`super::ServerLimits::head`]). A body that exceeds a limit ends with an error, and its connection with a response
@@ -103,7 +103,7 @@ pub(super) struct BoundedBody {
 }
 
 impl BoundedBody {
-    /// ServerLimits a body whose head has just arrived.
+    /// Bounds a body whose head has just arrived.
     pub(super) fn new(body: Incoming, request: Arc<HeldRequest>) -> Self {
         let deadline = Box::pin(sleep_until(Instant::now() + request.limits.request));
         if body.is_end_stream() {
@@ -154,6 +154,8 @@ impl hyper::body::Body for BoundedBody {
         if !request.place.grow(length, MAX_SMALL) {
             return Poll::Ready(Some(Err(request.cut(CutOff::Crowded))));
         }
+        // After the last frame the handler need not poll again, and must not count as stalled while
+        // it works.
         if body.is_end_stream() {
             request.place.complete();
         }

@@ -1,4 +1,4 @@
-//! ServerLimits on responses that clients leave unread: in time, and in bytes of all connections of a server.
+//! Limits on responses that clients leave unread: in time, and in bytes of all connections of a server.
 
 use std::{
     io,
@@ -47,6 +47,8 @@ impl Default for Responses {
 impl Responses {
     /// Counts the body of a response until its client has taken it.
     pub(super) fn count(&self, response: Response, peer: Peer, close: Arc<Notify>) -> Response {
+        // A body that is written as it is read counts as empty, because little of it exists at a
+        // time.
         let bytes = response.body().size_hint().lower() as usize;
         match self.0.admit(peer, bytes, MAX_SMALL, close, Instant::now()) {
             Some(place) => response.map(|body| {
@@ -91,6 +93,7 @@ impl hyper::body::Body for CountedBody {
         }
         let length = self.rest.len().min(PART);
         let part = self.rest.split_to(length);
+        // The connection asks for a part when its buffer has room, so the peer has read.
         self.place.progress(self.rest.len());
         Poll::Ready(Some(Ok(Frame::data(part))))
     }
@@ -154,6 +157,8 @@ impl<T> StallLimit<T> {
             self.written = 0;
             deadline.as_mut().reset(time::Instant::now() + limit);
         }
+        // This also registers the task with the timer: a peer that does nothing would never wake
+        // it.
         ready!(deadline.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(
             io::ErrorKind::TimedOut,

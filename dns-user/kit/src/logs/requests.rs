@@ -31,6 +31,7 @@ pub fn wanted() -> bool {
 /// Logs a request unless the rate limit is exceeded.
 #[inline]
 pub fn log(request: &Request<'_>) {
+    // In this order, because lines that nobody wants are not suppressed ones.
     if wanted() && LIMITER.admit(now_seconds()) {
         write(request);
     }
@@ -49,6 +50,7 @@ pub fn limit() -> u32 {
 /// Logs the number of lines suppressed since the last report, if any.
 pub(super) fn report_suppressed() {
     let suppressed = LIMITER.suppressed.load(Ordering::Relaxed);
+    // More lines of the current second may still be suppressed.
     if suppressed == 0 || LIMITER.written.latest() == now_seconds() {
         return;
     }

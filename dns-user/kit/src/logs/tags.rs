@@ -123,6 +123,7 @@ pub const TAGS: &[Tag] = &[
     },
     Tag {
         name: LIBRARIES,
+        // Its crates cannot be listed: it covers all that are not ours.
         targets: &[],
         about: "warnings of the libraries that the server is built from",
     },
@@ -181,6 +182,7 @@ pub fn of_target(target: &str) -> &'static str {
 fn is_within(target: &str, prefix: &str) -> bool {
     target
         .strip_prefix(prefix)
+        // By whole parts of the path: `dns_consul_source` is not within `dns_consul`.
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 

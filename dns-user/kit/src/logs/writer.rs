@@ -90,6 +90,8 @@ impl<'a> MakeWriter<'a> for LineWriter {
 /// The formatter writes each line with a single call.
 impl Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // Threads that answer queries write here: a reader of the log that stands still must not
+        // stop them.
         if self.lines.try_send(Message::Line(line.to_vec())).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -122,6 +124,7 @@ fn write_lines(queue: &Receiver<Message>, mut output: impl Write, dropped: &Atom
             let _ = output.flush();
         }
         let lost = dropped.load(Ordering::Relaxed);
+        // The report goes through the same queue, so it waits until there is room.
         if lost > reported && queue.len() < QUEUE_LINES / 2 {
             tracing::warn!(
                 lines = lost - reported,
@@ -151,6 +154,7 @@ pub(super) fn is_journal(output: impl AsFd) -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
         return false;
     };
+    // Children inherit the variable even if their output goes elsewhere, hence the comparison.
     nix::sys::stat::fstat(output)
         .is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
 }

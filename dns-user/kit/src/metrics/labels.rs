@@ -51,6 +51,7 @@ pub fn rcode_label(rcode: u8) -> Cow<'static, str> {
         8 => "NXRRSET",
         9 => "NOTAUTH",
         10 => "NOTZONE",
+        // The number is also BADSIG, but of signed messages only (RFC 8945).
         16 => "BADVERS",
         other => return Cow::Owned(other.to_string()),
     })
@@ -58,6 +59,7 @@ pub fn rcode_label(rcode: u8) -> Cow<'static, str> {
 
 /// Returns CoreDNS's label `family`: `1` for IPv4, `2` for IPv6.
 pub fn family_label(address: std::net::IpAddr) -> &'static str {
+    // A socket for both families shows IPv4 clients as mapped addresses.
     if address.to_canonical().is_ipv4() {
         "1"
     } else {

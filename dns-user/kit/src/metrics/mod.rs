@@ -188,6 +188,7 @@ pub fn histogram(
     let mut count = 0;
     let buckets = bounds
         .iter()
+        // `zip` asks for a bound first: after the last bound it has not consumed the last bucket.
         .zip(observations.by_ref())
         .map(|(bound, in_bucket)| {
             count += in_bucket;
@@ -283,6 +284,8 @@ const THREADS: Family<Gauge, 0> = Family::new(
 
 /// Registers the families of this process: CPU time, memory, descriptors and threads.
 pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
+    // Read once: the kernel derives it from the wall clock, so a corrected clock would look like a
+    // restart.
     let boot = boot_time();
     CPU_SECONDS.scrape(registry, move || {
         let mut families = Vec::new();

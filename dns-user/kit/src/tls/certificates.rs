@@ -116,6 +116,7 @@ impl ServerVerifier {
         // Locked while the file is read: simultaneous handshakes read it once.
         let mut loaded = loaded.lock();
         if let Some((seen, roots)) = &*loaded
+            // Two missing files have equal stamps.
             && stamp.is_some()
             && *seen == stamp
         {
@@ -128,6 +129,7 @@ impl ServerVerifier {
                 *loaded = Some((stamp, roots.clone()));
                 Ok(Some(roots))
             }
+            // The stamp stays the old one, so that the next handshake reads the file again.
             (Err(error), Some((_, roots))) => {
                 tracing::warn!(
                     "cannot use the new CA certificates; the last good ones stay in use: {error}"
@@ -146,6 +148,8 @@ impl ServerVerifier {
     ) -> Result<(), Error> {
         match self.name {
             AcceptedName::Host => verify_server_name(certificate, host),
+            // Not by webpki, which ignores the common name; directors' certificates may have
+            // nothing else.
             AcceptedName::Fixed(name) => {
                 let facts = CertificateFacts::parse(der).map_err(|_| {
                     Error::InvalidCertificate(rustls::CertificateError::BadEncoding)

@@ -69,6 +69,8 @@ pub fn server_config(
     roots: Arc<RootCertStore>,
     clients: ClientCertificates,
 ) -> Result<ServerConfig, TlsError> {
+    // Named explicitly everywhere: the default provider belongs to the process, and any crate may
+    // set it.
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
     let verifier = match clients {
         ClientCertificates::Required => verifier,
