@@ -68,6 +68,7 @@ impl AttacherConnection {
         let found = peer(&stream).map_err(|error| refused(&error))?;
         let known = user.and_then(|name| User::from_name(name).ok().flatten());
         let is_known = known.is_some_and(|known| known.uid.as_raw() == found);
+        // Another user's process at this path would decide what interfaces answer.
         if found != 0 && found != nix::unistd::geteuid().as_raw() && !is_known {
             return Err(refused(&format_args!(
                 "it runs as user {found}: neither root, nor this server's user, nor xdp.attach_user"
@@ -101,6 +102,8 @@ impl AttacherConnection {
         let ReceivedMaps {
             stream, mut lines, ..
         } = self.request_maps(listen)?;
+        // A session whose maps stay empty attaches nothing, and its stop detaches what it has
+        // found.
         let failed = |error| FastPathError::io("asking the attacher to detach", error);
         send(&stream, &ServerMessage::Stop { detach: true }).map_err(failed)?;
         stream
@@ -127,6 +130,7 @@ impl AttacherConnection {
             },
         )
         .map_err(failed)?;
+        // The byte with the descriptors comes first, also with a refusal.
         let descriptors = receive_descriptors(&stream).map_err(failed)?;
         let mut lines = Lines::default();
         let (shapes, earlier, limits) = match lines.next(&stream).map_err(failed)? {
@@ -137,6 +141,7 @@ impl AttacherConnection {
             } => (shapes, earlier, limits),
             Response::Refused(why) => return Err(refused(&why)),
         };
+        // A server without bpf(2) cannot ask for the size of a map, and maps as much as it is told.
         let mut maps = sized(descriptors, shapes.into_iter().chain(earlier))
             .ok_or_else(|| refused(&"it sent different maps than announced"))?
             .into_iter();
@@ -153,6 +158,8 @@ impl AttacherConnection {
             .inspect_err(
                 |error| tracing::warn!(%error, "cannot read the predecessor's learned names; starting without them"),
             )
+            // Without names there is still a predecessor: its programs answer until the map is
+            // complete.
             .unwrap_or_default()),
             _ => None,
         };
@@ -230,6 +237,7 @@ impl ReceivedMaps {
             memory,
             earlier,
         } = self;
+        // An attacher that was stopped must not hold up the thread that reports to it.
         stream.set_write_timeout(Some(ROUND))?;
         let messenger = Messenger(Arc::new(Mutex::new(stream.try_clone()?)));
         let (grace, over) = channel();
@@ -315,6 +323,7 @@ impl Session {
 
     /// Reports the queries that reached the server's sockets; returns whether the attacher takes reports.
     pub(crate) fn report(&self, arrivals: Vec<Arrival>) -> bool {
+        // After an error the connection is shut down, and the listener reports the loss.
         self.messenger
             .send(&ServerMessage::Arrived(arrivals))
             .is_ok()
@@ -331,6 +340,7 @@ impl Session {
             end,
             thread,
         } = self;
+        // Set first: from now on the end of the connection is the confirmation.
         *end.lock() = Some(Instant::now() + STOP_TIMEOUT);
         // Without an attacher nothing changes.
         let _ = messenger.send(&ServerMessage::Stop {
@@ -356,11 +366,14 @@ impl Listener {
     fn run(mut self) -> io::Result<()> {
         self.connection.stream.set_read_timeout(Some(ROUND))?;
         loop {
+            // Read before the wait, which lasts a second: a stop in between is noticed one round
+            // later.
             let end = *self.end.lock();
             match self.connection.lines.next(&self.connection.stream) {
                 Ok(AttacherMessage::Status(attached)) => {
                     let is_ready = attached.ready;
                     *self.attached.lock() = attached;
+                    // Only the first change to true is of interest to those who wait.
                     let ready = &self.connection.ready;
                     ready.send_if_modified(|ready| !std::mem::replace(ready, is_ready) && is_ready);
                 }

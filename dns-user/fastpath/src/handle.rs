@@ -87,6 +87,7 @@ impl FastPathHandle {
             fast_path: Arc::downgrade(fast_path),
         };
         let before = self.0.members.load().first().cloned();
+        // Before the settings: a change of them in between then reaches it as a member.
         self.set_members([Some(member), before].into_iter().flatten().collect());
         fast_path
             .publisher()
@@ -132,11 +133,14 @@ impl FastPathHandle {
             publisher: Publisher::off(),
             fast_path: Weak::new(),
         };
+        // Not an empty list, which means that the maps are still to come.
         self.set_members(vec![none]);
     }
 
     /// Replaces the fast paths; the counters of removed ones are kept.
     fn set_members(&self, members: Vec<Member>) {
+        // Held until the members are replaced, or `counters` would miss or count those in between
+        // twice.
         let mut ended = self.0.ended.lock();
         let is_kept = |gone: &Member| {
             members
@@ -195,6 +199,7 @@ impl FastPathHandle {
     /// if the publisher is behind.
     #[inline]
     pub fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
+        // The predecessor needs no further names: its programs are replaced in a moment.
         self.current(|publisher| publisher.learn(name));
     }
 
@@ -242,6 +247,7 @@ impl FastPathHandle {
 
     /// Replaces a forwarded answer by one that was looked up in `generation`. Dropped if the publisher is behind.
     pub fn replace_answer(&self, answer: ForwardedAnswer, generation: u64) {
+        // The predecessor's copy expires, or is removed with its generation.
         self.current(|publisher| publisher.renew(answer, generation));
     }
 
@@ -283,6 +289,7 @@ impl FastPathHandle {
     /// Limits the queries passed to userspace during this time to `shares`, one per group of clients, as
     /// fractions of 2^32 - 1; `None` lifts the limit. Takes effect immediately.
     pub fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
+        // Programs of both may run, each at the interfaces that they have.
         self.for_each(|publisher| publisher.shed(shares, time));
     }
 

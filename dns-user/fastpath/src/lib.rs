@@ -237,12 +237,14 @@ impl FastPath {
         if let Some(names) = earlier.as_ref().map(Vec::len).filter(|&names| names > 0) {
             tracing::info!(names, "taking over the predecessor's learned names");
         }
+        // One at a time: the attacher says that a grace period is over, but not whose.
         let wait = Arc::new(Mutex::new(wait));
         let grace_periods = || {
             let wait = wait.clone();
             GracePeriods::start(move || wait.lock()())
                 .map_err(|error| FastPathError::io("starting the thread of grace periods", error))
         };
+        // New for each set of maps: clients cannot find out which names collide.
         let seed = random_seed();
         control.set_hash_seed(seed);
         let lease = Lease::new(control.clone(), config.lease);
@@ -280,6 +282,7 @@ impl FastPath {
     /// Resolves when the first snapshot is in the map and all interfaces present at the start have
     /// been processed.
     pub async fn ready(&self) {
+        // Cloned, so that the lock is not held while waiting: `stop` needs it.
         let waits = self.running(|running| {
             (
                 running.publisher.installs.clone(),
@@ -298,6 +301,8 @@ impl FastPath {
     pub fn is_ready(&self) -> bool {
         self.running(|Running { publisher, session }| {
             let programs = &session.attached.lock().programs;
+            // The complete program is verified after the first pass; a start that waits for all
+            // answers waits for it.
             let is_loading = programs
                 .iter()
                 .any(|program| program.state == ProgramState::Loading);
@@ -350,6 +355,7 @@ impl FastPath {
             ready: _,
             pinned_at,
         } = attached;
+        // The attacher's last words may still say that all is well.
         if self.lease.unwatched_for() >= UNWATCHED {
             interfaces.unserved = Some(format!(
                 "the attacher has been silent for more than {} s, so nothing watches packet filter rules and routes: \
@@ -421,12 +427,15 @@ impl FastPath {
     }
 
     fn end(&self, of_answers: OnStop) {
+        // Taken out, so that `drop` after `stop` finds nothing to end.
         let running = self.running.write().take();
         let Some(Running { publisher, session }) = running else {
             return;
         };
         // The server stops answering soon.
         self.control.probe_until(0);
+        // First the programs, then the publisher, which keeps the maps up to date as long as they
+        // answer.
         session.stop(self.on_stop);
         publisher.stop(of_answers);
     }

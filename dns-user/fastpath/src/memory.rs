@@ -98,6 +98,7 @@ pub(super) fn names_in(
     let index = map_index(names, names_shape, memory.clone())?;
     Ok(index
         .locations()
+        // The predecessor may have been configured for more, or its map be damaged.
         .take(limit)
         .filter_map(|location| read_name(&memory, location))
         .collect())

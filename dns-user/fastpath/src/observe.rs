@@ -87,6 +87,7 @@ impl TapReader {
                 },
             }
         }
+        // Nobody reads any more: programs that go on sampling would fill the buffer for nothing.
         self.control.set_tap_every(0);
     }
 
@@ -194,6 +195,8 @@ impl Ring {
             let [a, b, c, d, ..] = self.written.load(start, Ordering::Acquire).to_ne_bytes();
             let header = u32::from_ne_bytes([a, b, c, d]);
             let length = (header & !(BUSY | DISCARDED)) as usize;
+            // Records follow in order, so one that is being written holds up those after it, for a
+            // moment.
             if header & BUSY != 0 || length > self.size - HEADER {
                 return None;
             }

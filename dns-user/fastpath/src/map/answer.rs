@@ -127,6 +127,8 @@ pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Ve
     } = answer;
     let body_at = HEADER_LEN + name.as_wire().len() + TYPE_CLASS_LEN;
     let form = Form::of(message, body_at)?;
+    // What is left of a truncated answer is no set of records (RFC 2181, section 9). Every record
+    // must have a TTL that the programs count down.
     if form.flags[0] & TC != 0 || form.records() != ttls.len() || form.records() > MAX_RECORDS {
         return None;
     }
@@ -138,6 +140,7 @@ pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Ve
         has_soa |= form.body.get(at.checked_sub(4)?..at - 2)? == TYPE_SOA.to_be_bytes();
         offsets.push(u16::try_from(at).ok()?);
     }
+    // A denial without SOA must not be kept (RFC 2308, section 5).
     if form.counts[0] == [0, 0] && !has_soa {
         return None;
     }
@@ -168,6 +171,8 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
         since_ns,
     } = reply;
     let body_at = HEADER_LEN + name.as_wire().len() + TYPE_CLASS_LEN;
+    // A reply repeats RD and CD of its query (RFC 1035, section 4.1.1; RFC 4035, section 3.2.2),
+    // and the entry is for queries with these.
     let copied = RD | if question.checking_disabled { CD } else { 0 };
     let forms = |messages: &[Vec<u8>]| -> Option<Vec<Form>> {
         let forms = messages.iter().map(|message| Form::of(message, body_at));
@@ -185,6 +190,7 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     let mut variants = [[0; 2]; GROUPS];
     for (turn, group) in GROUPS_BY_USE.into_iter().enumerate() {
         let mut earlier = GROUPS_BY_USE[..turn].iter();
+        // Groups with equal forms share them, because an entry has little room.
         variants[group] = match earlier.find(|&&earlier| by_group[earlier] == by_group[group]) {
             Some(&earlier) => variants[earlier],
             None => append_fitting(&mut all, &by_group[group], &mut room),
@@ -193,6 +199,7 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     if all.is_empty() {
         return None;
     }
+    // An entry has one list of places at which numbers change, for all forms.
     let serials: Vec<Option<u16>> = all.iter().map(|form| form.serial_at()).collect();
     let serial_at = serials[0];
     let is_same = |form: &Form| {
@@ -264,6 +271,7 @@ impl Form {
             [header[8], header[9]],
             [header[10], header[11]],
         ];
+        // One question, since the programs send the client's own in its place.
         let is_fitting = header[4..6] == [0, 1]
             && RCODES.contains(&(flags[1] & 0x0f))
             && (body.is_empty() || (MIN_BODY_LEN..=MAX_BODY_LEN).contains(&body.len()));
@@ -310,7 +318,9 @@ impl WireRecord {
             match *bytes.get(at)? {
                 0 => break at + 1,
                 length @ 1..=63 => at += usize::from(length) + 1,
+                // A pointer ends the name (RFC 1035, section 4.1.4).
                 0xc0..=0xff => break at + 2,
+                // 64 to 191: no kind of label that anybody uses (RFC 6891, section 5).
                 _ => return None,
             }
         };
@@ -356,6 +366,7 @@ impl EntryHeader<'_> {
             variants,
             wide_limits,
         } = self;
+        // The programs take the first zero byte for the end of a name.
         if name.labels().any(|label| label.contains(&0)) {
             return None;
         }
@@ -373,6 +384,7 @@ impl EntryHeader<'_> {
             lifetime,
             name_len: u16::try_from(wire.len()).ok()?,
             ttl_count: u8::try_from(numbers_at.len()).ok()?,
+            // A number at an odd offset enters the checksum with its bytes swapped (RFC 1071).
             odd_ttls: u8::try_from(numbers_at.iter().filter(|&at| at % 2 == 1).count()).ok()?,
             variants,
             wide_limits,
@@ -403,6 +415,7 @@ impl EntryHeader<'_> {
         ) in forms.iter_mut().enumerate()
         {
             for &at in numbers_at {
+                // Zero, because the programs add the current number to the sum of the rest.
                 body.get_mut(usize::from(at)..)?.get_mut(..4)?.fill(0);
             }
             let variant = Variant {

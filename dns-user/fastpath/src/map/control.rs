@@ -38,6 +38,7 @@ impl ControlPage {
 
     /// Sets the end of the lease, in ns of CLOCK_MONOTONIC; 0: no lease.
     pub(crate) fn set_lease(&self, deadline_ns: u64) {
+        // With release: not before what was published under this lease.
         self.store(
             offset_of!(Control, lease_deadline_ns),
             deadline_ns,
@@ -54,6 +55,7 @@ impl ControlPage {
 
     /// Permits probes until this time of CLOCK_MONOTONIC, in ns; 0 ends them.
     pub(crate) fn probe_until(&self, until_ns: u64) {
+        // Relaxed: a run that sees it late passes one probe more or less.
         self.store(
             offset_of!(Control, probe_until_ns),
             until_ns,
@@ -79,6 +81,7 @@ impl ControlPage {
                 share,
             );
         }
+        // The time last: until then no program looks at the shares.
         self.store(
             offset_of!(Control, shed_until_ns),
             until_ns,
@@ -93,6 +96,7 @@ impl ControlPage {
 
     /// Sets the generation of the forwarded answers in use; 0: none.
     pub fn set_answer_generation(&self, generation: u64) {
+        // With release: what the caller changed before is visible wherever the new generation is.
         self.store(
             offset_of!(Control, answer_generation),
             generation,

@@ -77,6 +77,7 @@ impl Counters {
     }
 
     pub(crate) fn join(mut self, others: Self) -> Self {
+        // As if they were further CPUs: all figures are sums.
         self.cpus.extend(others.cpus);
         self
     }
@@ -116,6 +117,7 @@ impl CounterPages {
             value_size,
             elements: cpus,
         } = shape;
+        // The offsets below hold for this layout only.
         if value_size as usize != size_of::<CpuCounters>() {
             return Err(io::Error::other(format!(
                 "counters of {value_size} bytes: another layout"
@@ -148,6 +150,7 @@ impl CounterPages {
     pub(crate) fn passed_to_userspace(&self) -> u64 {
         (0..self.cpus)
             .map(|cpu| {
+                // Dropped queries, and datagrams to other sockets, give this server no work.
                 let outcomes = Outcome::ALL.iter().filter(|outcome: &&Outcome| {
                     !outcome.is_hit() && !matches!(outcome, Outcome::NotOurs | Outcome::Shed)
                 });
@@ -183,6 +186,7 @@ impl CounterPages {
     }
 
     fn hits(&self, cpu: usize, slot: usize) -> &AtomicU64 {
+        // Beyond it are the counters of the next CPU.
         assert!(slot < INTERFACES, "a counter of the map");
         self.counter(
             cpu,

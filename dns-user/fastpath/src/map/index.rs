@@ -24,6 +24,7 @@ pub fn elements(names: u32) -> u32 {
     // The largest table follows the root and all smaller tables, which together have the same length.
     2 * names
         .div_ceil(NAMES_PER_PAIR)
+        // At least the smallest table; at most what the number of elements can say.
         .clamp(1, 1 << 30)
         .next_power_of_two()
 }
@@ -54,6 +55,7 @@ impl<W: Words> Index<W> {
     ) -> Result<(), Full> {
         let memory = &self.memory;
         if let Some(place) = old.and_then(|old| memory.place(hash, old)) {
+            // One store: a run finds the old entry or the new one, and never neither.
             memory.set_location(place, new);
             return Ok(());
         }
@@ -63,6 +65,7 @@ impl<W: Words> Index<W> {
                 memory.take(place, hash, new);
                 return Ok(());
             }
+            // Rarely more than once: each pair of buckets becomes two.
             memory.grow(pairs)?;
         }
     }
@@ -104,6 +107,7 @@ impl<W: Words> IndexMemory<W> {
         self.reachable(hash)
             .filter(|&place| self.tag(place) == index::tag(hash))
             .map(|place| self.location(place))
+            // One name in 255 has the same tag, so the entry's hash decides.
             .find(|&location| self.hash_at(location) == Some(hash))
     }
 
@@ -165,6 +169,7 @@ impl<W: Words> IndexMemory<W> {
 
     /// Fills a table of twice the size and switches to it.
     fn grow(&self, pairs: u32) -> Result<(), Full> {
+        // The next table ends at four times this number of pairs, see `dns_common::index`.
         if pairs > self.elements() / 4 {
             return Err(Full);
         }
@@ -177,6 +182,8 @@ impl<W: Words> IndexMemory<W> {
                 self.take(free, hash, location);
             }
         }
+        // Last, so that programs find a complete table. Runs that have read the old number find the
+        // old one untouched.
         self.set_pairs(2 * pairs);
         Ok(())
     }
@@ -193,6 +200,7 @@ impl<W: Words> IndexMemory<W> {
     /// Returns the number of pairs in use; an invalid root counts as 1.
     fn pairs(&self) -> u32 {
         let pairs = u32::try_from(self.words.load(0, Ordering::Acquire)).unwrap_or(0);
+        // A predecessor's map may hold anything, and its numbers lead to offsets.
         if pairs.is_power_of_two() && pairs <= self.elements() / 2 {
             pairs
         } else {
@@ -229,6 +237,7 @@ impl<W: Words> IndexMemory<W> {
     }
 
     fn location(&self, place: SlotPosition) -> Location {
+        // Whoever sees a slot's cell sees the entry that was written before.
         Location(self.words.load_half(cell(place), Ordering::Acquire))
     }
 

@@ -57,6 +57,8 @@ impl Encoded {
         if name.labels().any(|label| label.contains(&0)) {
             return Err(EntryRefusal::NulByte);
         }
+        // bosh-dns answers a name that is no valid query with FORMERR for addresses, and with an
+        // empty answer for other types.
         let (rcode, rcode_other) = match existence {
             Existence::Found => (NOERROR, NOERROR),
             Existence::NoSuchName => (NXDOMAIN, NXDOMAIN),
@@ -66,6 +68,7 @@ impl Encoded {
             Existence::Found => (v4.clone(), v6.clone()),
             Existence::NoSuchName | Existence::Malformed => (Vec::new(), Vec::new()),
         };
+        // Not the first ones instead: userspace shuffles all of them, so each has its turn.
         if v4.len() > MAX_V4 || v6.len() > MAX_V6 {
             return Err(EntryRefusal::TooManyAddresses);
         }
@@ -82,6 +85,7 @@ impl Encoded {
             rcode,
             rcode_other: rcode_other | if policy.is_some() { HAS_POLICY } else { 0 },
         };
+        // Kept between entries, so that most of them take no allocation.
         self.words.clear();
         self.words.resize(header.size().div_ceil(8), 0);
         let bytes = self.words.as_mut_bytes();
@@ -120,6 +124,7 @@ pub(crate) fn read_name<W: Words>(memory: &EntryMemory<W>, location: Location) -
     let mut words = [0; NAME_END_WORDS];
     let wire = read_wire(memory, location, &mut words)?;
     let (name, used) = Name::from_wire(wire).ok()?;
+    // Bytes after the name: the entry is damaged, or was overwritten while it was read.
     (used == wire.len()).then_some(name)
 }
 

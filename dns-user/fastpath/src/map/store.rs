@@ -66,6 +66,8 @@ impl CellAllocator {
     /// [`Self::end_grace_period`].
     pub(crate) fn allocate(&mut self, size: usize) -> Option<Location> {
         let length = cells(size);
+        // The shortest run that is long enough; of equal ones the first, so that the store fills
+        // from its start, in few windows.
         let found = *self.by_length.range(Run { length, start: 0 }..).next()?;
         self.remove_free(found);
         if found.length > length {
@@ -95,6 +97,8 @@ impl CellAllocator {
         if self.quarantine.is_empty() || !self.waiting.is_empty() {
             return false;
         }
+        // Kept apart: what is freed from now on may be read by runs that began before this, and
+        // needs the next one.
         self.waiting = std::mem::take(&mut self.quarantine);
         true
     }
@@ -122,6 +126,7 @@ impl CellAllocator {
 
     /// Adds a free run, joined with its free neighbours in the same chunk.
     fn join_free(&mut self, mut run: Run) {
+        // Two chunks are two elements of the array: no entry may cross their boundary.
         let chunk = run.start / CHUNK_CELLS;
         if let Some((&start, &length)) = self.by_start.range(..run.start).next_back()
             && start + length == run.start
@@ -203,6 +208,7 @@ impl Windows {
                 continue;
             }
             let start = window * WINDOW;
+            // The store is no multiple of a window.
             let length = WINDOW.min(self.size - start);
             let offset = libc::off_t::try_from(start).map_err(io::Error::other)?;
             let access = (
@@ -264,6 +270,7 @@ impl<W: Words> EntryMemory<W> {
             .start(location, entry.len())
             .expect("the allocator hands out cells inside the store");
         for (index, &word) in entry.iter().enumerate() {
+            // Relaxed: the index's store, with release, publishes these words.
             self.words.store(start + index, word, Ordering::Relaxed);
         }
     }
@@ -297,6 +304,7 @@ impl<W: Words> EntryMemory<W> {
     }
 
     pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
+        // Outside of the store there is no entry, and so no use.
         self.start(location, 1)
             .map_or(0, |start| self.words.load(start, Ordering::Relaxed))
     }

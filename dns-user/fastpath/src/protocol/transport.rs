@@ -42,10 +42,13 @@ pub fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> 
             "too many descriptors for one message",
         ));
     }
+    // A stream carries descriptors only with at least one byte (unix(7)); this one is the end of an
+    // empty line.
     sendmsg(
         stream,
         &[IoSlice::new(b"\n")],
         &mut control,
+        // A peer that is gone is an error, not a signal that ends the process.
         SendFlags::NOSIGNAL,
     )?;
     Ok(())
@@ -56,6 +59,7 @@ pub fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
+    // There is room for as many as the protocol knows; the kernel closes any others.
     let received = recvmsg(
         stream,
         &mut [IoSliceMut::new(&mut byte)],
@@ -102,6 +106,7 @@ impl Lines {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
+            // Only what is left: each byte would otherwise buy the peer the whole time again.
             stream.set_read_timeout(Some(left))?;
             self.receive(stream)?;
         }
@@ -122,6 +127,7 @@ impl Lines {
     pub fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') else {
             return match self.pending.len() {
+                // Each read adds at most one buffer, so hardly more than the limit is ever kept.
                 0..=MAX_LINE => Ok(None),
                 _ => Err(io::Error::new(
                     io::ErrorKind::InvalidData,
@@ -148,6 +154,7 @@ impl Lines {
 
 /// Returns whether an error only means that no data has arrived yet.
 pub fn is_nothing_yet(error: &io::Error) -> bool {
+    // SO_RCVTIMEO ends a read with EAGAIN (socket(7)).
     matches!(
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted

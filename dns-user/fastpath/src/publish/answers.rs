@@ -170,6 +170,7 @@ impl Room {
     }
 
     fn has_room(&self, size: usize) -> bool {
+        // Cells and not bytes: what is left of an entry's last cell serves nobody else.
         self.count < self.limit && self.cells + cells(size) <= self.max_cells
     }
 }
@@ -235,6 +236,7 @@ impl AnswerTable {
         questions: Arc<QuestionFilter>,
     ) -> Self {
         let reply_bytes = if max_replies > 0 { REPLY_BYTES } else { 0 };
+        // The maps were sized for both: what replies do not get is for answers.
         let outside_bytes = store.allocator.fill().total.saturating_sub(reply_bytes);
         let denials = max_replies / DENIAL_SHARE;
         let denial_bytes = reply_bytes / DENIAL_SHARE;
@@ -268,7 +270,9 @@ impl AnswerTable {
         for key in gone {
             self.remove(key);
         }
+        // All its tickets are void; skipping them one by one would cost the next evictions.
         self.rooms[AnswerPart::Outside as usize].queue = SecondChance::default();
+        // Renewals and ends belong to forwarded answers alone.
         self.due.retain(|Reverse(due)| due.task == Task::Redraw);
         self.generation = generation;
     }
@@ -287,6 +291,8 @@ impl AnswerTable {
         let key = renewal.key(self.seed);
         let ends_ns = since_ns.saturating_add(u64::from(lifetime) * 1_000_000_000);
         let room = &self.rooms[AnswerPart::Outside as usize];
+        // Looked up before a flush or a change of routes and handed over after it, or expired on
+        // the way.
         if generation != self.generation || room.limit == 0 || ends_ns <= now_ns {
             return self.release(key);
         }
@@ -337,6 +343,8 @@ impl AnswerTable {
         content: Content,
     ) -> Option<()> {
         let size = words.len() * 8;
+        // A question whose name has come into existence, or has gone, moves to a part with room of
+        // its own.
         if self
             .records
             .get(&key)
@@ -349,6 +357,7 @@ impl AnswerTable {
             .get(&key)
             .map(|record| (record.location, record.size, record.ticket));
         if old.is_none() {
+            // Only newcomers count: a change of what is there must not wait for the rate.
             self.rooms[part as usize]
                 .admission
                 .take(Instant::now())
@@ -359,6 +368,8 @@ impl AnswerTable {
         }
         self.reclaim();
         let Some(location) = self.store.allocator.allocate(size) else {
+            // Room for several, since it is there only after a grace period; this one comes again
+            // with its next use.
             let enough = self.store.batch(size);
             while !self.store.will_have(enough) && self.evict(part) {}
             self.reclaim();
@@ -379,6 +390,7 @@ impl AnswerTable {
         let room = &mut self.rooms[part as usize];
         let ticket = match old {
             Some((_, old_size, ticket)) => {
+                // Its ticket stays, and so does its turn to be evicted: a renewal is not a use.
                 room.cells -= cells(old_size);
                 ticket
             }
@@ -423,16 +435,21 @@ impl AnswerTable {
                 ..
             } = due;
             let Some(record) = self.records.get(&key) else {
+                // An answer that does not fit has no record; its time is over, so another may be
+                // handed over.
                 if task == Task::Remove {
                     self.release(key);
                 }
                 continue;
             };
+            // The task of an earlier answer to the question.
             if record.since_ns != since_ns {
                 continue;
             }
             match (&record.content, task) {
                 (Content::Forwarded { ends_ns, renewal }, Task::Renew) => {
+                    // Nobody asked for it at the interface, so it is not worth a query to a
+                    // recursor.
                     if self.store.memory.last_used_ns(record.location) != 0 {
                         renewals.push(renewal.clone());
                     }
@@ -446,6 +463,8 @@ impl AnswerTable {
                 (Content::Forwarded { .. }, Task::Remove) => drop(self.remove(key)),
                 (Content::Local(local), Task::Redraw) => {
                     let is_used = self.store.memory.last_used_ns(record.location) != local.used_ns;
+                    // The others come a second later: drawing takes up to a millisecond, and the
+                    // thread has other work.
                     if is_used && redrawn < REDRAWN_AT_ONCE {
                         redrawn += 1;
                         self.redraw(key, source, now_ns);
@@ -518,6 +537,8 @@ impl AnswerTable {
                 ),
             )
         };
+        // The queue holds tickets of answers that are gone or have moved; only a record with the
+        // same one counts.
         let Some(key) = room.queue.next(room.count, last_used) else {
             return false;
         };
@@ -539,6 +560,7 @@ impl AnswerTable {
 
     fn remove(&mut self, key: u64) -> Option<Content> {
         let Some(record) = self.records.remove(&key) else {
+            // What has no record may still be suppressed by the filter.
             self.release(key);
             return None;
         };
@@ -565,6 +587,8 @@ impl AnswerTable {
 
     fn schedule(&mut self, due: Due) {
         let [outside, replies, denials] = &self.rooms;
+        // Tasks of answers that are gone stay until they are due, which may be days: they are
+        // dropped once they outnumber the others.
         if self.due.len() > 4 * (outside.limit + replies.limit + denials.limit) + 64 {
             let Self { due, records, .. } = self;
             due.retain(|Reverse(due)| {
@@ -592,6 +616,8 @@ impl AnswerTable {
         let key = question.key(self.seed);
         // Smaller sizes say nothing about clients that accept more.
         let size = size.filter(|&size| size >= MIN_WIDE);
+        // The entry is there already, unless it was made for a common size and this client has
+        // named one.
         if let Some(HeldAnswer {
             content: Content::Local(local),
             ..
@@ -634,6 +660,8 @@ impl AnswerTable {
             if index % 16 == 0 {
                 progress();
             }
+            // Withdrawn rather than late: userspace answers, and no reply of the older records is
+            // left.
             if begun.elapsed() <= REFRESHING && self.show_again(key, source, now_ns, None) {
                 continue;
             }
@@ -764,6 +792,8 @@ impl AnswerTable {
             {
                 return true;
             }
+            // The new entry of a question in use counts as used, for its eviction and its
+            // redrawing.
             words[0] = self.store.memory.last_used_ns(record.location);
         }
         (local.is_sample, local.used_ns) = (is_sample, words[0]);
@@ -771,6 +801,7 @@ impl AnswerTable {
             .place(key, &words, part, now_ns, Content::Local(local))
             .is_none()
         {
+            // There may be room at its next query.
             self.questions.release(key);
             return false;
         }

@@ -51,6 +51,7 @@ impl Dependents {
         instances: &[IpAddr],
     ) -> Option<SetNumber> {
         if let Some(old) = old {
+            // A change of health alone leaves the set as it is.
             if self
                 .sets
                 .get(&old)
@@ -82,6 +83,7 @@ impl Dependents {
         if !set.keys.is_empty() {
             return;
         }
+        // Nobody would ever look for a set without names.
         if let Some(AddressSet { members, keys: _ }) = self.sets.remove(&number) {
             for &ip in &*members {
                 self.by_instance.remove(&(ip, number));
@@ -93,6 +95,7 @@ impl Dependents {
     }
 
     pub(crate) fn keys(&self, instances: &[IpAddr]) -> BTreeSet<u64> {
+        // A set with several of the instances is visited once.
         let numbers: BTreeSet<SetNumber> = instances
             .iter()
             .flat_map(|&ip| {
@@ -117,6 +120,8 @@ impl Dependents {
 
     /// Adds a set without names.
     fn insert(&mut self, instances: &[IpAddr]) -> SetNumber {
+        // Reused ones first: numbers then never exceed the number of sets, and four bytes per name
+        // suffice.
         let number = self.unused.pop().unwrap_or_else(|| {
             let number = u32::try_from(self.sets.len() + 1)
                 .ok()

@@ -80,6 +80,7 @@ pub(super) struct EventSender {
 impl EventSender {
     /// Adds an event, which is dropped if the publisher has ended.
     pub(super) fn send(&self, event: Event) {
+        // The lock is released before the thread is woken, which needs it at once.
         let is_folded = self.waiting.lock().push(event);
         self.wake();
         static LIMIT: LineLimit = LineLimit::new();
@@ -151,12 +152,15 @@ struct Waiting {
 impl Waiting {
     /// Adds an event; returns whether the waiting ones had to be folded.
     fn push(&mut self, event: Event) -> bool {
+        // Nobody would ever take it.
         if self.has_ended {
             return false;
         }
         self.weight += event.weight();
         self.queue.push_back(event);
         let is_full = self.weight > MAX_WEIGHT;
+        // Folding loses no change: it replaces what changed by the statement that anything may
+        // have.
         if is_full {
             let mut folded = Folded::default();
             for event in self.queue.drain(..) {
@@ -223,6 +227,7 @@ impl Folded {
             None if self.is_removed => Some(Event::RemoveAnswers),
             begun => begun,
         };
+        // In this order: a flush tells of everything before it, and nothing follows a stop.
         [names, answers, self.flush, self.stop]
             .into_iter()
             .flatten()

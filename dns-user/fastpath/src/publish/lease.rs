@@ -91,6 +91,7 @@ impl Lease {
         let end = deadline(current_at, heartbeat, self.length_ns);
         let watched = self.watched_ns.load(Ordering::Relaxed);
         let unwatched_ns = u64::try_from(UNWATCHED.as_nanos()).unwrap_or(u64::MAX);
+        // The earlier of both ends: neither sign of life speaks for the other process.
         self.control
             .set_lease(end.min(watched.saturating_add(unwatched_ns)));
     }
@@ -144,6 +145,7 @@ pub(crate) struct GracePeriods {
 impl GracePeriods {
     /// Starts the thread; `wait` waits for a grace period and returns whether the kernel confirmed it.
     pub(crate) fn start(mut wait: impl FnMut() -> bool + Send + 'static) -> io::Result<Self> {
+        // One of each: a grace period begins only when the end of the last one was noted.
         let (begin, begun) = bounded::<()>(1);
         let (report, over) = bounded(1);
         threads::spawn("grace", OnPanic::EndProcess, move || {

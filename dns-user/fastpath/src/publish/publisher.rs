@@ -124,6 +124,8 @@ impl Publisher {
     fn learn_if(&self, name: NameRef<'_>, is_permitted: impl FnOnce(&Handle) -> bool) {
         let Some(handle) = &self.inner else { return };
         let key = hash_name(handle.seed, name.as_wire());
+        // The filter first: a name that was handed over before costs neither the client's allowance
+        // nor a copy.
         if handle.filter.note(key)
             && (!is_permitted(handle) || handle.learn.try_send(name.to_name()).is_err())
         {
@@ -137,6 +139,8 @@ impl Publisher {
         let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else {
             return;
         };
+        // At once, by this thread: the publisher may be busy with something else, and void answers
+        // must not be given meanwhile.
         handle.page.set_answer_generation(generation);
         self.send(Event::BeginAnswers(generation, renewals.clone()));
     }
@@ -158,6 +162,7 @@ impl Publisher {
         if !filter.note(key) {
             return;
         }
+        // Copied only now, because copies of answers in use would be made at each query.
         if answer().is_none_or(|answer| offers.try_send(Offer { answer, generation }).is_err()) {
             filter.release(key);
         }
@@ -194,6 +199,7 @@ impl Publisher {
             dnssec_ok,
             checking_disabled,
         };
+        // Asked last: a question that is not handed over must not count against the client.
         if !handle.may_hand_over(client)
             || questions
                 .try_send(FrequentQuestion { question, size })
@@ -221,6 +227,7 @@ impl Publisher {
     }
 
     pub(crate) fn remove_answer(&self, question: &AnswerKey<'_>) {
+        // An eviction from the cache concerns the publisher only if an interface has the answer.
         if self.holds_answer(question)
             && let Some(handle) = &self.inner
         {
@@ -329,6 +336,8 @@ impl LearnFilter {
         if key != 0 && slot.load(Ordering::Relaxed) == key {
             return false;
         }
+        // Not an exchange: if two threads note a key at once, both hand it over, and the second
+        // finds it learned.
         slot.store(key, Ordering::Relaxed);
         true
     }
@@ -389,6 +398,8 @@ impl QuestionFilter {
         // Truncation is intended: the lowest bits choose the slot.
         let slot = &self.first[key as usize % SLOTS];
         let (upper, seen) = (key >> TIME_BITS << TIME_BITS, slot.load(Ordering::Relaxed));
+        // Modulo 18 hours: a question seen about so long ago counts as repeated, and is published a
+        // query early.
         let age = now.wrapping_sub(seen) & ((1 << TIME_BITS) - 1);
         if seen >> TIME_BITS << TIME_BITS != upper || age > REPEATED_WITHIN {
             slot.store(upper | now, Ordering::Relaxed);
@@ -445,6 +456,7 @@ impl ClientAllowance {
             Some(IpAddr::V6(client)) => (client.to_bits() >> 64) as u64,
             None => 0,
         };
+        // By a keyed hash: a client cannot choose whose group it shares.
         let group = QueryKey::new(0, false, false).hash(number ^ seed) as usize % GROUPS;
         self.groups[group].take(MAX_EACH_SECOND, (now_ns / 1_000_000_000) as u32)
     }

@@ -72,9 +72,11 @@ pub(crate) fn draw(
         seed,
         most_draws: 0,
     };
+    // The reply to a client without limit has all records, so it tells how many orders are wanted.
     let complete = drawer.reply(Some(MAX_WIDE), 0)?;
     let total = answer_count(&complete);
     drawer.most_draws = (DRAWN_BYTES / complete.len().max(1)) as u64;
+    // DO is a bit of the OPT (RFC 3225), so such a query has one.
     let plain = if question.dnssec_ok {
         Orders::default()
     } else {
@@ -171,6 +173,7 @@ impl Drawer<'_> {
             }
             turn += 1;
         }
+        // If no draw has another record first, userspace does not shuffle this answer.
         let is_shuffled = replies.len() > 1 || turn >= self.most_draws;
         // With all records in each reply, as many orders as records give each the first place once.
         let is_sample =
@@ -182,6 +185,7 @@ impl Drawer<'_> {
     fn reply(&self, size: Option<u16>, turn: u64) -> Option<Vec<u8>> {
         let body_at = HEADER_LEN + self.question.name.as_wire().len() + TYPE_CLASS_LEN;
         let seed = self.seed.wrapping_add(turn);
+        // By userspace's own code, so that both give the same bytes.
         let mut reply = self.reply_to(&self.query(size, false), seed)?;
         if turn == 0 {
             // The reply must not spell out the name: its letter case is the client's.
@@ -190,6 +194,7 @@ impl Drawer<'_> {
                 return None;
             }
         }
+        // The OPT is the last record that userspace writes; the programs write one for each client.
         if size.is_some() {
             let count = u16::from_be_bytes([*reply.get(10)?, *reply.get(11)?]).checked_sub(1)?;
             reply[10..12].copy_from_slice(&count.to_be_bytes());

@@ -54,6 +54,7 @@ impl SecondChance {
     ) -> Option<u64> {
         let mut spared = 0;
         while let Some(turn) = self.turns.pop_front() {
+            // The record has gone, or has a later turn.
             let Some(last_used) = last_used_ns(turn.key, turn.ticket) else {
                 continue;
             };

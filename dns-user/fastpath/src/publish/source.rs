@@ -44,6 +44,7 @@ pub trait NameSource: Any + Send + Sync {
 
     /// Returns the facets on which the meaning of `name` depends.
     fn facets(&self, _name: &Name) -> Facets {
+        // A source that cannot tell has all its names resolved at each change.
         [Facet::ANY].into_iter().collect()
     }
 

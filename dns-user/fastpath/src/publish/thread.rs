@@ -238,6 +238,7 @@ impl Worker {
                 self.lease.renew(age(self.behind_since));
                 renewed = Some(Instant::now());
             }
+            // In each round: cells wait in quarantine for as long as nobody looks.
             self.table.reclaim();
             self.tend_answers();
             let is_held = self.is_held();
@@ -250,6 +251,8 @@ impl Worker {
             };
             match self.events.next() {
                 Some(Event::Stop(on_stop)) => {
+                    // The attacher may be gone, and programs that stay attached must not answer for
+                    // a server that has left.
                     if on_stop == OnStop::Detach {
                         self.lease.end();
                     }
@@ -270,6 +273,7 @@ impl Worker {
 
     /// Waits for an event or for other work, which is done; `false` once all handles are gone.
     fn wait(&mut self, limit: Duration) -> bool {
+        // Events first: what clients hand over may wait, or be lost.
         select_biased! {
             recv(self.events.woken()) -> woken => return woken.is_ok(),
             recv(self.learn) -> name => if let Ok(name) = name {
@@ -293,10 +297,13 @@ impl Worker {
         if self.table.go_on(Instant::now() + SLICE) {
             return self.finish_pass();
         }
+        // A predecessor's programs answer all names, so they must not be replaced by programs with
+        // a part of them.
         if self.earlier.is_none()
             && let Some(request_attach) = self.request_attach.take()
         {
             self.lease.renew(age(self.behind_since));
+            // After the lease, or the programs would pass every query at first.
             request_attach();
             self.held_until = Some(Instant::now() + ATTACHING);
         }
@@ -335,6 +342,7 @@ impl Worker {
 
     fn publish_replies(&mut self, first: FrequentQuestion) {
         let now_ns = BootInstant::now().kernel_ns();
+        // One source for all of them: it is replaced by events only, which this thread takes later.
         let source = self.table.answers();
         // The programs look for local replies only while they look for whole answers at all.
         if !self.answers.keeps_forwarded() {
@@ -384,6 +392,7 @@ impl Worker {
             ..
         } = self;
         let is_answering = request_attach.is_none();
+        // The time of the first change counts, if several are on their way to the map.
         let behind_since = behind_since.unwrap_or(begun);
         let mut last = begun;
         // Work that makes progress renews the lease, as long as nothing in the map is older than a lease.
@@ -415,6 +424,7 @@ impl Worker {
                     BootInstant::now().kernel_ns(),
                     &mut progress,
                 );
+                // Otherwise everything is in the map already, and no caller waits for a pass.
                 if (self.table.is_installing(), self.table.is_outdated) != had_work {
                     self.note_installed(begun);
                 }
@@ -444,7 +454,9 @@ impl Worker {
                 let _ = done.send(self.answers.replies());
             }
             Event::Flush(number) => {
+                // Names handed over before the flush are among what its caller waits for.
                 self.learn_waiting();
+                // Newer records wait for the next pass, and the caller may have installed them.
                 if self.table.is_outdated {
                     self.later_flush = number;
                 } else {
@@ -494,6 +506,7 @@ impl Worker {
                 "names are not at the interfaces: userspace answers them"
             );
         }
+        // Counted from the next change that waits, because everything before it is in the map.
         self.lease.renew(age(self.behind_since));
         self.request_attach
             .take()
@@ -501,6 +514,7 @@ impl Worker {
             .for_each(|request| request());
         self.installed.send_modify(|count| *count += 1);
         self.flush();
+        // What waited for the following pass waits for the current one from now on.
         self.flush = self.flush.max(self.later_flush);
         // Building and installing a snapshot briefly takes 10 to 20 MB at 10,000 instances.
         dns_kit::memory::give_back();

@@ -55,6 +55,7 @@ impl<W: Words> EntryStore<W> {
 
     /// Allocates cells for `size` bytes without touching the reserve.
     pub(super) fn allocate_beside_reserve(&mut self, size: usize) -> Option<Location> {
+        // Free cells may be too scattered for the entry, which `allocate` finds out.
         if self.allocator.free_cells() < cells(size) + self.reserve() {
             return None;
         }
@@ -90,6 +91,7 @@ impl<W: Words> EntryStore<W> {
             location,
             size,
         } = new;
+        // mmap(2) may fail for lack of memory; userspace answers the name then.
         if self.memory.prepare(location, size).is_err() {
             self.allocator.free(location, size);
             return Err(Full);
@@ -103,6 +105,7 @@ impl<W: Words> EntryStore<W> {
             return Err(full);
         }
         self.written += 1;
+        // After the index has left it; runs that found it before are why it goes to quarantine.
         if let Some((location, size)) = old {
             self.allocator.free(location, size);
         }
@@ -112,12 +115,14 @@ impl<W: Words> EntryStore<W> {
     /// Removes an entry: program runs that begin later do not find it. Earlier runs may answer from
     /// it until they end; until then its cells are in quarantine.
     pub(crate) fn remove(&mut self, entry: Placed) {
+        // Before the cells: nothing may lead to what will be overwritten.
         self.index.remove(entry.key, entry.location);
         self.allocator.free(entry.location, entry.size);
     }
 
     /// Frees cells whose grace period has ended and begins the next one.
     pub(crate) fn reclaim(&mut self, grace: &mut GracePeriods) {
+        // The end first, so that the same call can begin the next one for what was freed meanwhile.
         if grace.ended() {
             self.allocator.end_grace_period();
         }

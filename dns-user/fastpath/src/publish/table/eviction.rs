@@ -22,9 +22,13 @@ impl Table {
         let held = self.records.get(key).map(|record| record.kind);
         match kind {
             Kind::Published | Kind::Learned
+                // A name of these kinds has its place already: its new entry takes room in the
+                // store alone.
                 if !matches!(held, Some(Kind::Published | Kind::Learned)) =>
             {
                 while self.records.positive_count() >= self.limits.max_names {
+                    // The snapshot's names have precedence over queried ones, at any rate; among
+                    // queried ones the rate protects those in use.
                     let left = if kind == Kind::Published {
                         self.evict(Kind::Learned)
                     } else {
@@ -34,6 +38,8 @@ impl Table {
                 }
             }
             Kind::Negative if held != Some(Kind::Negative) => {
+                // Without a rate: denials evict each other alone, and clients hand them over at a
+                // limited one.
                 while self.records.count(Kind::Negative) >= self.limits.negative {
                     self.evict(Kind::Negative).then_some(())?;
                 }
@@ -65,6 +71,7 @@ impl Table {
     /// their cells if necessary.
     fn cells_for_listed(&mut self) -> Option<Location> {
         let size = self.encoded.size();
+        // Freed cells may lie apart: a large entry needs a run, so several rounds may be necessary.
         for _ in 0..ROUNDS_FOR_ONE {
             if let Some(location) = self.store.allocator.allocate(size) {
                 return Some(location);
@@ -84,6 +91,7 @@ impl Table {
     fn cells_for_learned(&mut self, replaces: bool) -> Option<Location> {
         let size = self.encoded.size();
         self.reclaim();
+        // The reserve is for this as well: userspace would answer the name until there is room.
         let found = if replaces {
             self.store.allocator.allocate(size)
         } else {

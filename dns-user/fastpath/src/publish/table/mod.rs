@@ -216,8 +216,10 @@ impl Table {
         }
         keys.sort_unstable();
         keys.dedup();
+        // Names that are not in the map are resolved when they are queried, or listed below.
         keys.retain(|&key| self.records.get(key).is_some());
         let too_large = self.listing.too_large();
+        // They are not among the records, so no facet leads to them.
         let may_fit = too_large.filter(|(_, name)| {
             self.answers
                 .facets(name)
@@ -232,6 +234,7 @@ impl Table {
             }
             self.reconsider(key);
         }
+        // The most useful ones at once; a large change must not hold up everything else.
         let new_later = new.split_off(new.len().min(HOTTEST));
         for (key, name) in new {
             self.publish_listed(key, &name);
@@ -260,6 +263,7 @@ impl Table {
             .map(|name| (self.key(&name), name))
             .collect();
         self.is_list_partial = is_first && listed.len() == HOTTEST;
+        // Only counted, and counting makes every name, which the first pass cannot wait for.
         let beyond = if self.is_list_partial {
             0
         } else {
@@ -348,6 +352,8 @@ impl Table {
             return;
         };
         let used = self.store.memory.last_used_ns(record.location) != 0;
+        // No longer listed and never asked for: its room is for others. A used one becomes a
+        // learned name.
         if record.kind == Kind::Published && !self.listing.contains(key) && !used {
             self.remove(key);
         } else {
@@ -415,6 +421,8 @@ impl Table {
             // filter then suppresses this one.
             return;
         }
+        // Resolving costs more than a look at the room, and a flood of names would resolve each in
+        // vain.
         if self.has_room_to_learn() || self.exchange.is_left(Instant::now()) {
             self.refresh(key, name);
         }
@@ -530,6 +538,7 @@ impl Table {
         }
         let instances = &resolution.checks.instances;
         if self.says_so(key) {
+            // The same addresses may depend on other instances, whose health changes them later.
             self.depend(key, name, instances);
             self.set_kind(key, kind);
             return;
@@ -590,6 +599,8 @@ impl Table {
             .get(key)
             .map(|record| (record.location, record.size()));
         if let Some((old, _)) = old {
+            // The new entry counts as used when the old one was, for its eviction and for health
+            // checks.
             self.encoded
                 .set_last_used_ns(self.store.memory.last_used_ns(old));
         }
@@ -612,6 +623,7 @@ impl Table {
         if let Some(set) = record.dependency {
             self.dependents.release(key, set);
         }
+        // Its next query in userspace hands it over again.
         self.filter.release(key);
         self.store.remove(Placed {
             key,

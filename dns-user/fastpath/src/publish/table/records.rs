@@ -127,6 +127,7 @@ impl Records {
     pub(super) fn remove(&mut self, key: u64) -> Option<NameRecord> {
         let record = self.by_key.remove(&key)?;
         self.counts[record.kind as usize] -= 1;
+        // Its turn in the queue stays until it comes: without the record its ticket is void.
         if record.facet == SEVERAL {
             self.several.remove(&key);
         }
@@ -140,6 +141,7 @@ impl Records {
         if record.facet == SEVERAL {
             self.several.remove(&key);
         }
+        // A name with one facet needs no memory besides its record.
         record.facet = match facets[..] {
             [] => NONE,
             [facet] => facet,
@@ -178,6 +180,8 @@ impl Records {
         record.kind = kind;
         self.counts[kind as usize] += 1;
         let last_used_ns = store.memory.last_used_ns(record.location);
+        // As the last of its new kind; its turn in the old queue is void, because its ticket
+        // changes.
         self.queue(key, kind, last_used_ns);
         true
     }
@@ -274,6 +278,7 @@ impl Listing {
     /// `is_new` was counted before.
     pub(super) fn add(&mut self, key: u64, limit: usize, is_new: bool) -> bool {
         if self.keys.len() >= limit && !self.keys.contains(&key) {
+            // Only counted: the status says how many names the limit leaves out.
             self.beyond += usize::from(is_new);
             return false;
         }
@@ -283,6 +288,7 @@ impl Listing {
 
     pub(super) fn remove(&mut self, key: u64) {
         if !self.keys.remove(&key) {
+            // It was one of those past the limit.
             self.beyond = self.beyond.saturating_sub(1);
         }
         self.fits(key);
@@ -302,6 +308,8 @@ impl Listing {
     pub(super) fn note_unfitting(&mut self, key: u64, name: &Name, reason: UnpublishedReason) {
         if self.contains(key) {
             self.unfitting.insert(key, reason);
+            // Only these may fit after a change of their answer; the others need another name, or
+            // room.
             if reason == UnpublishedReason::Entry(EntryRefusal::TooManyAddresses) {
                 self.too_large.insert(key, name.clone());
             }
@@ -362,6 +370,7 @@ impl Pass {
 
     /// Adds names before all others.
     pub(super) fn add_first(&mut self, known: Vec<u64>, listed: Vec<(u64, Name)>) {
+        // From the end, because each is put before those that are there.
         known
             .into_iter()
             .rev()
