@@ -8,7 +8,7 @@ use std::{
     mem::offset_of,
     net::IpAddr,
     os::fd::BorrowedFd,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -28,6 +28,8 @@ pub(crate) type Grace = fn();
 pub(crate) struct ScopePage {
     map: MmapRaw,
     grace: Grace,
+    /// Whether a program that reads it may be attached.
+    is_read: AtomicBool,
 }
 
 /// An interface, as described to the programs.
@@ -56,7 +58,21 @@ impl ScopePage {
         Ok(Self {
             map: map_shared(map, size_of::<Scope>())?,
             grace,
+            is_read: AtomicBool::new(false),
         })
+    }
+
+    /// Expects runs of programs from now on. Must precede attaching the first one.
+    pub(crate) fn expect_runs(&self) {
+        self.is_read.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until every program run that began before the call has ended.
+    fn wait_for_runs(&self) {
+        // Each session has a map of its own. At a start four grace periods of 10 ms would precede the first attachment.
+        if self.is_read.load(Ordering::Relaxed) {
+            (self.grace)();
+        }
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -159,7 +175,7 @@ impl ScopePage {
             return;
         }
         // From here on no run reads a slot that was valid before.
-        (self.grace)();
+        self.wait_for_runs();
         let free: Vec<usize> = (0..MAX_ENDPOINTS)
             .filter(|&slot| self.endpoint(slot).is_none())
             .collect();
@@ -174,7 +190,7 @@ impl ScopePage {
             }
         }
         // From here on every run that finds a slot valid sees its address.
-        (self.grace)();
+        self.wait_for_runs();
         for (slot, endpoint) in &placed {
             let Endpoint {
                 port: [p0, p1],
@@ -220,7 +236,7 @@ impl ScopePage {
             return Vec::new();
         }
         // From here on no run uses a slot removed earlier.
-        (self.grace)();
+        self.wait_for_runs();
         let mut placed = Vec::new();
         let mut left = Vec::new();
         for interface in new {
@@ -246,7 +262,7 @@ impl ScopePage {
             self.describe(slot, interface);
             placed.push((slot, interface));
         }
-        (self.grace)();
+        self.wait_for_runs();
         // From here on every run that finds a number sees the rest of its slot.
         for (slot, interface) in placed {
             let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
@@ -386,11 +402,19 @@ fn words_of(address: IpAddr) -> [u32; 4] {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::{
+        cell::Cell,
+        net::{Ipv4Addr, Ipv6Addr},
+    };
 
     use memmap2::MmapOptions;
 
     use super::*;
+
+    thread_local! {
+        /// Number of grace periods waited for.
+        static GRACE_PERIODS: Cell<usize> = const { Cell::new(0) };
+    }
 
     /// Returns a page in anonymous memory.
     fn page() -> ScopePage {
@@ -400,7 +424,8 @@ mod tests {
             .unwrap();
         ScopePage {
             map: MmapRaw::from(map),
-            grace: || {},
+            grace: || GRACE_PERIODS.with(|count| count.set(count.get() + 1)),
+            is_read: AtomicBool::new(false),
         }
     }
 
@@ -441,6 +466,22 @@ mod tests {
             0b101,
             "the new endpoint is admitted by nobody yet"
         );
+    }
+
+    #[test]
+    fn grace_periods_begin_with_the_first_attachment() {
+        let page = page();
+        page.set_endpoints(&[endpoint(1)]);
+        page.add_interfaces(&[served(7), served(8)]);
+        assert_eq!(GRACE_PERIODS.get(), 0, "no program reads the map");
+        page.expect_runs();
+        page.set_endpoints(&[endpoint(1)]);
+        page.add_interfaces(&[served(7)]);
+        assert_eq!(GRACE_PERIODS.get(), 0, "nothing is new");
+        page.add_interfaces(&[served(7), served(9)]);
+        assert_eq!(GRACE_PERIODS.get(), 2);
+        page.set_endpoints(&[endpoint(2)]);
+        assert_eq!(GRACE_PERIODS.get(), 4);
     }
 
     #[test]

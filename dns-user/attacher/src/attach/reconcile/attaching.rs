@@ -214,6 +214,7 @@ impl InterfaceReconciler {
             cni_grace,
             ..
         } = self;
+        setting.scope.expect_runs();
         let begun = Instant::now();
         let is_prepared = setting.prepared.contains_key(&link.ifindex);
         let made = choice::plan(setting.mode, link, order).and_then(|plan| {
