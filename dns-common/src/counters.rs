@@ -35,6 +35,8 @@ macro_rules! outcomes {
     };
 }
 
+// Numbers are part of the layout: samples of the tap and pinned counters hold them, so a new
+// outcome gets the next one.
 outcomes! {
     /// Answered completely from an entry.
     Hit = 0, "hit";
@@ -124,10 +126,12 @@ pub enum QueryKind {
 pub const KIND_SLOTS: usize = 4;
 
 /// Number of RCODEs with separate reply counters: slots in [`CpuCounters::replies`].
+// 0 to 3: the programs send NOERROR, FORMERR and NXDOMAIN (RFC 1035, section 4.1.1).
 pub const RCODE_SLOTS: usize = 4;
 
 /// Element of the `COUNTERS` map: the counts of one CPU since the programs were loaded.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+// Aligned to a cache line, so that no two CPUs write to the same one.
 #[repr(C, align(64))]
 pub struct CpuCounters {
     /// Number of packets by [`Outcome`].
@@ -138,6 +142,7 @@ pub struct CpuCounters {
     pub query_bytes: u64,
     /// Total DNS message bytes of replies.
     pub reply_bytes: u64,
+    // `interface_hits` then begins at a line of its own.
     /// Padding to the cache line, always zero.
     pub padding: [u64; 6],
     /// Number of replies by the interface's slot in [`crate::scope::Scope::interfaces`].

@@ -40,6 +40,7 @@ pub const MAX_V6: usize = 256;
 
 /// Maximum size of an entry in bytes.
 pub const MAX_ENTRY_SIZE: usize = (size_of::<EntryHeader>()
+    // The name is padded to whole words.
     + (MAX_NAME_LEN + 1)
     + size_of::<AnswerPolicy>()
     + MAX_V4 * 4
@@ -69,6 +70,7 @@ impl Location {
     }
 }
 
+// 24 bytes without padding: a further field would cost every name eight.
 /// Header of every entry. Integers are in host byte order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
@@ -125,6 +127,8 @@ impl AnswerPolicy {
         truncates: bool,
         recursion: bool,
     ) -> Self {
+        // Inverted, so that zero stands for the fleet's replies: TC if addresses are left out, and
+        // RA.
         let flags = (!truncates) as u64 | ((!recursion) as u64) << 1;
         let plain = (plain[0] & 15) as u64 | ((plain[1] & 15) as u64) << 4;
         Self(ttl as u64 | (most as u64) << 32 | plain << 48 | flags << 56)
@@ -184,6 +188,7 @@ impl EntryHeader {
     /// Returns the offset of the IPv4 addresses in bytes (network order).
     #[inline(always)]
     pub const fn v4_offset(&self) -> usize {
+        // Only names of Consul have a policy; all others save its eight bytes.
         self.policy_offset()
             + if self.has_policy() {
                 size_of::<AnswerPolicy>()

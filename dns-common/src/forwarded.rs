@@ -21,10 +21,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::{MIN_UDP_SIZE, UDP_PAYLOAD_SIZE, entry::padded, name::NameHasher};
 
 /// Maximum number of records per answer. Answers with more are left to userspace.
+// The programs add each TTL in a loop, and the verifier follows each of its turns.
 pub const MAX_RECORDS: usize = 24;
 
 /// Maximum length of a body: the rest of the largest reply that passes every path, after a header
 /// and the shortest question.
+// A header of 12 bytes, and the question for the root: a byte of name, type and class.
 pub const MAX_BODY_LEN: usize = UDP_PAYLOAD_SIZE as usize - 12 - 5;
 
 /// Maximum number of variants of an entry, a power of two.
@@ -42,6 +44,7 @@ const _: () = assert!(MAX_ANSWER_SIZE <= crate::entry::MAX_ENTRY_SIZE);
 
 /// [`AnswerHeader::generation`] of a local reply. It is valid whatever the generation of forwarded
 /// answers; its publisher withdraws it.
+// Forwarded answers count from 1, so none ever gets here.
 pub const LOCAL: u64 = u64::MAX;
 
 /// Minimum length of a body that is not empty: one record without data, owned by the root.
@@ -56,6 +59,7 @@ impl QueryKey {
     /// Returns the key of a query of class IN with this type, DO and CD.
     #[inline(always)]
     pub const fn new(qtype: u16, dnssec_ok: bool, checking_disabled: bool) -> Self {
+        // RD is not among them: without it, userspace answers.
         Self(qtype as u32 | (dnssec_ok as u32) << 16 | (checking_disabled as u32) << 17)
     }
 
@@ -218,6 +222,7 @@ pub fn ones_sum(bytes: &[u8]) -> u16 {
         .chunks(2)
         .map(|pair| u16::from_ne_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
     let mut sum: u64 = words.map(u64::from).sum();
+    // Repeated, because adding the carry may carry again.
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

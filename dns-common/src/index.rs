@@ -22,6 +22,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::name::{HIGHS, ONES, first_zero};
 
 /// Slots in a bucket.
+// Two words of tags and twelve cells of four bytes fill a cache line.
 pub const BUCKET_SLOTS: usize = 12;
 
 /// Slots whose tags share a word.
@@ -63,12 +64,14 @@ const _: () = assert!(size_of::<Root>() == size_of::<Pair>());
 /// Returns the element that holds the pair of `hash` in a table of `pairs` pairs.
 #[inline(always)]
 pub const fn element(hash: u64, pairs: u32) -> u32 {
+    // A power of two and the bits below it: exactly the elements from `pairs` to `2 * pairs`.
     pairs | hash as u32 & pairs.wrapping_sub(1)
 }
 
 /// Returns which bucket of its pair `hash` prefers, 0 or 1.
 #[inline(always)]
 pub const fn preferred_bucket(hash: u64) -> usize {
+    // A bit that neither the pair (the lowest ones) nor the tag (from bit 56 on) depends on.
     (hash >> 55) as usize & 1
 }
 
@@ -97,6 +100,7 @@ const OVERFLOW_SHIFT: usize = 32;
 /// Returns the tag of a name with this hash, never 0.
 #[inline(always)]
 pub const fn tag(hash: u64) -> u8 {
+    // 256 values become 255, because 0 marks a free slot.
     (1 + (((hash >> 56) * 255) >> 8)) as u8
 }
 
@@ -104,6 +108,8 @@ pub const fn tag(hash: u64) -> u8 {
 /// eight, `8n + 6` for slot `8 + n`.
 #[inline(always)]
 pub const fn slots_with(tags: [u64; 2], tag: u8) -> u64 {
+    // The marks of the second word are a bit lower, so that both fit into one result. `zero_byte`
+    // would not do: every mark counts here, not only the first.
     let wanted = ONES.wrapping_mul(tag as u64);
     zero_bytes(tags[0] ^ wanted) | zero_bytes(tags[1] ^ wanted) >> 1 & SECOND_SLOTS
 }
@@ -113,6 +119,7 @@ pub const fn slots_with(tags: [u64; 2], tag: u8) -> u64 {
 pub const fn first_slot(slots: u64) -> usize {
     let lowest = slots & slots.wrapping_neg();
     let second = lowest & SECOND_SLOTS;
+    // A mark of the second word, added to itself, is where `first_zero` expects one.
     let byte = first_zero(lowest + second);
     if second != 0 { byte + WORD_SLOTS } else { byte }
 }

@@ -26,12 +26,15 @@ mod tests;
 /// Version of the map layouts in this crate.
 ///
 /// Part of the pin path, so a process never adopts maps with another layout.
+// Raised also if only the meaning of a field changes: a successor may read what its predecessor
+// wrote.
 pub const LAYOUT_VERSION: u32 = 12;
 
 /// Headroom in bytes that the native XDP program may use: the drivers' 256 bytes
 /// (`XDP_PACKET_HEADROOM`) less the kernel's own share (`struct xdp_frame`: 40 bytes since Linux
 /// 5.18, 32 before) and the header of virtio_net (12 or 20 bytes). Before Linux 6.4 that driver
 /// silently drops a reply without room for its header.
+// 40 and 20 bytes, rounded up.
 pub const XDP_HEAD_ROOM: usize = 256 - 64;
 
 /// UDP payload size announced in the OPT of our replies (RFC 6891, section 6.2.3), which passes all

@@ -27,10 +27,14 @@ pub const fn lower8(word: u64) -> u64 {
 /// Like [`lower8`], but in the same steps for every word, so that a verifier follows one path instead of two.
 #[inline(always)]
 pub const fn lower8_branchless(word: u64) -> u64 {
+    // Each sum sets a byte's highest bit from one character on, `A` or the one after `Z`. The bytes
+    // have seven bits, so no carry leaves them.
     let low7 = word & !HIGHS;
     let from_a = low7 + ONES * (128 - b'A' as u64);
     let after_z = low7 + ONES * (128 - b'Z' as u64 - 1);
+    // Bytes of 128 and more are no letters: only ASCII has a case (RFC 4343).
     let upper = (from_a ^ after_z) & HIGHS & !word;
+    // 0x20, by which small letters differ.
     word | (upper >> 2)
 }
 
@@ -71,6 +75,8 @@ impl NameHasher {
     /// Adds the next eight bytes.
     #[inline(always)]
     pub const fn write(&mut self, word: u64) {
+        // A product carries upwards only; the shift brings its best bits down to where the pair is
+        // chosen.
         let mixed = (self.0 ^ word).wrapping_mul(Self::MULTIPLIER);
         self.0 = mixed ^ (mixed >> 32);
     }
@@ -88,6 +94,7 @@ pub fn hash_name(seed: u64, lower_wire: &[u8]) -> u64 {
     for chunk in lower_wire.chunks(8) {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);
+        // As the programs load it, which are compiled for little endian.
         hasher.write(u64::from_le_bytes(word));
     }
     hasher.finish()

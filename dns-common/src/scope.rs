@@ -11,6 +11,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Maximum number of served endpoints. Queries to further ones are answered by userspace.
+// The programs compare a packet's destination with each in turn.
 pub const MAX_ENDPOINTS: usize = 16;
 
 /// Number of words in [`Scope::vlans`], a power of two.
@@ -23,6 +24,7 @@ pub const INTERFACES: usize = 2048;
 pub const INTERFACE_TRIES: usize = 16;
 
 /// Number of words in [`Scope::refused_sources`], a power of two.
+// 32 KiB, of which a packet touches one line.
 pub const SOURCE_WORDS: usize = 4096;
 
 /// Index of `lo` in every network namespace (`LOOPBACK_IFINDEX`, kernel 2.6.39).
@@ -91,6 +93,7 @@ pub struct Interface {
 pub struct HeardClient {
     /// Interface index.
     pub ifindex: u32,
+    // Four bytes, so that the key has no padding: a hash map compares every byte.
     /// Slot of the endpoint.
     pub endpoint: u32,
     /// Address in network order, IPv4 as `::ffff:a.b.c.d`.
@@ -149,6 +152,7 @@ impl Scope {
     /// [`Self::refused_sources`]: a single load decides.
     #[inline(always)]
     pub const fn refused_source(hash: u32) -> (usize, u64) {
+        // Bits 0 to 17 choose those in the word, 20 to 31 the word itself: none counts twice.
         let bits = 1 << (hash % 64) | 1 << (hash / 64 % 64) | 1 << (hash / 4096 % 64);
         (hash as usize >> 20 & (SOURCE_WORDS - 1), bits)
     }

@@ -4,6 +4,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes reserved in an event for the question's name.
+// The longest name (255 bytes), in whole words, which the programs copy.
 pub const TAP_NAME_LEN: usize = 256;
 
 /// One query as seen by the program.
@@ -28,6 +29,7 @@ pub struct TapEvent {
     pub answers: u16,
     /// Number of bytes used in `name`.
     pub name_len: u16,
+    // Padding that the compiler adds would show readers what the buffer held before.
     /// Padding to the next 4 bytes, always zero.
     pub padding: u16,
     /// Question's name in wire format, letter case as sent.
