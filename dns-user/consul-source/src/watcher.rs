@@ -104,6 +104,18 @@ impl CatalogWatcher {
         demanded: mpsc::Receiver<Demand>,
     ) -> (watch::Receiver<Arc<CatalogView>>, AbortHandle) {
         let (updates, updated) = mpsc::channel(256);
+        let (watcher, views) = Self::new(settings, names, status, watches_all, updates);
+        let task = tokio::spawn(watcher.run(updated, demanded));
+        (views, task.abort_handle())
+    }
+
+    fn new(
+        settings: LiveSettings,
+        names: &Arc<HostNames>,
+        status: Arc<Mutex<LiveStatus>>,
+        watches_all: Arc<AtomicBool>,
+        updates: mpsc::Sender<Update>,
+    ) -> (Self, watch::Receiver<Arc<CatalogView>>) {
         let mut known = Known::default();
         known.own.clone_from(&settings.datacenter);
         let (snapshots, views) = watch::channel(Arc::new(view(&known, known.live())));
@@ -135,10 +147,7 @@ impl CatalogWatcher {
             watches_all,
             views: 0,
         };
-        (
-            views,
-            tokio::spawn(watcher.run(updated, demanded)).abort_handle(),
-        )
+        (watcher, views)
     }
 
     async fn run(
@@ -815,3 +824,6 @@ fn replace<T: PartialEq>(place: &mut T, value: T) -> bool {
     *place = value;
     differs
 }
+
+#[cfg(test)]
+mod tests;
