@@ -17,9 +17,9 @@ use crate::{
     plan::{self, Action, Desired, NameChange, Note, Plan, PlanRules, Reason},
     provider::{
         Batch, OnConflict, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone,
+        apply_verified,
     },
     record::{Key, Name, Record, RecordType, Target},
-    verification,
 };
 
 /// Maximum number of list, plan and apply rounds in one run while other writers change the zones.
@@ -522,7 +522,7 @@ impl Engine {
         }
         let mut applied = BTreeSet::new();
         if !batch.transactions.is_empty() {
-            let results = verification::apply(&mut *self.provider, &batch, progress).await;
+            let results = apply_verified(&mut *self.provider, &batch, progress).await;
             for (transaction, outcome) in batch.transactions.into_iter().zip(results) {
                 match outcome {
                     TransactionResult::Applied => drop(applied.insert(transaction.name)),

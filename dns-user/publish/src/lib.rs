@@ -23,7 +23,6 @@ mod status;
 mod store;
 mod text;
 mod update_record;
-mod verification;
 mod webhook;
 
 pub use cli::main;

@@ -1,7 +1,6 @@
 //! The main loop: reads the sources (documents, stored resources, fleet and health) after every change, and
 //! reconciles each provider in its own task, so that a slow or failing provider delays no other.
 
-mod claim;
 mod launch;
 
 use std::{
@@ -28,7 +27,7 @@ use tokio::{
 };
 
 pub use self::launch::{LaunchOptions, launch, options_problems};
-use self::{claim::mark_rivals, launch::fill_targets};
+use self::launch::{fill_targets, mark_rivals};
 use crate::{
     api,
     config::{ApiConfig, Config, WebhookConfig},

@@ -1,7 +1,8 @@
-//! DNS messages for zone transfers, from SOA to SOA (RFC 5936), and for updates with prerequisites (RFC 2136). Pure.
+//! DNS messages for zone transfers, from SOA to SOA (RFC 5936), for updates with prerequisites (RFC 2136), and for
+//! queries that prove them. Pure.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
 };
 
@@ -706,4 +707,63 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
         return Err(WireError("data of another length"));
     }
     Target::parse(record.record_type, &text).map_err(|_| MALFORMED)
+}
+
+/// A changed set, and the data that it should have now.
+pub(super) struct ChangedSet<'a> {
+    /// Place of the transaction in its batch.
+    pub(super) place: usize,
+    pub(super) name: &'a Name,
+    pub(super) record_type: RecordType,
+    /// Empty for a deleted set.
+    expected: &'a BTreeSet<Target>,
+}
+
+static NOTHING: BTreeSet<Target> = BTreeSet::new();
+
+/// Returns the sets that a transaction changes.
+pub(super) fn changed_sets(place: usize, transaction: &Transaction) -> Vec<ChangedSet<'_>> {
+    let mut found = Vec::new();
+    for step in &transaction.steps {
+        let (record, expected) = match step {
+            Step::Create(record) | Step::Replace { after: record, .. } => (record, &record.targets),
+            Step::Delete(record) => (record, &NOTHING),
+            Step::Require(_) | Step::RequireAbsent(..) => continue,
+        };
+        found.push(ChangedSet {
+            place,
+            name: &record.name,
+            record_type: record.record_type,
+            expected,
+        });
+    }
+    found
+}
+
+impl ChangedSet<'_> {
+    /// Returns whether the response to a query for the set shows exactly the expected data.
+    pub(super) fn is_proven(&self, message: &[u8]) -> Result<bool, WireError> {
+        let mut reader = MessageReader::new(message);
+        let header = reader.header()?;
+        // NXDOMAIN proves a deletion as well.
+        let is_answer = header.is_response() && matches!(header.rcode(), 0 | 3);
+        if !is_answer {
+            return Ok(false);
+        }
+        for _ in 0..header.counts[0] {
+            reader.question()?;
+        }
+        let mut found = BTreeSet::new();
+        for _ in 0..header.counts[1] {
+            let record = reader.record()?;
+            let is_asked = record.name == *self.name
+                && record.record_type == self.record_type
+                && record.class == CLASS_IN;
+            if is_asked {
+                found.insert(decode(message, &record)?);
+            }
+        }
+        // A wildcard may answer for a deleted name; then the next listing decides.
+        Ok(found == *self.expected)
+    }
 }

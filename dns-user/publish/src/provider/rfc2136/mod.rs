@@ -4,7 +4,6 @@
 //! listed sets, so it either finds the planned state or changes nothing.
 
 mod messages;
-mod read_back;
 #[cfg(test)]
 mod tests;
 mod tsig;
@@ -32,7 +31,8 @@ pub use self::{
 };
 use self::{
     messages::{
-        Encoded, ListedTexts, MessageReader, TYPE_AXFR, Transfer, TransferError, WireError,
+        ChangedSet, Encoded, ListedTexts, MessageReader, TYPE_AXFR, Transfer, TransferError,
+        WireError, changed_sets,
     },
     tsig::TsigError,
 };
@@ -447,22 +447,24 @@ impl UpdateSender<'_> {
 
     /// Reads the changed sets of applied transactions back. Those that the server does not show become unproven.
     async fn read_back(&mut self, transactions: &[Transaction], results: &mut [TransactionResult]) {
-        let mut questions = Vec::new();
+        // NOERROR is no proof: a server ignores a CNAME beside other data, among others (RFC 2136,
+        // section 3.4.2.2).
+        let mut sets = Vec::new();
         let mut unproven = BTreeSet::new();
         for (place, transaction) in transactions.iter().enumerate() {
             if results[place] == TransactionResult::Applied {
                 unproven.insert(place);
-                questions.extend(read_back::questions(place, transaction));
+                sets.extend(changed_sets(place, transaction));
             }
         }
         let listed = self.provider.listed.get(&self.zone).copied();
-        let is_asked = read_back::is_cheaper_than_transfer(questions.len(), listed.unwrap_or(0));
+        let is_asked = is_cheaper_than_transfer(sets.len(), listed.unwrap_or(0));
         if let Some(connection) = &mut self.connection
             && is_asked
         {
             let key = self.provider.settings.key.as_ref();
             // Without the answers everything stays unproven, and the next listing decides.
-            if let Ok(found) = read_back::unproven(connection, key, &questions).await {
+            if let Ok(found) = connection.unproven(key, &sets).await {
                 unproven = found;
             }
         }
@@ -500,6 +502,14 @@ impl UpdateSender<'_> {
             }
         }
     }
+}
+
+/// Number of record sets that a transfer brings in about the time of one query.
+const RECORDS_PER_QUERY: usize = 4;
+
+/// Returns whether queries cost less than another transfer of a zone with this many records.
+fn is_cheaper_than_transfer(queries: usize, records: usize) -> bool {
+    queries <= MAX_PIPELINED.max(records / RECORDS_PER_QUERY)
 }
 
 /// Failure of an exchange with the server.
@@ -750,6 +760,32 @@ impl Connection {
                 waiting.remove(&id);
             }
         }
+    }
+
+    /// Queries changed sets; returns the places of transactions that the answers do not prove.
+    async fn unproven(
+        &mut self,
+        key: Option<&TsigKey>,
+        sets: &[ChangedSet<'_>],
+    ) -> Result<BTreeSet<usize>, Failure> {
+        let mut unproven = BTreeSet::new();
+        for part in sets.chunks(MAX_PIPELINED) {
+            let first = fastrand::u16(..);
+            let queries = part.iter().zip(0_u16..).map(|(set, number)| {
+                let id = first.wrapping_add(number);
+                messages::question(id, 0, set.name, set.record_type.0)
+            });
+            let asked = self.ask(queries, key, |number: usize, message: &[u8]| {
+                let set = &part[number];
+                // An answer that cannot be read proves nothing either.
+                if !set.is_proven(message).unwrap_or(false) {
+                    unproven.insert(set.place);
+                }
+                Ok(true)
+            });
+            asked.await?;
+        }
+        Ok(unproven)
     }
 
     /// Returns the time in seconds since 1970.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::{
-    TsigKey,
+    MAX_PIPELINED, TsigKey, is_cheaper_than_transfer,
     messages::{
         self, CLASS_IN, Encoded, MessageReader, Records, TYPE_AXFR, Transfer, TransferError,
         append, decode, encode, question,
@@ -244,4 +244,18 @@ fn request_without_a_response_is_unfinished() {
     let mut message = question(9, 0, &apex(), TYPE_AXFR);
     let verifier = key.sign(&mut message, NOW).unwrap();
     assert_eq!(verifier.finish(), Err(TsigError::Missing));
+}
+
+#[test]
+fn many_questions_are_left_to_a_transfer() {
+    for (questions, records, expected) in [
+        (1, 0, true),
+        (MAX_PIPELINED, 0, true),
+        (MAX_PIPELINED + 1, 0, false),
+        (1_000, 20_000, true),
+        (20_000, 20_000, false),
+    ] {
+        let is_cheaper = is_cheaper_than_transfer(questions, records);
+        assert_eq!(is_cheaper, expected, "{questions} of {records}");
+    }
 }
