@@ -710,7 +710,28 @@ mod tests {
             HttpApi::read(&ObjectReader::document("config.json", &json).expect("an object"))
         };
         let error = |text| read(text).expect_err("an error").to_string();
-        assert!(read(r#"{"http": {}}"#).expect("defaults").is_some());
+        let defaults = read(r#"{"http": {}}"#).expect("defaults").expect("present");
+        let HttpApi {
+            wait,
+            rate,
+            stale_after,
+            expire_after,
+            max_connections,
+            ..
+        } = defaults;
+        assert_eq!(
+            (wait, stale_after),
+            (Duration::from_secs(300), Duration::from_secs(60))
+        );
+        assert_eq!((expire_after, rate, max_connections), (None, 500, 150));
+        for (wait, is_valid) in [("10m", true), ("601s", false), ("0s", false)] {
+            let text = format!(r#"{{"http": {{"wait": "{wait}"}}}}"#);
+            assert_eq!(read(&text).is_ok(), is_valid, "{wait}");
+        }
+        for (connections, is_valid) in [(7, false), (8, true), (10_000, true), (10_001, false)] {
+            let text = format!(r#"{{"http": {{"max_connections": {connections}}}}}"#);
+            assert_eq!(read(&text).is_ok(), is_valid, "{connections}");
+        }
         assert!(
             error(r#"{"http": {"addresses": ["x:y"]}}"#)
                 .contains("http.addresses: \"x:y\" is not an address")

@@ -442,7 +442,7 @@ mod tests {
     use dns_core::wire::{Parsed, parse_by};
 
     use super::*;
-    use crate::config::Config;
+    use crate::{config::Config, record::MAX_FINAL};
 
     #[test]
     fn few_sizes_are_measured() {
@@ -529,6 +529,106 @@ mod tests {
         for (count, expected) in [(4093, 4093), (4094, 4093)] {
             let found = answers(count, longer, Transport::Tcp, None);
             assert_eq!(found, expected, "{count}");
+        }
+    }
+
+    /// Returns the numbers of answers and whether the reply is truncated, over UDP without EDNS or with this size.
+    fn cut(answers: Answers, name: &[u8], dns: &str, size: Option<u16>) -> (u16, bool) {
+        let additional = u8::from(size.is_some());
+        let mut message = [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, additional].to_vec();
+        message.extend([name, &[0, 1, 0, 1]].concat());
+        if let Some(size) = size {
+            let [high, low] = size.to_be_bytes();
+            message.extend([0, 0, 41, high, low, 0, 0, 0, 0, 0, 0]);
+        }
+        let Parsed::Query(query) = parse_by(Transport::Udp, &message) else {
+            panic!("a query")
+        };
+        let mut pending = PendingAnswer::authoritative(false);
+        pending.answers = answers;
+        let text = format!(r#"{{"consul": {{"dns_config": {dns}}}}}"#);
+        let (config, _) = Config::of_document("test", text.as_bytes())
+            .whole()
+            .unwrap()
+            .unwrap();
+        let reply = pending.finish(&query, &config.dns, &HashMap::default());
+        assert!(reply.len() <= usize::from(size.unwrap_or(512)));
+        let count = u16::from_be_bytes([reply[6], reply[7]]);
+        (count, reply[2] & 2 != 0)
+    }
+
+    #[test]
+    fn plain_clients_get_few_answers() {
+        const TRUNCATES: &str = r#"{"enable_truncate": true}"#;
+        const MANY: &str = r#"{"udp_answer_limit": 9}"#;
+        let name = b"\x01a\x06consul\0";
+        // Of 60 bytes: with 74 for each answer, 5 are 446 bytes with header and question, 6 are 520.
+        let long = [&[51][..], &[b'a'; 51], b"\x06consul\0"].concat();
+        let v4 = |count: usize| Answers::V4(7, vec![Ipv4Addr::LOCALHOST; count]);
+        let mixed = |count: usize| Answers::Mixed(7, vec![Ipv4Addr::LOCALHOST.into(); count]);
+        let behind = |aliases: usize, count: usize| {
+            let mut records = Vec::new();
+            for number in 0..aliases {
+                let target = Name::from_text(&format!("t{}", number + 1)).unwrap();
+                records.push(named(&format!("t{number}"), Data::Cname(target)));
+            }
+            for _ in 0..count {
+                let owner = Some(Name::from_text(&format!("t{aliases}")).unwrap());
+                records.push(Record::address(owner, 7, Ipv4Addr::LOCALHOST.into()));
+            }
+            Answers::Records(records)
+        };
+        for (answers, name, dns, size, expected) in [
+            (v4(3), &name[..], TRUNCATES, None, (3, false)),
+            (v4(4), name, TRUNCATES, None, (3, true)),
+            (v4(4), name, "{}", None, (3, false)),
+            (mixed(4), name, TRUNCATES, None, (3, true)),
+            (v4(8), name, MANY, None, (8, false)),
+            (v4(9), name, MANY, None, (8, false)),
+            (v4(9), name, TRUNCATES, Some(512), (3, true)),
+            (v4(9), name, TRUNCATES, Some(513), (9, false)),
+            (behind(2, 3), name, TRUNCATES, None, (5, false)),
+            (behind(2, 4), name, TRUNCATES, None, (5, true)),
+            (behind(2, 4), name, TRUNCATES, Some(1000), (6, false)),
+            // All of them are measured as they are sent, some of them without compression.
+            (v4(8), &long, MANY, None, (8, false)),
+            (v4(9), &long, MANY, None, (5, false)),
+            (mixed(9), &long, MANY, None, (5, false)),
+        ] {
+            let shown = format!("{answers:?} {dns} {size:?}");
+            assert_eq!(cut(answers, name, dns, size), expected, "{shown}");
+        }
+        // Aliases without an address make the client ask again.
+        let none = r#"{"udp_answer_limit": 0}"#;
+        assert_eq!(cut(behind(2, 1), name, none, None), (2, true));
+        assert_eq!(cut(behind(2, 0), name, none, None), (2, false));
+        assert_eq!(cut(v4(1), name, none, None), (0, false));
+        let text = Data::Txt([b'x'; 600].as_slice().into());
+        let Answers::Records(mut records) = behind(1, 0) else {
+            panic!("records")
+        };
+        records.push(named("t1", text));
+        let useless = Answers::Records(records);
+        assert_eq!(cut(useless, name, "{}", None), (0, true));
+    }
+
+    #[test]
+    fn chains_have_limits() {
+        let alias = |number: usize| {
+            let target = Name::from_text(&format!("t{number}")).unwrap();
+            named("t", Data::Cname(target))
+        };
+        for (aliases, last, expected) in [
+            (0, MAX_FINAL, (0, MAX_FINAL)),
+            (0, MAX_FINAL + 1, (0, MAX_FINAL)),
+            (MAX_CHAIN, 1, (MAX_CHAIN, 1)),
+            (MAX_CHAIN, 9, (MAX_CHAIN, MAX_FINAL)),
+            (MAX_CHAIN + 1, 1, (0, 0)),
+        ] {
+            let last = (0..last).map(|_| named("t", Data::A(Ipv4Addr::LOCALHOST)));
+            let kept = limit_chain(last.chain((0..aliases).map(alias)));
+            let leading = Answers::Records(kept.clone()).leading_aliases();
+            assert_eq!((leading, kept.len() - leading), expected);
         }
     }
 }

@@ -183,3 +183,185 @@ impl Zone {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::{catalog::Catalog, config::Config, definition::Definitions};
+
+    fn zone(file: &str) -> Zone {
+        let text = br#"{"consul": {"node_name": "here", "advertise_addr": "10.0.0.9"}}"#;
+        let (config, _) = Config::of_document("test", text).whole().unwrap().unwrap();
+        let definitions = Definitions::read([("file.json", file.as_bytes())], &config)
+            .whole()
+            .unwrap();
+        let visibility = config.visibility.clone();
+        let catalog = Catalog::build(definitions.registrations, &config, visibility);
+        Zone { config, catalog }
+    }
+
+    fn explained(zone: &Zone, name: &str) -> String {
+        let name = Name::from_text(name).unwrap();
+        let explanation = zone.explain(&name).unwrap();
+        assert_eq!(explanation.domain, "consul.");
+        assert!(
+            explanation
+                .text
+                .ends_with(&format!("  {}\n", explanation.rcode))
+        );
+        let mut lines = explanation.text.lines();
+        let first = format!("{name} is one of Consul's names (domain consul.)");
+        assert_eq!(lines.next(), Some(&*first));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn answers_are_explained() {
+        let zone = zone(
+            r#"{"nodes": [
+                    {"node": "n1", "address": "10.0.0.1"},
+                    {"node": "n2", "address": "10.0.0.2"},
+                    {"node": "far", "address": "10.2.0.1", "datacenter": "dc2"},
+                    {"node": "east", "address": "10.3.0.1", "peer": "east"}],
+                "services": [
+                    {"node": "n1", "name": "web", "port": 80, "tags": ["v1"]},
+                    {"node": "n2", "name": "web", "id": "w2", "address": "10.9.0.2",
+                     "check": {"id": "up", "status": "warning"}},
+                    {"node": "n2", "name": "web", "id": "w3", "tags": ["v1"],
+                     "check": {"id": "up", "status": "critical"}},
+                    {"node": "east", "peer": "east", "name": "db", "port": 5432},
+                    {"node": "n1", "kind": "connect-proxy", "name": "web-proxy", "port": 21000,
+                     "proxy": {"destination_service_name": "web"}}],
+                "queries": [{"id": "1", "name": "q", "service": "web"}],
+                "datacenters": [{"name": "dc2", "reachable": false}]}"#,
+        );
+        for (name, expected) in EXPLAINED {
+            assert_eq!(explained(&zone, name), *expected, "{name}");
+        }
+        assert_eq!(zone.explain(&Name::from_text("a.bosh.").unwrap()), None);
+    }
+
+    const EXPLAINED: &[(&str, &str)] = &[
+        (
+            "web.service.consul.",
+            r#"  asks for: instances of the service "web" in the datacenter "dc1"
+    web on n1, 10.0.0.1 port 80: passing
+    w2 on n2, 10.9.0.2 port 0: warning
+    w3 on n2, 10.0.0.2 port 0: critical: left out
+  2 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "v1.web.service.consul.",
+            r#"  asks for: instances of the service "web" with the tag "v1" in the datacenter "dc1"
+    web on n1, 10.0.0.1 port 80: passing
+    w2 on n2, 10.9.0.2 port 0: warning: excluded, it does not have the tag
+    w3 on n2, 10.0.0.2 port 0: critical: left out
+  1 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "_web._tcp.service.consul.",
+            r#"  asks for: instances of the service "web" in the datacenter "dc1"
+    web on n1, 10.0.0.1 port 80: passing
+    w2 on n2, 10.9.0.2 port 0: warning
+    w3 on n2, 10.0.0.2 port 0: critical: left out
+  2 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "web.connect.consul.",
+            r#"  asks for: mesh instances that represent "web" in the datacenter "dc1"
+    web-proxy on n1, 10.0.0.1 port 21000: passing
+  1 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "web.ingress.consul.",
+            r#"  asks for: gateways that "web" is bound to in the datacenter "dc1"
+  NXDOMAIN"#,
+        ),
+        (
+            "web.virtual.consul.",
+            r#"  asks for: the virtual address of "web"
+  0 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "db.service.east.peer.consul.",
+            r#"  asks for: instances of the service "db" of the peer "east"
+    db on east, 10.3.0.1 port 5432: passing
+  1 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "n1.node.consul.",
+            r#"  asks for: the node "n1" in the datacenter "dc1"
+  1 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "far.node.dc2.consul.",
+            r#"  asks for: the node "far" in the datacenter "dc2", which is unreachable
+  SERVFAIL"#,
+        ),
+        (
+            "far.node.dc3.consul.",
+            r#"  asks for: the node "far" in the datacenter "dc3", which nobody knows
+  NXDOMAIN"#,
+        ),
+        (
+            "none.service.consul.",
+            r#"  asks for: instances of the service "none" in the datacenter "dc1"
+  NXDOMAIN"#,
+        ),
+        (
+            "q.query.consul.",
+            r#"  asks for: the prepared query "q"
+  2 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "0a000001.addr.consul.",
+            r#"  asks for: the address 10.0.0.1 itself
+  1 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "service.consul.",
+            r#"  asks for: nothing: an empty non-terminal
+  NXDOMAIN"#,
+        ),
+        (
+            "a.b.consul.",
+            r#"  asks for: nothing: Consul does not have this name
+  NXDOMAIN"#,
+        ),
+        (
+            "consul.",
+            r#"  asks for: nothing: an empty non-terminal
+  NXDOMAIN"#,
+        ),
+    ];
+
+    #[test]
+    fn fifty_instances_are_listed() {
+        for count in [50, 51, 52] {
+            let mut services = Vec::new();
+            for number in 0..count {
+                let address = Ipv4Addr::from_bits(0x0a01_0000 + number);
+                services.push(format!(
+                    r#"{{"name": "web", "id": "w{number}", "address": "{address}"}}"#
+                ));
+            }
+            let zone = zone(&format!(r#"{{"services": [{}]}}"#, services.join(",")));
+            let text = explained(&zone, "web.service.consul.");
+            assert_eq!(text.matches(": passing").count(), 50);
+            let more = format!("    and {} more\n", count - 50);
+            assert_eq!(text.contains(&more), count > 50, "{text}");
+            assert!(text.contains(&format!("  {count} records for type ANY, TTL 0")));
+        }
+    }
+}

@@ -394,6 +394,14 @@ mod tests {
         let one = at(0.0, 0.0, 1.0, 0.0);
         assert_eq!(one.round_trip(&at(0.0, 0.0, 2.0, -3.0)), Some(3.0));
         assert_eq!(a.round_trip(&Coordinate::default()), None);
+        // Both sides count, and each dimension.
+        let far = at(3.0, -4.0, 0.25, 0.5);
+        assert_eq!(far.round_trip(&at(0.0, 0.0, 0.5, 0.25)), Some(6.5));
+        assert_eq!(at(0.0, 0.0, 0.5, 0.25).round_trip(&far), Some(6.5));
+        assert_eq!(
+            at(6.0, 4.0, 0.0, 0.0).round_trip(&far),
+            Some(8.0_f64.hypot(3.0) + 0.75)
+        );
     }
 
     #[test]

@@ -1006,4 +1006,95 @@ mod tests {
             lost.warnings
         );
     }
+
+    fn registered(text: &str, config: &Config) -> Definitions {
+        Definitions::read([("a.json", text.as_bytes())], config)
+            .whole()
+            .unwrap()
+    }
+
+    #[test]
+    fn own_node_is_registered_when_it_is_needed() {
+        let config_of = |text: &str| {
+            let text = format!(r#"{{"consul": {text}}}"#);
+            let read = Config::of_document("config.json", text.as_bytes());
+            read.whole().unwrap().unwrap().0
+        };
+        let [unnamed, named, addressed] = [
+            r#"{"advertise_addr": "10.0.0.1"}"#,
+            r#"{"node_name": "here"}"#,
+            r#"{"node_name": "here", "advertise_addr": "10.0.0.1"}"#,
+        ]
+        .map(config_of);
+        let [nothing, service, elsewhere, own] = [
+            "{}",
+            r#"{"service": {"name": "a"}}"#,
+            r#"{"nodes": [{"node": "n", "address": "10.0.0.2"}], "service": {"name": "a", "node": "n"}}"#,
+            r#"{"nodes": [{"node": "Here", "address": "10.0.0.3"}], "service": {"name": "a"}}"#,
+        ];
+        for (config, text, nodes, warnings) in [
+            (&unnamed, nothing, &[][..], 0),
+            (&unnamed, service, &[], 1),
+            (&named, nothing, &[], 0),
+            (&named, service, &["here"], 1),
+            (&named, elsewhere, &["n"], 0),
+            (&addressed, nothing, &["here"], 0),
+            (&addressed, elsewhere, &["n", "here"], 0),
+            (&addressed, own, &["Here"], 0),
+        ] {
+            let found = registered(text, config);
+            let names: Vec<&str> = found
+                .registrations
+                .nodes
+                .iter()
+                .map(|node| &*node.name)
+                .collect();
+            assert_eq!(names, nodes, "{text}");
+            assert_eq!(found.warnings.len(), warnings, "{:?}", found.warnings);
+        }
+    }
+
+    #[test]
+    fn failover_has_one_form() {
+        let read = |failover: &str| {
+            let text = format!(
+                r#"{{"queries": [{{"id": "1", "service": "web", "failover": {failover}}}]}}"#
+            );
+            let read = Definitions::read([("a.json", text.as_bytes())], &config());
+            let found = read.whole().map_err(|error| error.to_string())?;
+            Ok::<_, String>(found.registrations.queries[0].failover.clone())
+        };
+        let dc2 = || FailoverTarget::Datacenter("dc2".to_owned());
+        let east = FailoverTarget::Peer("east".to_owned());
+        assert_eq!(read("{}"), Ok(Failover::default()));
+        let found = read(r#"{"datacenters": ["dc2"]}"#).unwrap();
+        assert_eq!((found.nearest, found.targets), (0, vec![dc2()]));
+        let found = read(r#"{"targets": [{"peer": "east"}, {"datacenter": "dc2"}]}"#).unwrap();
+        assert_eq!((found.nearest, found.targets), (0, vec![east, dc2()]));
+        let both = read(r#"{"datacenters": ["dc2"], "targets": [{"peer": "east"}]}"#);
+        assert!(both.unwrap_err().contains("cannot be combined"));
+        for wrong in ["{}", r#"{"peer": "east", "datacenter": "dc2"}"#] {
+            assert!(
+                read(&format!(r#"{{"targets": [{wrong}]}}"#)).is_err(),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn metadata_is_text() {
+        let found = registered(
+            r#"{"service": {"name": "a", "meta": {"text": "1", "number": 2.5, "is": true}}}"#,
+            &config(),
+        );
+        let meta = &found.registrations.instances[0].meta;
+        let pairs: Vec<(&str, &str)> = meta.iter().map(|(key, value)| (&**key, &**value)).collect();
+        assert_eq!(pairs, [("is", "true"), ("number", "2.5"), ("text", "1")]);
+        let wrong = br#"{"service": {"name": "a", "meta": {"list": []}}}"#;
+        let errors = Definitions::read([("a.json", &wrong[..])], &config()).errors;
+        assert!(
+            errors[0].to_string().contains("meta.list: is not text"),
+            "{errors:?}"
+        );
+    }
 }
