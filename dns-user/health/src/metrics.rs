@@ -96,6 +96,7 @@ impl HealthMetrics {
     }
 
     pub(super) fn count_instances(&self, states: &Arc<HealthStates>) {
+        // In the order of `HealthStates::counts`.
         for (state, count) in ["running", "failing", "unknown", "unchecked"]
             .iter()
             .zip(states.counts())
@@ -130,6 +131,7 @@ impl CheckResult {
     }
 
     fn label(self) -> &'static str {
+        // There is a label for each variant.
         Self::LABELS[self as usize]
     }
 }
@@ -240,6 +242,7 @@ impl CheckFailures {
 
     /// Records the error of a check whose result is recorded as well.
     pub(super) fn record_error(&self, result: CheckResult, error: &CheckError) {
+        // One text for each result instead of each instance: thousands fail alike.
         self.0.lock().errors.insert(result, error.to_string());
     }
 
@@ -254,6 +257,7 @@ impl CheckFailures {
             return Some(HealthOutage::OwnCertificate(why));
         }
         if tls
+            // During a rotation, one valid CA suffices.
             .authorities
             .iter()
             .all(|authority| authority.invalid_at(now).is_some())
@@ -268,6 +272,7 @@ impl Latest {
     /// Returns why no latest check told a state. The reasons of single instances may differ; the
     /// one that the operator of this machine can mend comes first.
     fn outage(&self) -> Option<HealthOutage> {
+        // A single report proves that certificates and network work in principle.
         if self.last.is_empty()
             || self.last.values().any(|result| {
                 matches!(

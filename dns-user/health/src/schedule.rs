@@ -212,6 +212,8 @@ impl Schedule {
         ) {
             return Some(ip);
         }
+        // Before other first checks: a large new group must not delay the checks of known
+        // instances.
         if let Some(&(at, ip)) = self.due.first().filter(|(at, _)| *at <= now) {
             self.due.remove(&(at, ip));
             return Some(ip);
@@ -272,6 +274,8 @@ impl Schedule {
         let Some(target) = self.targets.get_mut(&ip) else {
             return;
         };
+        // The instance was removed and added again while the check ran, so the new entry waits for
+        // its own check.
         if target.waits != Waits::Running(ticket) {
             return;
         }
@@ -284,6 +288,7 @@ impl Schedule {
                 target.phase,
                 now + self.interval / 4,
             ),
+            // Again at once, but in the slow lane, where it has its whole time.
             Ending::CutOff => now,
         };
         target.answered = ending == Ending::Answered;
@@ -298,6 +303,7 @@ impl Schedule {
 
     /// Returns the time of the next call of [`Self::start`], unless a check ends earlier.
     pub(super) fn next_wake(&self) -> Option<Instant> {
+        // First checks need no time here: `start` has taken all for which there was a slot.
         let has_fast_room = self.running.len() - self.running_slow < self.lanes.fast;
         let mut wakes = Vec::new();
         if has_fast_room && let Some((at, _)) = self.due.first() {

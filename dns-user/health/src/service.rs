@@ -125,6 +125,7 @@ impl HealthService {
     /// Starts the watcher's thread; does nothing if it was already started.
     pub fn start(&self) -> anyhow::Result<()> {
         let mut watch = self.watch.lock();
+        // If a step below fails, the commands are lost, and the service can only be stopped.
         let commands = match std::mem::replace(&mut *watch, Watch::Stopped) {
             Watch::Waiting(commands) => commands,
             other => {
@@ -138,11 +139,13 @@ impl HealthService {
             lanes,
             kept,
         };
+        // The time before the start is no silence.
         self.checks.heartbeat.beat();
         let (stop, stopped) = oneshot::channel();
         let checks = self.checks.clone();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
+            // It only reads the files of certificates; a panic there loses one attempt.
             .max_blocking_threads(1)
             .on_thread_start(|| threads::adopt(OnPanic::Continue))
             .build()
@@ -159,6 +162,8 @@ impl HealthService {
                 } = &*checks;
                 metrics.count_instances(states);
                 let mut is_blind = false;
+                // Instances that are silent may be down. The alert is about certificates, which
+                // make every check fail.
                 if let Some(outage) = failures.outage(&tls.current(), SystemTime::now()) {
                     is_blind = outage.is_of_certificates();
                 }
@@ -175,6 +180,7 @@ impl HealthService {
     /// the watcher does not run.
     pub fn silent_for(&self) -> Duration {
         match *self.watch.lock() {
+            // The loop may rest that long without being late.
             Watch::Running { .. } => self.checks.heartbeat.silent_for().saturating_sub(BEAT),
             Watch::Waiting(_) | Watch::Stopped => Duration::ZERO,
         }
@@ -255,6 +261,7 @@ struct Budget {
 impl Budget {
     fn of(files: u64, timeout: Duration) -> Self {
         let share = usize::try_from(files / 4).unwrap_or(usize::MAX);
+        // Checks go on even if hardly any descriptors are permitted.
         let fast = (share / 4).clamp(4, FAST_LANE);
         let slow = (share / 4).clamp(4, SLOW_LANE);
         // If all instances are silent, checks start twice as fast as they end, so the lane is full.

@@ -94,9 +94,11 @@ impl HealthStates {
         let mut shard = self.write(ip);
         let changed = match shard.get(&ip) {
             Some(old) => *old != health,
+            // An instance without an entry counts as unchecked already.
             None => health.state != HealthState::Unchecked || !health.groups.is_empty(),
         };
         shard.insert(ip, health);
+        // Readers need not wait for the announcement: `changing` keeps its order.
         drop(shard);
         if changed {
             self.announce(ip);

@@ -119,6 +119,7 @@ impl Watcher {
             tokio::select! {
                 _ = &mut stop => return,
                 count = commands.recv_many(&mut batch, COMMANDS_AT_ONCE) => {
+                    // The tracker is gone.
                     if count == 0 {
                         return;
                     }
@@ -162,6 +163,8 @@ impl Work {
         match command {
             WatcherCommand::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
             WatcherCommand::Dropped { names, instances } => {
+                // First, because interfaces must not answer from states that nobody checks any
+                // more.
                 fast_path.withdraw(&names);
                 // An instance that is needed again in the meantime starts over: its command comes
                 // after this one.
@@ -169,6 +172,7 @@ impl Work {
                 fast_path.health_changed(&instances);
             }
             WatcherCommand::Began(tracked) => {
+                // Without records yet, the first `Decide` includes this name.
                 if let Some(records) = records {
                     tracker.release(&tracker.decide(&tracked, records));
                 }
@@ -189,9 +193,11 @@ impl Work {
 
     fn drop_instance(&self, ip: IpAddr) {
         self.connections.borrow_mut().remove(&ip);
+        // An outage is judged only by instances that are checked.
         self.watcher.checks.failures.forget(ip);
         let running = self.schedule.borrow_mut().remove(ip);
         let task = running.and_then(|ticket| self.tasks.borrow_mut().remove(&ticket));
+        // Its `Running` is dropped with it, which frees the slot.
         if let Some(task) = task {
             task.abort();
         }
@@ -247,6 +253,8 @@ impl Running {
                 (CheckResult::of(health.state), health)
             }
             Some((Err(error), connection)) => {
+                // An instance that refuses at once holds no slot for long, so its checks may stay
+                // in the fast lane.
                 let quick = started.elapsed() < FAST_TIMEOUT;
                 self.ending = if quick {
                     Ending::Answered

@@ -195,6 +195,7 @@ impl Tracker {
         };
         let mut left = first_checks.subscribe();
         let _ =
+            // After the time limit the query is answered with the states known so far.
             tokio::time::timeout(self.limits.first_checks, left.wait_for(|left| *left == 0)).await;
     }
 
@@ -205,6 +206,8 @@ impl Tracker {
 
     pub(super) fn expire_interval(&self) -> Duration {
         let ttl = self.limits.ttl.unwrap_or(Duration::MAX);
+        // Names may stay about a tenth of the TTL too long; short TTLs must not keep the thread
+        // busy.
         (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(60))
     }
 
@@ -286,6 +289,7 @@ impl Tracker {
     pub(super) fn expire(&self) {
         let Some(ttl) = self.limits.ttl else { return };
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
+        // The machine has not run for that long yet.
         let Some(before) = kernel_monotonic_ns().checked_sub(ttl) else {
             return;
         };
@@ -298,6 +302,7 @@ impl Tracker {
     /// Removes a name and the instances that no other name needs.
     fn drop_name(&self, registry: &mut Registry, tracked: &Arc<Tracked>) {
         self.names.write().remove(&tracked.name);
+        // Workers keep the `Tracked`: the mark makes their next query look the name up.
         tracked.is_dropped.store(true, Ordering::Release);
         let instances = self.release_locked(registry, &tracked.replace_instances(Box::default()));
         self.send(WatcherCommand::Dropped {
@@ -354,6 +359,7 @@ impl Tracker {
             .names
             .read()
             .get(&tracked.name)
+            // By identity, because the name may have been tracked again.
             .is_some_and(|known| std::ptr::eq(&**known, tracked));
         if !is_current || *tracked.instances.lock() == needed {
             return Box::default();
@@ -417,6 +423,7 @@ impl Tracker {
         }
         let first_checks = FirstChecks::new(unchecked.len());
         for ip in unchecked {
+            // A check that is already queued becomes urgent by the repeated command.
             registry.wait(*ip, first_checks.clone());
             self.send(WatcherCommand::Check {
                 ip: *ip,
@@ -435,8 +442,11 @@ impl Tracker {
 
     /// Sends a command to the watcher's thread. Commands are dropped after the thread has ended.
     fn send(&self, command: WatcherCommand) {
-        if self.commands.send(command).is_ok() {
-            self.queued.fetch_add(1, Ordering::Relaxed);
+        // Counted first: the thread may take the command before this function continues, and the
+        // number would wrap.
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        if self.commands.send(command).is_err() {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -534,11 +544,11 @@ impl Registry {
         moment: u64,
         last_use: impl Fn(&Tracked) -> u64,
     ) -> Option<Arc<Tracked>> {
-        let oldest = self.oldest_use(last_use)?;
-        (oldest < moment)
-            .then(|| self.order.pop())
-            .flatten()
-            .map(|Reverse(Use { tracked, .. })| tracked)
+        if self.oldest_use(last_use)? >= moment {
+            return None;
+        }
+        let Reverse(Use { tracked, .. }) = self.order.pop()?;
+        Some(tracked)
     }
 
     /// Returns the time of the least recent use, and moves that name to the top.
@@ -583,6 +593,7 @@ impl Registry {
     fn wait(&mut self, ip: IpAddr, first_checks: FirstChecks) {
         match self.instances.get_mut(&ip) {
             Some(instance) => instance.waiting.push(first_checks),
+            // No check of this instance will end.
             None => one_done(&first_checks),
         }
     }

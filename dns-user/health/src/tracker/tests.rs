@@ -407,3 +407,34 @@ fn instances_are_needed_once() {
     };
     assert!(use_at(1) == use_at(1) && use_at(1) != use_at(2) && use_at(1) < use_at(2));
 }
+
+#[test]
+fn commands_are_counted_before_they_can_be_taken() {
+    const COMMANDS: usize = 100_000;
+    let (tracker, mut commands, _) = tracker(None);
+    let tracker = Arc::new(tracker);
+    let taker = {
+        let tracker = tracker.clone();
+        std::thread::spawn(move || {
+            let mut max_queued = 0;
+            for _ in 0..COMMANDS {
+                // Without sleeping, so that it takes a command as soon as it is there.
+                while commands.try_recv().is_err() {
+                    std::hint::spin_loop();
+                }
+                tracker.taken(1);
+                max_queued = max_queued.max(tracker.queued.load(Ordering::Relaxed));
+            }
+            max_queued
+        })
+    };
+    for number in 0..COMMANDS {
+        tracker.send(WatcherCommand::Check {
+            ip: ip((number % 250) as u8),
+            urgent: false,
+        });
+    }
+    let max_queued = taker.join().unwrap();
+    assert!(max_queued <= COMMANDS, "{max_queued}");
+    assert_eq!(tracker.queued.load(Ordering::Relaxed), 0);
+}
