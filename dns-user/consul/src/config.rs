@@ -207,6 +207,7 @@ impl Config {
         for domain in [Some(&self.domain), self.alt_domain.as_ref()] {
             if let Some(domain) = domain
                 && name.is_within(domain)
+                // Two domains of one length that both contain the name are equal.
                 && longest.is_none_or(|other| other.as_wire().len() <= domain.as_wire().len())
             {
                 longest = Some(domain);
@@ -221,6 +222,7 @@ impl DnsConfig {
     fn read(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
         let soa_object = object.object("soa")?;
         let soa = Soa {
+            // Consul's defaults.
             refresh: number(&soa_object, "refresh", MAX_TTL, 3600)?,
             retry: number(&soa_object, "retry", MAX_TTL, 600)?,
             expire: number(&soa_object, "expire", MAX_TTL, 86400)?,
@@ -330,6 +332,7 @@ fn names(acl: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, Conf
 }
 
 fn default_domain() -> Name {
+    // Never the root, because the text is a valid name.
     Name::from_text("consul").unwrap_or_else(|_| Name::root())
 }
 
@@ -492,6 +495,8 @@ impl HttpApi {
                 .number("max_connections", MIN_CONNECTIONS, 10_000)?
                 .unwrap_or(CONSULS_LIMIT * 3 / 4) as usize,
         };
+        // An error, not a warning as elsewhere: with a misspelt `ca_file` the system's CAs would be
+        // trusted.
         match object.unknown().first() {
             Some(unknown) => Err(object.error(
                 "addresses",
@@ -553,6 +558,7 @@ impl ApiAddress {
             None => default,
         };
         let mut octets = host.bytes();
+        // Refuses what would otherwise be ignored silently: a path, a query, a user's name.
         if host.is_empty()
             || !octets.all(|octet| octet.is_ascii_alphanumeric() || b"-_.:".contains(&octet))
         {

@@ -73,6 +73,7 @@ impl Reply<'_> {
             // A section with more records exceeds the size of a message anyway.
             writer.u16(count as u16);
         }
+        // Lists of addresses point to the question by a constant, so nothing need be remembered.
         if let Answers::Records(_) = answers {
             writer.remember(name);
         }
@@ -91,6 +92,7 @@ impl Reply<'_> {
         for record in authority.iter().chain(additional.iter().copied()) {
             writer.record(record, raw_name);
         }
+        // The last two octets are the length of the options, which are Consul's own.
         if let Some([fields @ .., _, _]) = query.reply_opt(0) {
             writer.out.extend_from_slice(&fields);
             writer.u16(options.len() as u16);
@@ -134,6 +136,7 @@ struct Writer<'a> {
 impl<'a> Writer<'a> {
     /// Appends IPv4 addresses of the question's name.
     fn addresses(&mut self, ttl: u32, addresses: &[Ipv4Addr], question: &[u8]) {
+        // Built once: large answers repeat it thousands of times with another address.
         let record = [
             owner_of_answers(question, self.compress),
             &fixed(TYPE_A, ttl, 4),
@@ -217,6 +220,7 @@ impl<'a> Writer<'a> {
                 self.remember(target);
                 self.out.extend_from_slice(target.as_wire());
             }
+            // TXT data has at least one string, even an empty one (RFC 1035, section 3.3.14).
             Data::Txt(text) if text.is_empty() => self.out.push(0),
             Data::Txt(text) => {
                 for string in text.chunks(255) {
@@ -239,6 +243,7 @@ impl<'a> Writer<'a> {
     /// Appends a name, with a pointer for its longest suffix already written.
     fn name(&mut self, name: &'a Name) {
         for suffix in name.suffixes() {
+            // A pointer to the root would be longer than the root.
             if suffix.len() == 1 {
                 break;
             }

@@ -174,9 +174,11 @@ impl Page<'_> {
             Transport::Udp => self.query.limit().min(MAX_UDP_SIZE),
             Transport::Tcp => MAX_TCP_SIZE,
         };
+        // A client that states 512 bytes or less is treated like one without EDNS (observed).
         let is_plain = transport == Transport::Udp && size == MIN_UDP_SIZE;
         let aliases = self.answer.answers.leading_aliases();
         let most = if is_plain {
+            // A limit of 0 leaves nothing (observed).
             config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + aliases
         } else {
             all
@@ -193,6 +195,7 @@ impl Page<'_> {
         if count == all {
             // Nearly all replies fit completely; these are encoded once.
             match self.size_of_addresses(all, compress) {
+                // Addresses alone have a known size, so nothing is encoded in vain.
                 Some(size) if size > room => whole_size = Some(size),
                 _ => {
                     let reply = self.write(all, false, self.compress, 0);
@@ -291,6 +294,7 @@ impl Page<'_> {
             0
         };
         let rcode = u16::from(answer.rcode.low());
+        // AA also for denials and reverse names (observed).
         let flags = AUTHORITATIVE_REPLY | available | rcode | flags;
         let additional = &additional;
         Reply {
@@ -370,8 +374,10 @@ fn largest_within(
         }
         let step = match tried % 3 {
             0 => between / 2,
+            // Never a division by zero: what fits is smaller than what does not.
             _ => (room - fitting_size) * between / (too_large - fitting_size),
         };
+        // Strictly in between, so that each try narrows the interval.
         let number = fitting + step.clamp(1, between - 1);
         match size(number) {
             found if found <= room => (fitting, fitting_size) = (number, found),
@@ -419,6 +425,7 @@ pub fn chain_of(reply: &[u8]) -> Vec<Record> {
             RData::TXT(text) => Data::Txt(text.txt_data.concat().into()),
             _ => continue,
         };
+        // A record without a valid name could not be encoded again.
         let Some(owner) = own_name(&record.name) else {
             continue;
         };

@@ -42,6 +42,7 @@ impl Zone {
         for place in self.places_of(&query, stored) {
             instances = self.matching(&query, &place);
             if !instances.is_empty() {
+                // Places are tried in order, and instances of several are never mixed.
                 break;
             }
         }
@@ -182,6 +183,7 @@ impl Zone {
     fn fits(&self, query: &PreparedQuery, id: InstanceId) -> bool {
         let instance = self.catalog.instance(id);
         let node = self.catalog.node_of(id);
+        // Prepared queries have a switch of their own and ignore that of `dns_config` (observed).
         let worst = if query.only_passing {
             CheckStatus::Passing
         } else {
@@ -192,6 +194,7 @@ impl Zone {
             let mut ignored = query.ignore_check_ids.iter();
             check.status <= worst || ignored.any(|ignored| **ignored == *check.id)
         });
+        // All tags are required, and those with `!` forbidden (observed).
         let tagged = query.tags.iter().all(|tag| match tag.strip_prefix('!') {
             Some(unwanted) => !instance.has_tag(unwanted),
             None => instance.has_tag(tag),
@@ -209,6 +212,7 @@ impl Zone {
             "" => return,
             "_agent" => self.config.node_name.as_str(),
             "_ip" => match client.and_then(|address| self.catalog.nodes.at(address)) {
+                // Only a client that is a node itself is known by its address.
                 Some(node) => node.name.as_str(),
                 None => self.config.node_name.as_str(),
             },
@@ -218,6 +222,7 @@ impl Zone {
         let mut sorted = Vec::with_capacity(instances.len());
         for &id in instances.iter() {
             let node = self.catalog.node_of(id);
+            // Less than every distance, as these are not negative.
             let distance = if node.name.eq_ignore_ascii_case(from) {
                 -1.0
             } else {
@@ -240,6 +245,7 @@ fn datacenter(name: &str) -> Place {
 fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<PreparedQuery> {
     let mut groups: Vec<String> = Vec::new();
     if !template.regexp.is_empty() {
+        // The crate matches in linear time: no name makes a query slow, whatever the expression.
         let expression = Regex::new(&template.regexp).ok()?;
         if let Some(found) = expression.captures(name) {
             for group in found.iter() {
@@ -256,6 +262,7 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
     let mut tags = Vec::new();
     for tag in &query.tags {
         let tag = filling.fill(tag);
+        // A forbidden tag without a name is empty, too.
         let is_empty = tag.is_empty() || tag == "!";
         if !(template.remove_empty_tags && is_empty) {
             tags.push(tag);
@@ -332,6 +339,7 @@ fn interpolate(text: &str, prefix: &str, name: &str, groups: &[String]) -> Strin
         filled.push_str(match expression.trim() {
             "name.full" => name,
             "name.prefix" => prefix,
+            // The name begins with the prefix, which has the same length in lower case.
             "name.suffix" => name.get(prefix.len()..).unwrap_or_default(),
             other => group_of(other, groups).unwrap_or_default(),
         });

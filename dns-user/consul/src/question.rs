@@ -108,6 +108,7 @@ impl Question {
                     datacenter: after.first().cloned(),
                 };
             }
+            // Prepared queries take a bare datacenter, not a pair with `dc` (observed).
             ("addr" | "query", ..) => return Self::Invalid,
             // A single label is a peer here, and a datacenter for every other kind.
             ("virtual", _, [peer]) => {
@@ -156,6 +157,7 @@ impl Locality {
             return Some(locality);
         }
         for pair in labels.chunks(2) {
+            // An odd number of labels is denied (observed).
             let [value, kind] = pair else { return None };
             let field = match kind.as_str() {
                 "dc" => &mut locality.datacenter,
@@ -186,12 +188,15 @@ pub(crate) fn labels_within(name: &Name, domain: &Name) -> Vec<String> {
 /// Returns service and tag. `_service._tag` contains both, where the tag `tcp` is no filter;
 /// otherwise the last label is the service and all others together are the tag.
 fn service_and_tag(labels: &[String], last: &str) -> (String, Option<String>) {
+    // Exactly two labels: with three, the last is the service's name, with its underscore
+    // (observed).
     if let [service, tag] = labels
         && let (Some(service), Some(tag)) = (service.strip_prefix('_'), tag.strip_prefix('_'))
     {
         let tag = if tag == "tcp" { "" } else { tag };
         return (service.to_owned(), filter_by(tag.to_owned()));
     }
+    // Two tags are not two filters: all labels before the service form one (observed).
     let tag = labels[..labels.len() - 1].join(".");
     (last.to_owned(), filter_by(tag))
 }

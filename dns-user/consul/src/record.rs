@@ -143,6 +143,7 @@ pub fn address_name(address: IpAddr, node: &Node, domain: &Name) -> Option<Name>
 
 /// Returns `<service>.service.<datacenter>.<domain>`.
 pub fn service_name(service: &str, datacenter: &str, domain: &Name) -> Option<Name> {
+    // Each part is a label: a dot within a label would have to be escaped.
     below(service.split('.').chain(["service", datacenter]), domain)
 }
 
@@ -150,6 +151,7 @@ pub fn service_name(service: &str, datacenter: &str, domain: &Name) -> Option<Na
 pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Option<Name> {
     let mut wire = Vec::with_capacity(64);
     for label in labels {
+        // RFC 1035, section 2.3.4.
         if !(1..=63).contains(&label.len()) {
             return None;
         }
@@ -157,6 +159,7 @@ pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Op
         wire.extend_from_slice(label.as_bytes());
     }
     wire.extend_from_slice(domain.as_wire());
+    // Fails if the whole name exceeds 255 octets.
     let (name, _) = Name::from_wire(&wire).ok()?;
     Some(name)
 }
@@ -166,6 +169,7 @@ pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Op
 pub fn meta_texts(node: &Node) -> Vec<Box<[u8]>> {
     let mut texts = Vec::with_capacity(node.meta.len());
     for (key, value) in &node.meta {
+        // `get`, because the eighth octet may be inside a character.
         let text = match key.get(..8) {
             Some(start) if start.eq_ignore_ascii_case("rfc1035-") => value.clone(),
             _ => rfc1464(key, value),

@@ -27,6 +27,7 @@ impl LiveSettings {
         Some(Self {
             api: config.http.clone()?,
             token_file: config.token_file.clone(),
+            // The default serves only where no agent tells its datacenter.
             datacenter: (!config.datacenter_is_default).then(|| config.datacenter.clone()),
             allow_stale: config.dns.allow_stale,
             max_stale: config.dns.max_stale,

@@ -34,6 +34,7 @@ impl Zone {
         let _ = writeln!(text, "{name} is one of Consul's names (domain {domain})");
         let question = Question::read(name, domain, TYPE_ANY);
         let _ = writeln!(text, "  asks for: {}", self.in_words(&question));
+        // Whatever the known part says may be wrong once the rest arrives.
         if let Some(lack) = self.lacks_for(name, TYPE_ANY) {
             let Lack { place, missing } = lack;
             let missing = match missing {
@@ -148,12 +149,14 @@ impl Zone {
                 self.catalog.ingress(&self.place_of(locality), service),
                 None,
             ),
+            // Other names have no instances, and those of a prepared query depend on the client.
             _ => return,
         };
         let worst = self.worst_status();
         for &id in instances.iter().take(MAX_LISTED) {
             let instance = self.catalog.instance(id);
             let node = self.catalog.node_of(id);
+            // As registered: which tagged address an answer contains depends on its type.
             let address = if instance.address.is_empty() {
                 &node.address
             } else {
@@ -161,6 +164,7 @@ impl Zone {
             };
             let status = self.catalog.status(id);
             let why = match (tag, status) {
+                // Without the tag it is no candidate, whatever its health.
                 (Some(tag), _) if !instance.has_tag(tag) => ": excluded, it does not have the tag",
                 (_, status) if status > worst => ": left out",
                 _ => "",

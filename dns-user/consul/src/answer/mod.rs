@@ -141,12 +141,15 @@ impl Zone {
                 let (servers, addresses) = self.name_servers(zone, random);
                 (answer.answers, answer.additional) = (Answers::Records(servers), addresses);
             }
+            // Consul transfers no zones (observed).
             TYPE_AXFR => answer.rcode = ResponseCode::NotImp,
             // Missing data may hold the answer.
             _ if self.lacks(query).is_some() => answer.rcode = ResponseCode::ServFail,
             qtype => {
                 let subnet = client_subnet(query);
                 let search = Search {
+                    // For `near`: a resolver may state the network of the client for which it asks
+                    // (RFC 7871).
                     client: Some(subnet.map_or(asker.client, |subnet| subnet.address)),
                     recursion: asker.recursion,
                     most: self.most_answers(query),
@@ -306,6 +309,8 @@ impl Zone {
                 Ok(found)
             }
             Question::Virtual { service, peer } => {
+                // Without an address the name still exists, with an empty answer and no SOA
+                // (observed).
                 let address = self.catalog.virtual_address(peer.as_deref(), &service);
                 let address = address.map_err(|_| Failure::Server)?;
                 Ok(
@@ -344,6 +349,7 @@ impl Zone {
         };
         match reach {
             Reach::Reachable => Ok(place),
+            // Whether the name exists is unknown; in an unknown datacenter it does not (observed).
             Reach::Unreachable => Err(Failure::Server),
             Reach::Unknown => Err(Failure::NoSuchName),
         }
@@ -377,6 +383,7 @@ impl Zone {
                 Vec::new()
             };
         };
+        // Host names may lead in a circle.
         if search.depth == 0 {
             return Vec::new();
         }
@@ -489,6 +496,7 @@ impl Zone {
                 .catalog
                 .nodes
                 .has_below(&self.place_of(&locality), &joined),
+            // The form of RFC 2782 has another label in front.
             "query" | "service" if before.len() == 1 && last.starts_with('_') => true,
             "query" => {
                 let stored = locality
@@ -553,6 +561,7 @@ impl Zone {
             }
             rest = further;
         }
+        // A service of a peer has no datacenter of ours, so both together name nothing (observed).
         !(has_datacenter && has_peer)
     }
 }

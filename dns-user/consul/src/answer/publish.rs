@@ -99,6 +99,7 @@ impl Zone {
             unlimited: true,
             ..Search::whole(name, qtype, zone)
         };
+        // Any order will do, because interfaces draw from all addresses at each reply.
         let found = self.find(&search, &mut fastrand::Rng::with_seed(0)).ok()?;
         only_addresses(found)
     }

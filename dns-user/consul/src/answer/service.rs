@@ -87,6 +87,7 @@ impl Zone {
     ) -> Result<Found, Failure> {
         let worst = self.worst_status();
         let ttl = self.config.dns.ttl_of(service);
+        // Preparing for all instances only pays if the answer takes many of them.
         let takes_most =
             search.qtype != TYPE_SRV && instances.len() / 2 < self.max_addresses(search);
         if search.qtype == TYPE_A
@@ -103,6 +104,7 @@ impl Zone {
         } else {
             SeenTargets::default()
         };
+        // A generator of its own: the other one is in use while instances are drawn.
         let mut draws = random.fork();
         let mut drawn = 0;
         let shuffled = std::iter::from_fn(move || {
@@ -110,6 +112,7 @@ impl Zone {
             if left.is_empty() {
                 return None;
             }
+            // One step of a Fisher-Yates shuffle, made only when the instance is needed.
             instances.swap(drawn, draws.usize(left));
             drawn += 1;
             Some(instances[drawn - 1])
@@ -128,6 +131,7 @@ impl Zone {
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
         let mut instances = instances.into_iter().peekable();
+        // If all instances are excluded, the name does not exist (observed).
         if instances.peek().is_none() {
             return Err(Failure::NoSuchName);
         }
@@ -153,6 +157,8 @@ impl Zone {
         let mut host = None;
         for id in instances {
             let member = self.catalog.member(id);
+            // Duplicates are recognised before the family is chosen: instances at one place count
+            // once.
             let Some(any) = self.catalog.target(member, Accept::Any, search.name) else {
                 continue;
             };
@@ -170,6 +176,7 @@ impl Zone {
                 }
                 _ => {}
             }
+            // The rest would be cut off anyway.
             if addresses.len() >= limit {
                 break;
             }
@@ -219,6 +226,7 @@ impl Zone {
             }
         }));
         let drawn = addresses.len().min(self.max_addresses(search));
+        // A Fisher-Yates shuffle that stops once the answer is full.
         for place in 0..drawn {
             let other = random.usize(place..addresses.len());
             addresses.swap(place, other);
@@ -264,6 +272,7 @@ impl Zone {
             let instance = self.catalog.instance(id);
             let node = self.catalog.node_of(id);
             let is_main_port = port.is_none();
+            // Only SRV looks at the label of the port; types of addresses ignore it (observed).
             let Some(port) = instance.port(node, &self.config, port) else {
                 // The name exists, because it has addresses.
                 has_port |= is_main_port;
@@ -275,6 +284,7 @@ impl Zone {
             let Some(target) = target.map(Cow::into_owned) else {
                 continue;
             };
+            // Not collapsed over nodes: one address on two nodes gives two records (observed).
             if !seen.insert((node.name.as_str(), target.identity(), port)) {
                 continue;
             }
@@ -319,6 +329,7 @@ impl Zone {
         random: &mut fastrand::Rng,
     ) -> Option<(Name, Vec<Record>)> {
         let (name, address) = match target {
+            // Generated names are below the domain that was asked for (observed).
             Target::Node(address) => (node_name(node, search.domain)?, Some(address)),
             Target::Address(address) => {
                 let name = address_name(address, node, search.domain)?;
@@ -435,6 +446,7 @@ impl Zone {
             });
         }
         match search.qtype {
+            // Text that was asked for is the answer; otherwise it is additional (observed).
             TYPE_TXT | TYPE_ANY => records.extend(texts),
             _ if self.config.dns.node_meta_txt => additional.extend(texts),
             _ => {}
@@ -455,6 +467,7 @@ impl Zone {
         let mut found = Found::default();
         // Unlike for services, a TXT query is not answered with addresses here.
         let is_answer = search.qtype != TYPE_TXT && answers(search.qtype, address);
+        // Consul returns the address of the other family as an additional record (observed).
         if is_answer {
             found.answers = Answers::Records(vec![record]);
         } else {
@@ -467,6 +480,8 @@ impl Zone {
     /// service; `None` if the address is unknown.
     pub fn reverse(&self, query: &Query<'_>, asker: &Asker) -> Option<PendingAnswer> {
         let address = name::address_of(query.question.raw_name)?;
+        // The primary domain even for clients of the alternative one (observed): an address does
+        // not tell.
         let domain = &self.config.domain;
         let target = match self.catalog.nodes.at(address) {
             Some(node) => node_name(node, domain)?,
@@ -520,6 +535,7 @@ impl Zone {
         let mut servers = self.catalog.service(&own, SERVERS);
         servers.retain(|&id| {
             let name = &self.catalog.node_of(id).name;
+            // Names that are no DNS names are left out (observed).
             let is_host = name
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
@@ -534,6 +550,8 @@ impl Zone {
             let Some(target) = node_name(node, domain) else {
                 continue;
             };
+            // The addresses spare resolvers a query; a host name's address would first have to be
+            // looked up.
             if let Some(Location::Ip(address)) = node.location(&self.config, Accept::Any) {
                 addresses.push(Record::address(Some(target.clone()), ttl, address));
             }

@@ -100,6 +100,7 @@ impl Coordinate {
         for (a, b) in self.position.iter().zip(&other.position) {
             squares += (a - b).powi(2);
         }
+        // Each end adds the time of its own access link.
         let distance = squares.sqrt() + self.height + other.height;
         let adjusted = distance + self.adjustment + other.adjustment;
         Some(if adjusted > 0.0 { adjusted } else { distance })
@@ -191,6 +192,7 @@ impl Live {
     /// Returns whether a service or, if `None`, the place's list of services has not been loaded yet. The
     /// name is in lower case. Nothing is pending for places that do not exist or are unreachable.
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
+        // Only complete lists can deny a name.
         if let Some(known) = self.places.get(place)
             && known.is_loaded()
         {
@@ -203,6 +205,7 @@ impl Live {
                 .is_some_and(|service| service.instances.is_none());
         }
         match place {
+            // Of a datacenter that nobody answers for, nothing will arrive.
             Place::Datacenter(name) => self.is_reachable(name),
             // Peers are known once their list is loaded.
             Place::Peer(_) => self.places.contains_key(place),

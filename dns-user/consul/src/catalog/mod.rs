@@ -138,6 +138,7 @@ impl Catalog {
             ingress: Arc::default(),
             instance_count: 0,
         };
+        // After the nodes, because an instance is indexed with the place and address of its node.
         catalog.add_fixed(instances);
         for VirtualAddress {
             service,
@@ -157,6 +158,7 @@ impl Catalog {
     fn add_fixed(&mut self, instances: Vec<Arc<Instance>>) {
         let mut groups: HashMap<PlacedName, Vec<Arc<Instance>>> = HashMap::new();
         for instance in instances {
+            // Reported when the files were read, or hidden by `acl`.
             let Some(node) = self.nodes.of_file_instance(&instance) else {
                 continue;
             };
@@ -172,11 +174,13 @@ impl Catalog {
     pub fn update(&mut self, live: Option<Live>) {
         let now = live.clone().unwrap_or_default();
         let before = std::mem::replace(&mut self.live, live).unwrap_or_default();
+        // Nodes first, because the instances below are indexed with them.
         let moved = self.update_nodes(&now, &before);
         if !Arc::ptr_eq(&now.gateways, &before.gateways) {
             self.index_ingress();
         }
         let mut places: Vec<&Place> = now.places.keys().collect();
+        // A peer that is gone loses all its services.
         for place in before.places.keys() {
             if !now.places.contains_key(place) {
                 places.push(place);
@@ -214,6 +218,8 @@ impl Catalog {
         let known_before = identities(&lists_before);
         for list in lists_now.iter().chain(&lists_before) {
             for node in list.iter() {
+                // An unchanged node keeps its allocation, so one in a single list was added,
+                // removed or changed.
                 let node_id = Arc::as_ptr(node);
                 if known_now.contains(&node_id) != known_before.contains(&node_id) {
                     moved.insert(lower(&node.name));
@@ -257,6 +263,8 @@ impl Catalog {
                 );
                 let empty = Arc::new(empty);
                 // Fewer than 2^32 groups: the names alone would fill the memory.
+                // Reused, because a service that comes and goes must not lengthen the list each
+                // time.
                 let number = self.free.pop().unwrap_or(self.groups.len() as u32);
                 match self.groups.get_mut(number as usize) {
                     Some(free) => *free = empty,
@@ -312,6 +320,7 @@ impl Catalog {
     fn index_virtual_addresses(&mut self, number: u32, before: &Group, now: &Group) {
         let old = before.virtual_addresses(&self.own);
         let new = now.virtual_addresses(&self.own);
+        // Most changes concern checks only.
         if old == new {
             return;
         }
@@ -441,6 +450,8 @@ impl Catalog {
         match self.status(id) {
             CheckStatus::Passing => self.instance(id).weights.passing,
             CheckStatus::Warning => self.instance(id).weights.warning,
+            // Only a prepared query that ignores the check returns the instance, with this weight
+            // (observed).
             CheckStatus::Critical => 0,
         }
     }
@@ -500,6 +511,7 @@ impl Catalog {
         for &group in self.connect.get(&key).into_iter().flatten() {
             for id in self.ids_of(group) {
                 let destination = self.instance(id).destination();
+                // Proxies of several services may be registered under one name.
                 if destination.is_some_and(|of| of.eq_ignore_ascii_case(service)) {
                     found.push(id);
                 }
@@ -540,12 +552,14 @@ impl Catalog {
         service: &str,
     ) -> Result<Option<IpAddr>, Unreadable> {
         if !self.visibility.service(service) {
+            // Consul fails the query (SERVFAIL) instead of denying that the service exists.
             return Err(Unreadable);
         }
         let key = (peer.map(Box::from), Box::from(service));
         let Some(known) = self.virtual_addresses.get(&key) else {
             return Ok(None);
         };
+        // Addresses of files come first, so that a live Consul's takes precedence.
         Ok(known.last().map(|(_, address)| *address))
     }
 

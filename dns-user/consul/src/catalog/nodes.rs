@@ -38,6 +38,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(super) fn index(mut nodes: Vec<Arc<Node>>, visibility: &Visibility, own: &Place) -> Self {
+        // An instance is seen only if both its node and its service are readable (observed).
         nodes.retain(|node| visibility.node(&node.name));
         nodes.sort_by_cached_key(|node| (lower(&node.name), node.peer.clone()));
         let mut index = Self::default();
@@ -48,6 +49,8 @@ impl Nodes {
             if place == *own
                 && let Ok(address) = node.address.parse()
             {
+                // Of several nodes with one address the first by name answers, and tagged addresses
+                // do not count (observed).
                 index.addresses.entry(address).or_insert(number);
             }
             if !node.id.is_empty() {
@@ -74,6 +77,7 @@ impl Nodes {
         if let Some(&node) = self.by_name.get(&(place.clone(), Box::from(name))) {
             return Some(&self.nodes[node as usize]);
         }
+        // Consul tries no shorter prefixes (observed).
         if name.len() < 2 {
             return None;
         }
@@ -81,6 +85,7 @@ impl Nodes {
             .by_id
             .range((place.clone(), Box::from(name))..)
             .take_while(|((at, id), _)| at == place && id.starts_with(name));
+        // The beginning of several ids selects none of them (observed).
         match (matches.next(), matches.next()) {
             (Some((_, &node)), None) => Some(&self.nodes[node as usize]),
             _ => None,
@@ -205,6 +210,7 @@ impl Instance {
                     .map(|tagged| tagged.address.as_str())
             },
         );
+        // Without an address of its own, the node's address and tags decide (observed).
         if own.is_empty() {
             return Some(match node.location(config, accept)? {
                 // The node's name does not resolve to an address taken from a tag.
@@ -229,9 +235,11 @@ impl Instance {
     pub fn port(&self, node: &Node, config: &Config, name: Option<&str>) -> Option<u16> {
         if let Some(name) = name {
             let mut ports = self.ports.iter();
+            // A port name that does not exist denies the whole name (observed).
             let port = ports.find(|port| port.name.eq_ignore_ascii_case(name))?;
             return Some(port.port);
         }
+        // The tagged address comes with its own port (observed).
         if config.translates(&node.datacenter)
             && let Some(tagged) = self.tagged_addresses.get("wan")
             && tagged.port != 0
@@ -261,10 +269,12 @@ fn choose<'a>(
     tag: impl Fn(&str) -> Option<&'a str>,
 ) -> &'a str {
     let mut fallback = plain;
+    // In the own datacenter, wan tags do not count (observed).
     let mut v4 = filled(&tag, "lan_ipv4");
     let mut v6 = filled(&tag, "lan_ipv6");
     if translate {
-        // Each address alone, as Consul: `lan_ipv4` without `wan_ipv4` precedes `wan` (agent/translate_addr.go).
+        // Each address alone, as Consul does: `lan_ipv4` without `wan_ipv4` precedes `wan`
+        // (tests/own-cases/wan-translation-family-tags.json).
         fallback = filled(&tag, "wan").unwrap_or(fallback);
         v4 = filled(&tag, "wan_ipv4").or(v4);
         v6 = filled(&tag, "wan_ipv6").or(v6);
@@ -330,6 +340,7 @@ impl Targets {
     fn of(instance: &Instance, node: &Node, config: &Config) -> Self {
         let [v4, v6, any] = [Accept::V4, Accept::V6, Accept::Any]
             .map(|accept| instance.target(node, config, accept, None));
+        // Nearly all instances: three targets would take three times the memory.
         if v4 == any && v6 == any {
             Self::One(any)
         } else {
@@ -372,6 +383,7 @@ impl Sources {
 impl Member {
     fn new(node: &Arc<Node>, instance: &Arc<Instance>, config: &Config) -> Self {
         let checks = instance.checks.iter().chain(&node.checks);
+        // An instance without checks counts as passing, as in Consul.
         let status = checks.map(|check| check.status).max().unwrap_or_default();
         let targets = Targets::of(instance, node, config);
         Self {
@@ -442,6 +454,8 @@ impl Group {
         let peer = match &self.key.0 {
             Place::Peer(peer) => Some(peer.clone()),
             place if place == own => None,
+            // Virtual names are looked up here or at a peer: a datacenter in them has no effect
+            // (observed).
             Place::Datacenter(_) => return Vec::new(),
         };
         let Some(live) = &self.sources.live else {

@@ -31,6 +31,7 @@ pub struct Registrations {
 impl Registrations {
     pub(crate) fn append(&mut self, other: Self) {
         let Self {
+            // Taken apart completely, so that a new kind of registration cannot be forgotten here.
             nodes,
             instances,
             queries,
@@ -179,6 +180,8 @@ impl CheckStatus {
         match text {
             "passing" => Some(Self::Passing),
             "warning" => Some(Self::Warning),
+            // Maintenance takes out an instance, or all of a node, like a critical check
+            // (observed).
             "critical" | "maintenance" => Some(Self::Critical),
             _ => None,
         }

@@ -32,6 +32,7 @@ impl fmt::Display for SyntaxError {
 /// Parses a document. Repeated keys stay repeated members, in their order; a block with labels
 /// becomes objects within objects.
 pub(super) fn parse(text: &str) -> Result<Json, SyntaxError> {
+    // Some editors begin UTF-8 files with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut parser = Parser {
         text,
@@ -121,6 +122,7 @@ impl<'a> Parser<'a> {
                     "true" => Ok(Json::Bool(true)),
                     "false" => Ok(Json::Bool(false)),
                     word => {
+                        // The error names the position of the word, not of what follows.
                         self.at = start;
                         Err(self.error(&format!("{word} is not a value; write \"{word}\"")))
                     }
@@ -175,6 +177,7 @@ impl<'a> Parser<'a> {
 
     fn number(&mut self) -> Result<Json, SyntaxError> {
         let start = self.at;
+        // Also characters that belong to no number, so that an error shows the whole word.
         let length = self
             .rest()
             .find(|letter: char| !(letter.is_ascii_alphanumeric() || "+-._".contains(letter)))
@@ -184,6 +187,7 @@ impl<'a> Parser<'a> {
             Some(digits) => (-1, digits),
             None => (1, text),
         };
+        // Rust parses a sign of its own, which would allow two.
         let is_plain = !digits.starts_with(['+', '-']);
         let whole = match digits
             .strip_prefix("0x")
@@ -200,6 +204,7 @@ impl<'a> Parser<'a> {
             }
             None => digits.parse::<i64>().ok(),
         };
+        // Rust also parses `inf` and `nan`.
         let is_decimal = digits
             .bytes()
             .all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
@@ -235,6 +240,7 @@ impl<'a> Parser<'a> {
                     self.at += 1;
                     return Ok(text);
                 }
+                // A forgotten quote must not turn the rest of the file into a text.
                 '\n' if braces == 0 => break,
                 '\\' if braces == 0 => {
                     text.push(self.escaped()?);
@@ -303,6 +309,7 @@ impl<'a> Parser<'a> {
         };
         let mut end = 0;
         for line in body.split_inclusive('\n') {
+            // The closing marker may be indented.
             if line.trim() == marker {
                 let indent = &line[..line.len() - line.trim_start().len()];
                 let lines = body[..end].split_inclusive('\n');

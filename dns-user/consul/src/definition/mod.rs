@@ -69,6 +69,7 @@ impl Definitions {
                     definitions.ignored.extend(file.ignored);
                     later.extend(file.later);
                 }
+                // The other files are read all the same, so that all mistakes are reported at once.
                 Err(more) => errors.extend(more),
             }
         }
@@ -108,6 +109,7 @@ impl Definitions {
         let Registrations {
             nodes, instances, ..
         } = &mut self.registrations;
+        // Without an address and without services, the node would only be a name without records.
         let wanted = config.advertise_addr.is_some()
             || instances.iter().any(|instance| instance.node == own.name);
         if !own.name.is_empty() && wanted && !has_node(nodes, &own.name, None) {
@@ -160,6 +162,7 @@ impl OneFile {
         sidecars: u16,
     ) -> Result<Self, Vec<ConfigError>> {
         let mut json = document(file, bytes).map_err(|error| vec![error])?;
+        // First, because what follows knows a single form of each member.
         normalize(&mut json);
         let ignored = ignored(file, &json);
         let root = ObjectReader::document(file, &json).map_err(|error| vec![error])?;
@@ -185,6 +188,8 @@ impl OneFile {
             Err(error) => errors.push(error),
         }
         if !errors.is_empty() {
+            // Not even the valid part: a service without one of its checks would seem healthier
+            // than it is.
             return Err(errors);
         }
         Ok(Self {
@@ -321,6 +326,7 @@ fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
 /// checks, and its tags and metadata unless it defines its own.
 fn sidecar(reader: &ObjectReader<'_>, parent: &Instance) -> Result<Option<Instance>, ConfigError> {
     let connect = reader.object("connect")?;
+    // The empty object, which is its usual form, defines a sidecar as well.
     if !connect.has("sidecar_service") {
         return Ok(None);
     }
@@ -353,6 +359,7 @@ fn sidecar(reader: &ObjectReader<'_>, parent: &Instance) -> Result<Option<Instan
 
 fn instance(reader: &ObjectReader<'_>, config: &Config) -> Result<Instance, ConfigError> {
     let service =
+        // Files of Consul's agents say `name`, its HTTP API `Service`.
         either(reader, ["name", "service"])?.ok_or_else(|| reader.error("name", "is missing"))?;
     let weights = reader.object("weights")?;
     let weights = Weights {
@@ -443,6 +450,7 @@ fn node(reader: &ObjectReader<'_>, config: &Config) -> Result<Node, ConfigError>
 
 fn query(reader: &ObjectReader<'_>) -> Result<PreparedQuery, ConfigError> {
     let template = reader.object("template")?;
+    // An empty template matches all names that begin with the query's.
     let is_template = reader.has("template");
     Ok(PreparedQuery {
         id: needed(reader, "id")?,
@@ -558,6 +566,7 @@ fn strings(reader: &ObjectReader<'_>) -> Result<BTreeMap<String, String>, Config
     for (key, value) in reader.entries() {
         let text = match value {
             Json::Text(text) => text.clone(),
+            // Metadata is text, but HCL is often written without the quotes.
             Json::Number(_) | Json::Bool(_) => value.to_string(),
             _ => return Err(reader.error(key, "is not text")),
         };
@@ -603,6 +612,7 @@ fn ignored(file: &str, json: &Json) -> Option<String> {
     let mut others: Vec<&str> = Vec::new();
     for (name, _) in members {
         let is_read = MEMBERS.iter().any(|known| known.eq_ignore_ascii_case(name));
+        // Repeated blocks of one name usually follow each other.
         if !is_read && others.last() != Some(&name.as_str()) {
             others.push(name);
         }
@@ -629,6 +639,7 @@ fn virtual_address(reader: &ObjectReader<'_>) -> Result<VirtualAddress, ConfigEr
 
 /// Gives members one form: a list wherever several objects are possible, underscores in names.
 fn normalize(json: &mut Json) {
+    // The members of `distance` are names, not objects of a known form.
     for name in MEMBERS.into_iter().filter(|name| *name != "distance") {
         gather(json, name);
     }
@@ -704,6 +715,7 @@ fn join_words(json: &mut Json) {
     let Json::Object(members) = json else { return };
     for (member, _) in members {
         for known in COMPOUND_NAMES {
+            // Members are read in any letter case, so only the underscores matter.
             if squeezed(known) == squeezed(member) {
                 *member = known.to_owned();
                 break;
