@@ -4,22 +4,26 @@ use std::{
     collections::BTreeMap,
     fs, io,
     ops::{Range, RangeInclusive},
+    os::fd::{AsFd as _, AsRawFd as _},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     process::Command,
+    slice,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunAttrs, TestRunOptions,
     maps::{Array, Map, MapData, PerCpuArray},
     programs::{ProgramError, Xdp, XdpMode},
     util::nr_cpus,
 };
+use memmap2::{MmapOptions, MmapRaw};
 use nix::{
     libc::{self, pthread_t},
     sched::{CpuSet, sched_setaffinity},
@@ -179,8 +183,8 @@ pub struct Generator {
     orders: Mutex<Array<MapData, OrderWords>>,
     maps: Maps,
     frames: Array<MapData, FrameWords>,
-    /// Queries and replies by moment.
-    moments: Mutex<[Array<MapData, u64>; 2]>,
+    sent_at: Record,
+    received_at: Record,
     replies: Replies,
     addresses: u32,
     interface: u32,
@@ -191,7 +195,9 @@ pub struct Generator {
     /// Length at which a frame begins.
     start_len: usize,
     over: AtomicBool,
-    /// Threads in [`Self::send`].
+    /// Whether a thread has ended although the load is not over.
+    failed: AtomicBool,
+    /// Generating threads.
     threads: Mutex<Vec<(pthread_t, Pid)>>,
 }
 
@@ -203,6 +209,30 @@ type ReplyWords = [u64; size_of::<Replies>() / 8];
 type CountWords = [u64; size_of::<Counts>() / 8];
 
 type FrameWords = [u64; size_of::<Frame>() / 8];
+
+/// Queries or replies by moment: the memory that a program counts in. System calls for each moment would take longer than
+/// many a load.
+struct Record(MmapRaw);
+
+impl Record {
+    fn of(object: &mut Ebpf, name: &str) -> Result<Self> {
+        let Map::Array(array) = map_mut(object, name)? else {
+            bail!("{name} is no array");
+        };
+        let length = array.info()?.max_entries() as usize * size_of::<u64>();
+        let fd = array.fd().as_fd().as_raw_fd();
+        let memory = MmapOptions::new().len(length).map_raw(fd);
+        Ok(Self(memory.with_context(|| format!("cannot map {name}"))?))
+    }
+
+    fn moments(&self) -> &[AtomicU64] {
+        // SAFETY: mapped as long as `self`, and aligned, because mappings begin at a page's start. The programs change
+        // the words atomically.
+        unsafe {
+            slice::from_raw_parts(self.0.as_mut_ptr().cast(), self.0.len() / size_of::<u64>())
+        }
+    }
+}
 
 /// Maps that the programs count in.
 struct Maps {
@@ -265,10 +295,8 @@ impl Generator {
         expect_replies(&mut object, replies)?;
         let orders = map(&mut object, "ORDERS")?.try_into()?;
         let maps = Maps::of(&mut object)?;
-        let moments = [
-            map(&mut object, "SENT_AT")?.try_into()?,
-            map(&mut object, "RECEIVED_AT")?.try_into()?,
-        ];
+        let sent_at = Record::of(&mut object, "SENT_AT")?;
+        let received_at = Record::of(&mut object, "RECEIVED_AT")?;
         program(&mut object, "generate")?.load()?;
         attach(&mut object, "count", settings.interface, false)?;
         Ok(Self {
@@ -276,7 +304,8 @@ impl Generator {
             orders: Mutex::new(orders),
             maps,
             frames,
-            moments: Mutex::new(moments),
+            sent_at,
+            received_at,
             replies,
             addresses: settings.addresses,
             interface: nix::net::if_::if_nametoindex(settings.interface)?,
@@ -286,6 +315,7 @@ impl Generator {
             loads: Mutex::new(0),
             start_len: START_LEN,
             over: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
         })
     }
@@ -368,9 +398,9 @@ impl Generator {
 
     /// Begins the record of the next load; returns its first moment.
     pub fn begin_record(&self) -> Result<u64> {
-        for counts in lock(&self.moments).iter_mut() {
-            for index in 0..self.replies.moments {
-                counts.set(index as u32, 0, 0)?;
+        for record in [&self.sent_at, &self.received_at] {
+            for moment in record.moments() {
+                moment.store(0, Ordering::Relaxed);
             }
         }
         self.this_moment()
@@ -378,14 +408,16 @@ impl Generator {
 
     /// Returns the record since its first moment. Moments beyond the announced length are cut off.
     pub fn record_since(&self, first: u64) -> Result<Vec<Moment>> {
-        let [sent_at, received_at] = &*lock(&self.moments);
+        let sent_at = self.sent_at.moments();
+        let received_at = self.received_at.moments();
         let mut moments = Vec::new();
         let end = self.this_moment()? + 1;
         for moment in first..end.min(first + self.replies.moments) {
-            let index = (moment & (self.replies.moments - 1)) as u32;
+            // The arrays are rings: no load has as many moments as they have elements.
+            let index = (moment & (self.replies.moments - 1)) as usize;
             moments.push(Moment {
-                sent: sent_at.get(&index, 0)?,
-                received: received_at.get(&index, 0)?,
+                sent: sent_at[index].load(Ordering::Relaxed),
+                received: received_at[index].load(Ordering::Relaxed),
             });
         }
         Ok(moments)
@@ -425,7 +457,18 @@ impl Generator {
         sum
     }
 
-    /// Generates the ordered loads while `meanwhile` runs; each generating thread runs `prepare` first.
+    /// Fails once a generating thread has ended before its load: nothing more would be sent, however long one waits.
+    /// [`Self::during`] returns that thread's own error instead.
+    pub fn ensure_sending(&self) -> Result<()> {
+        ensure!(
+            !self.failed.load(Ordering::Relaxed),
+            "a generating thread has ended"
+        );
+        Ok(())
+    }
+
+    /// Generates the ordered loads while `meanwhile` runs, which looks at [`Self::ensure_sending`]; each generating thread
+    /// runs `prepare` first.
     pub fn during<T>(
         &self,
         prepare: &(dyn Fn() -> Result<()> + Sync),
@@ -433,6 +476,7 @@ impl Generator {
     ) -> Result<T> {
         interrupt_by_signals()?;
         self.over.store(false, Ordering::Relaxed);
+        self.failed.store(false, Ordering::Relaxed);
         let program: &Xdp = self
             .object
             .program("generate")
@@ -442,11 +486,13 @@ impl Generator {
             let mut sending = Vec::new();
             for &cpu in &self.cpus {
                 sending.push(scope.spawn(move || {
+                    let _presence = Presence::of_this_thread(self);
                     prepare()?;
                     self.send(program, cpu)
                 }));
             }
-            let done = meanwhile();
+            // The scope waits for its threads before a panic leaves it, and they end only when told below.
+            let done = catch_unwind(AssertUnwindSafe(meanwhile));
             let paused = self.pause();
             self.over.store(true, Ordering::Relaxed);
             while !sending.iter().all(|thread| thread.is_finished()) {
@@ -459,12 +505,11 @@ impl Generator {
             }
             for thread in sending {
                 // An error of the load explains why the measurement failed, so it comes first.
-                thread
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                let sent = thread.join();
+                sent.map_err(|_| anyhow!("a generating thread panicked"))??;
             }
             paused?;
-            done
+            done.unwrap_or_else(|panic| resume_unwind(panic))
         })
     }
 
@@ -474,13 +519,33 @@ impl Generator {
         cpus.set(cpu)?;
         sched_setaffinity(Pid::from_raw(0), &cpus)
             .with_context(|| format!("cannot run on CPU {cpu}"))?;
+        run_until(program, self.interface, self.start_len, &self.over)
+    }
+}
+
+/// A generating thread in the list of them, until it ends in any way.
+struct Presence<'a> {
+    generator: &'a Generator,
+    thread: Pid,
+}
+
+impl<'a> Presence<'a> {
+    fn of_this_thread(generator: &'a Generator) -> Self {
+        let thread = gettid();
         // SAFETY: no precondition.
-        let own = (unsafe { libc::pthread_self() }, gettid());
-        lock(&self.threads).push(own);
-        let sent = run_until(program, self.interface, self.start_len, &self.over);
+        let handle = unsafe { libc::pthread_self() };
+        lock(&generator.threads).push((handle, thread));
+        Self { generator, thread }
+    }
+}
+
+impl Drop for Presence<'_> {
+    fn drop(&mut self) {
         // While the lock is held the thread exists, so nothing else gets its signals.
-        lock(&self.threads).retain(|thread| thread.1 != own.1);
-        sent
+        lock(&self.generator.threads).retain(|(_, thread)| *thread != self.thread);
+        if !self.generator.over.load(Ordering::Relaxed) {
+            self.generator.failed.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -657,5 +722,137 @@ mod tests {
             ..settings
         };
         assert!(without_cpu.replies(Duration::ZERO).is_err());
+    }
+
+    /// Generates at `lo` of an own network, so that no other test's packets are counted.
+    fn alone(cpus: &[usize], inside: impl FnOnce(Generator) + Send) {
+        thread::scope(|scope| {
+            let test = scope.spawn(|| {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+                let mut frame: Frame = zerocopy::transmute!([0u64; size_of::<Frame>() / 8]);
+                frame.len = 77;
+                let settings = Settings {
+                    interface: "lo",
+                    cpus,
+                    ports: 2048..=2063,
+                    addresses: 3,
+                    servers: [53; 2],
+                    frames: &[frame, frame],
+                    sequence: &[0, 1, 1],
+                };
+                inside(Generator::recording(&settings, Duration::from_secs(1)).unwrap());
+            });
+            test.join().unwrap();
+        });
+    }
+
+    fn ordered(generator: &Generator, cpu: u32) -> OrderWords {
+        lock(&generator.orders).get(&cpu, 0).unwrap()
+    }
+
+    #[test]
+    fn cpus_take_turns() {
+        alone(&[1, 0], |generator| {
+            let second = 1_000_000_000 << FRACTION_BITS;
+            let rate = Load::Rate {
+                rate: 1000,
+                burst: 4,
+            };
+            for (load, order, interval, burst) in
+                [(1, rate, second / 500, 4), (2, Load::Saturate, 0, 1)]
+            {
+                generator.order(order, 1..3).unwrap();
+                for (turn, cpu) in [(0, 1), (1, 0)] {
+                    let expected = Orders {
+                        load,
+                        first: 1,
+                        interval,
+                        delay: turn * interval / 2,
+                        burst,
+                        port: 2048 + 8 * turn,
+                        ports: 8,
+                        addresses: 3,
+                        slots: (8 * turn) << 16,
+                        set_mask: 7,
+                        length: 2,
+                    };
+                    let expected: OrderWords = zerocopy::transmute!(expected);
+                    assert_eq!(ordered(&generator, cpu), expected, "{order:?} {cpu}");
+                }
+            }
+            generator.pause().unwrap();
+            for cpu in [0, 1] {
+                assert_eq!(ordered(&generator, cpu), OrderWords::default());
+            }
+            let none = Load::Rate { rate: 0, burst: 1 };
+            assert!(generator.order(none, 0..3).is_err());
+            assert_eq!(generator.whole(), 0..3);
+        });
+    }
+
+    #[test]
+    fn record_is_a_ring_of_moments() {
+        alone(&[0], |generator| {
+            assert_eq!(generator.moment(), Duration::from_nanos(1 << 16));
+            let now = || Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap());
+            let moment = |time: Duration| time.as_nanos() as u64 >> 16;
+            let records = [&generator.sent_at, &generator.received_at];
+            for record in records {
+                record.moments()[5].store(1, Ordering::Relaxed);
+            }
+            let earliest = moment(now());
+            let begun = generator.begin_record().unwrap();
+            assert!((earliest..=moment(now())).contains(&begun), "{begun}");
+            for (index, record) in (6..).zip(records) {
+                record.moments()[index].store(7 + index as u64, Ordering::Relaxed);
+            }
+            // Long ago, so the whole ring is read.
+            let record = generator.record_since((1 << 16) + 4).unwrap();
+            assert_eq!(record.len(), 1 << 16);
+            let mut counted = Vec::new();
+            for (index, moment) in record.iter().enumerate() {
+                if (moment.sent, moment.received) != (0, 0) {
+                    counted.push((index, moment.sent, moment.received));
+                }
+            }
+            assert_eq!(counted, [(2, 13, 0), (3, 0, 14)]);
+            assert!(generator.record_since(u64::MAX >> 17).unwrap().is_empty());
+        });
+    }
+
+    #[test]
+    fn counters_are_those_of_the_programs() {
+        alone(&[0], |mut generator| {
+            assert_eq!(generator.frames().unwrap().len(), 2);
+            assert_eq!(generator.frames().unwrap()[1].len, 77);
+            assert!(generator.totals().unwrap().cpus.is_empty());
+            assert_eq!(generator.counts().unwrap(), Counts::default());
+            assert_eq!(generator.cpu_use().used, Duration::ZERO);
+            let mut of_cpus = vec![CountWords::default(); nr_cpus().unwrap()];
+            let mut latencies = vec![[0; BUCKETS]; nr_cpus().unwrap()];
+            for (cpu, sent) in [(0, 3), (1, 4)] {
+                let counts = Counts {
+                    sent,
+                    ..Counts::default()
+                };
+                of_cpus[cpu] = zerocopy::transmute!(counts);
+                latencies[cpu][9] = sent;
+            }
+            let maps = &mut generator.maps;
+            maps.counts.set(0, of_cpus.try_into().unwrap(), 0).unwrap();
+            maps.latencies
+                .set(0, latencies.try_into().unwrap(), 0)
+                .unwrap();
+            let totals = generator.totals().unwrap();
+            assert_eq!(totals.cpus.len(), 2);
+            assert_eq!(totals.cpus[&1].sent, 4);
+            assert_eq!((totals.latencies[9], totals.latencies[8]), (7, 0));
+            assert_eq!(totals.sum(), generator.counts().unwrap());
+            assert_eq!(totals.sum().sent, 7);
+            // SAFETY: no precondition.
+            let own = (unsafe { libc::pthread_self() }, gettid());
+            lock(&generator.threads).extend([own; 3]);
+            assert!(generator.cpu_use().used > Duration::ZERO);
+        });
     }
 }

@@ -1,6 +1,9 @@
-//! The generator allocates nothing for a query.
+//! The generator's threads: they allocate nothing for a query, and a load ends with any of them.
 
-use std::time::Duration;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use dns_load::{
@@ -23,10 +26,10 @@ const MIN_QUERIES: u64 = 100_000;
 /// Allocations of a thread that starts: its place in a list, and the system call's arguments.
 const MAX_ALLOCATIONS: u64 = 100;
 
-#[test]
-fn queries_need_no_allocation() -> Result<()> {
+/// Runs `with` in the client's namespace with a generator whose queries are answered; not without the requirements.
+fn with_generator<T: Send>(with: impl FnOnce(&Generator) -> Result<T> + Send) -> Result<Option<T>> {
     if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
+        return Ok(None);
     }
     let lab = Lab::split()?;
     let _responder = lab
@@ -48,8 +51,13 @@ fn queries_need_no_allocation() -> Result<()> {
         frames: &[frame],
         sequence: &[0],
     };
-    let counts = lab.client.run(|| -> Result<_> {
-        let generator = Generator::new(&settings)?;
+    let done = lab.client.run(|| with(&Generator::new(&settings)?))??;
+    Ok(Some(done))
+}
+
+#[test]
+fn queries_need_no_allocation() -> Result<()> {
+    let counts = with_generator(|generator| {
         generator.order(Load::Saturate, generator.whole())?;
         let count = || -> Result<()> {
             Counting::count_thread();
@@ -63,12 +71,58 @@ fn queries_need_no_allocation() -> Result<()> {
             })
         })?;
         generator.counts()
-    })??;
+    })?;
+    let Some(counts) = counts else {
+        return Ok(());
+    };
     let allocations = Counting::take();
     ensure!(
         (1..=MAX_ALLOCATIONS).contains(&allocations),
         "{allocations} allocations for {} queries",
         counts.sent
     );
+    Ok(())
+}
+
+/// A load without its generator would take all of its time, and send nothing.
+#[test]
+fn load_ends_with_its_thread() -> Result<()> {
+    let ended = with_generator(|generator| {
+        let panics = || -> Result<()> { panic!("on purpose") };
+        let ended = generator.during(&panics, || {
+            wait_until("the end", Duration::from_secs(120), || {
+                generator.ensure_sending().is_err()
+            })
+        });
+        let ended = ended.expect_err("a thread panicked");
+        ensure!(ended.to_string().contains("panicked"), "{ended}");
+        let fails = || anyhow::bail!("no CPU");
+        let ended = generator.during(&fails, || {
+            wait_until("the end", Duration::from_secs(120), || {
+                generator.ensure_sending().is_err()
+            })?;
+            generator.ensure_sending()
+        });
+        let ended = ended.expect_err("a thread failed");
+        // The reason, not what followed from it.
+        ensure!(ended.to_string() == "no CPU", "{ended}");
+        // The next load has other threads.
+        generator.during(&|| Ok(()), || generator.ensure_sending())
+    })?;
+    println!("{ended:?}");
+    Ok(())
+}
+
+/// The threads wait for nobody who is no more.
+#[test]
+fn threads_end_with_the_measurement() -> Result<()> {
+    with_generator(|generator| {
+        let measurement = || -> Result<()> { panic!("on purpose") };
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            generator.during(&|| Ok(()), measurement)
+        }));
+        ensure!(panicked.is_err(), "the panic was lost");
+        Ok(())
+    })?;
     Ok(())
 }

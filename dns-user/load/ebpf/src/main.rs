@@ -27,7 +27,7 @@ use crate::{
     },
 };
 use aya_ebpf::{
-    bindings::xdp_action,
+    bindings::{BPF_F_MMAPABLE, xdp_action},
     helpers::{
         bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_xdp_adjust_head, bpf_xdp_adjust_tail,
         bpf_xdp_store_bytes,
@@ -56,9 +56,9 @@ static SLOTS: Array<Slot> = Array::with_max_entries(1, 0);
 /// Queries by the moment in which they were due, and replies by that of their query. In two maps, because different CPUs
 /// count in them.
 #[map]
-static SENT_AT: Array<u64> = Array::with_max_entries(1, 0);
+static SENT_AT: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 #[map]
-static RECEIVED_AT: Array<u64> = Array::with_max_entries(1, 0);
+static RECEIVED_AT: Array<u64> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 #[map]
 static REPLIES: Array<Replies> = Array::with_max_entries(1, 0);
