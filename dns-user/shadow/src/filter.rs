@@ -4,7 +4,9 @@
 //! it passes a share of them, chosen by the message's id and the client's port, so that a query and its reply are passed
 //! both or not at all.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use dns_core::config::wildcard_receives;
 
 /// An instruction of classic BPF.
 pub type Instruction = libc::sock_filter;
@@ -104,7 +106,9 @@ fn family(endpoints: &[SocketAddr], is_v6: bool, share: Share) -> Vec<Instructio
     }
     let address_at = if is_v6 { [8, 24] } else { [12, 16] };
     for endpoint in endpoints {
-        let is_of_family = endpoint.is_ipv6() == is_v6 || is_dual_wildcard(endpoint);
+        // The packets of `watch::is_one_of`.
+        let is_of_family = endpoint.is_ipv6() == is_v6
+            || !is_v6 && wildcard_receives(*endpoint, Ipv4Addr::UNSPECIFIED.into(), &[]);
         if !is_of_family {
             continue;
         }
@@ -127,14 +131,10 @@ fn family(endpoints: &[SocketAddr], is_v6: bool, share: Share) -> Vec<Instructio
     program
 }
 
-/// Returns whether an endpoint receives IPv4 too.
-fn is_dual_wildcard(endpoint: &SocketAddr) -> bool {
-    endpoint.is_ipv6() && endpoint.ip().is_unspecified()
-}
-
 /// Returns the words of an address with their offsets; none for a wildcard.
 fn words(endpoint: &SocketAddr, at: u32) -> Vec<(u32, u32)> {
     let octets = match endpoint.ip() {
+        // Any address of the machine may be meant; the port alone decides.
         address if address.is_unspecified() => return Vec::new(),
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
@@ -150,6 +150,7 @@ fn words(endpoint: &SocketAddr, at: u32) -> Vec<(u32, u32)> {
 fn chosen(clients_port_at: u32, protocol_at: u32, share: Share) -> Vec<Instruction> {
     /// Offset of a message's id behind the UDP header.
     const ID: u32 = 8;
+    // Without a choice, packets are spared the test of id and port.
     if share == Share::ALL {
         return vec![instruction(RETURN, PASS)];
     }

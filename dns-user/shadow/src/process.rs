@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use dns_core::config::wildcard_receives;
 use dns_kit::metrics;
 
 /// Maximum number of processes, and of descriptors of each, that are looked at.
@@ -29,7 +30,7 @@ impl Process {
         Self::with_socket(&["udp", "udp6"], |local| {
             addresses.iter().any(|address| {
                 local.port() == address.port()
-                    && (local.ip() == address.ip() || local.ip().is_unspecified())
+                    && (local.ip() == address.ip() || wildcard_receives(local, address.ip(), &[]))
             })
         })
     }
@@ -52,6 +53,7 @@ impl Process {
                 continue;
             };
             if has_socket(&entry.path(), &inodes) {
+                // It may have ended since; its number is of use without a name, too.
                 let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
                 return Some(Self {
                     number,
@@ -93,6 +95,7 @@ fn endpoint(text: &str) -> Option<SocketAddr> {
     let mut octets = Vec::new();
     for at in (0..address.len()).step_by(8) {
         let word = u32::from_str_radix(address.get(at..at + 8)?, 16).ok()?;
+        // The kernel prints each word of the address as a number of this machine (proc_pid_net(5)).
         octets.extend(word.to_ne_bytes());
     }
     let ip = match octets.len() {
@@ -104,6 +107,7 @@ fn endpoint(text: &str) -> Option<SocketAddr> {
 }
 
 fn has_socket(process: &Path, inodes: &[String]) -> bool {
+    // Reading those of another user's process takes the right to trace it (proc_pid_fd(5)).
     let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
         return false;
     };

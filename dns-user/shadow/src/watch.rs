@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use dns_core::wire::Transport;
+use dns_core::{config::wildcard_receives, wire::Transport};
 use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
@@ -113,6 +113,8 @@ pub fn watch<R: Reference>(
             0
         };
         if read == 0 {
+            // No event tells when the budget permits more, so waiting for the socket would not
+            // suffice.
             thread::sleep(PAUSE);
         }
         if now.duration_since(adjusted) >= ADJUSTMENT {
@@ -126,6 +128,7 @@ pub fn watch<R: Reference>(
         }
     }
     watcher.drain()?;
+    // Counts what arrived and expired since the last adjustment.
     watcher.adjust(Instant::now())?;
     watcher.publish();
     let mut watched = watcher.watched;
@@ -239,6 +242,7 @@ impl<R: Reference> Watcher<'_, R> {
         let share = if statistics.dropped > 0 {
             // The replies to waiting queries may be among them.
             self.pairs.forget_waiting();
+            // A queue that overflows drops without a choice, which parts queries from their replies.
             self.share.halved()
         } else if self.share != Share::ALL && self.budget.is_idle(now) {
             // In smaller steps than it is halved, because each change loses the pairs in flight.
@@ -266,6 +270,7 @@ impl<R: Reference> Watcher<'_, R> {
         seen.sampled_share = 1.0;
         if self.is_sampled && self.read > 0 {
             let estimated = self.packets * seen.queries as f64 / self.read as f64;
+            // Chance may estimate fewer than were counted.
             seen.estimated_queries = (estimated.round() as u64).max(seen.queries);
             seen.sampled_share = seen.queries as f64 / seen.estimated_queries.max(1) as f64;
         }
@@ -275,9 +280,9 @@ impl<R: Reference> Watcher<'_, R> {
 /// Returns whether an address is one of the endpoints, or covered by a wildcard.
 pub fn is_one_of(endpoints: &[SocketAddr], address: SocketAddr) -> bool {
     endpoints.iter().any(|endpoint| {
-        let is_covered = endpoint.ip().is_unspecified()
-            && (endpoint.is_ipv6() || address.is_ipv4())
-            || endpoint.ip() == address.ip();
+        // Alone: whether the other endpoints leave it IPv4 is the observed server's choice.
+        let is_covered =
+            endpoint.ip() == address.ip() || wildcard_receives(*endpoint, address.ip(), &[]);
         is_covered && endpoint.port() == address.port()
     })
 }
@@ -318,6 +323,7 @@ impl Budget {
         let most = MAX_CREDIT.as_secs_f64() * self.share;
         let passed = now.duration_since(self.granted).as_secs_f64();
         let spent = used.saturating_sub(self.used).as_secs_f64();
+        // Bounded, so that a quiet hour does not permit a burst at full use of a core.
         self.credit = (self.credit + passed * self.share - spent).min(most);
         self.granted = now;
         self.used = used;
@@ -329,6 +335,7 @@ impl Budget {
     fn is_idle(&mut self, now: Instant) -> bool {
         let most = MAX_CREDIT.as_secs_f64() * self.share;
         std::mem::replace(&mut self.least, f64::MAX) > most / 2.0
+            // The first credit is given, not saved, and says nothing about the load.
             && now.duration_since(self.begin) > MAX_CREDIT
     }
 }

@@ -147,6 +147,7 @@ impl Cache {
         };
         match self.copy(query) {
             Some(answer) => self.interfaces.replace(answer, generation),
+            // The new answer cannot be copied, and the old copy must not outlive the entry.
             None => self.interfaces.remove(&question),
         }
     }
@@ -358,6 +359,7 @@ impl Cache {
         let mut owners = SmallVec::new();
         let name = query.question.raw_name;
         for (_, record) in index.walk(reply) {
+            // A message has at most 65,535 bytes, so every offset fits.
             let (Ok(ttl_at), Ok(owner)) =
                 (u16::try_from(record.ttl_at), u16::try_from(record.owner))
             else {
@@ -421,6 +423,7 @@ impl Cache {
         reply.extend_from_slice(&entry.message);
         message::set_id(reply, query.id);
         let name = query.question.raw_name;
+        // The name is part of the key, so the question of the entry has the same length.
         reply[query.question_range()].copy_from_slice(&query.message[query.question_range()]);
         for &at in &entry.owners {
             let at = usize::from(at);
@@ -543,6 +546,7 @@ impl Terms {
     /// Returns the lifetime of an answer to `query`; `None` if it must not be cached.
     fn of(query: &Query<'_>, reply: &[u8], index: &MessageIndex, compat: Compat) -> Option<Self> {
         let flags = Flags::of(reply);
+        // Without its question, nothing tells that the reply belongs to this name.
         let question = index.question()?;
         let same =
             message::same_question(&query.message[query.question_range()], reply.get(question)?);

@@ -243,6 +243,7 @@ impl CachedSource {
     /// without a cache.
     pub(crate) fn flush(&self, selection: &Selection) -> Option<u64> {
         if let Some(failures) = &self.shared.common.failures {
+            // After a flush, operators expect what the recursors say now.
             failures.flush();
         }
         let cache = self.cache()?;
@@ -265,6 +266,8 @@ impl CachedSource {
             Lookup::Stale(entry) => Some(entry),
         };
         match (shared.admit(query), stale) {
+            // A stale answer needs no recursor, so too many waiting queries are no reason to refuse
+            // it.
             (None, Some(entry)) => cache.stale_reply(&entry, query),
             (None, None) => Fetched::refused(query).reply,
             (Some(permit), Some(entry)) => {
@@ -316,6 +319,8 @@ impl CachedSource {
                 failed: false,
             })) => reply,
             _ => {
+                // A renewal that takes too long counts as failed, too. It may still succeed in the
+                // background.
                 entry.renewal_failed();
                 cache.stale_reply(entry, query)
             }
@@ -530,6 +535,8 @@ impl Landing for WaitingMiss {
         match miss.forwarder.land(&query, &miss.first, sent, outcome) {
             FirstOutcome::Answer(forwarded) => {
                 let mut reply = miss.land(&query, forwarded).reply;
+                // Before the reply: its client may send the next query at once, and needs the slot
+                // again.
                 drop(miss);
                 waiting.reply(&mut reply);
                 REPLY.set(reply);
@@ -574,6 +581,7 @@ impl Common {
             Some(Place { cache, key, .. }) if cache.has_keys_of_form() => CacheKey::from_slice(key),
             _ => self.form.key(query),
         };
+        // An answer over UDP may be truncated, which a client over TCP could not use.
         key.push(u8::from(query.transport == Transport::Tcp));
         key.extend_from_slice(&generation.to_bytes());
         key
@@ -661,6 +669,7 @@ impl Shared {
             failures.insert(FlightKey::from_slice(&leader.key), result);
         }
         let followers = leader.end();
+        // Mostly there is no follower, and then nothing is copied.
         if !followers.is_empty() {
             let shared = FlightResult::copy_of(&reply, &index, failed, &errors);
             resume_woken(|| {
@@ -673,6 +682,7 @@ impl Shared {
         if !self.common.form.transparent {
             message::set_own_flags(&mut reply, query);
         }
+        // With transparent forwarding, the recursor's OPT is still in the reply.
         if !has_opt {
             append_opt(query, &mut reply);
         }
@@ -705,6 +715,7 @@ impl Fetched {
             errors,
         } = result;
         let mut reply = reply.clone();
+        // The leader's client may have EDNS where this one has none, or other options.
         message::remove_opt(&mut reply, &mut index.clone());
         message::set_id(&mut reply, query.id);
         message::restore_case(&mut reply, index, query);
@@ -800,6 +811,7 @@ impl Failures {
         }
         let remembered = self.remembered.lock();
         let (since, result) = remembered.by_key.get(key)?;
+        // Expired failures are removed only when another one is inserted.
         if since.elapsed() >= FAILURE_LIFETIME {
             return None;
         }

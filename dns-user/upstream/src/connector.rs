@@ -60,8 +60,10 @@ impl Connector {
             names: Arc::clone(names),
             followed: Arc::default(),
         };
+        // At once, so that the first query need not wait for the look-up.
         let own = url.host_str().and_then(|host| hosts.follow(host));
         let mut http = HttpConnector::new_with_resolver(hosts.clone());
+        // It connects for https as well; TLS is above it.
         http.enforce_http(false);
         http.set_nodelay(true);
         let https = HttpsConnectorBuilder::new().with_tls_config(tls);
@@ -153,6 +155,7 @@ struct Hosts {
 impl Hosts {
     /// Returns a host name, which is resolved until dropped; `None` for an address.
     fn follow(&self, host: &str) -> Option<Arc<HostName>> {
+        // In a URI, brackets are around IPv6 addresses only (RFC 3986, section 3.2.2).
         let is_address = host.starts_with('[') || host.parse::<Ipv4Addr>().is_ok();
         if is_address {
             return None;
@@ -161,6 +164,7 @@ impl Hosts {
         if let Some(known) = followed.get(host).and_then(Weak::upgrade) {
             return Some(known);
         }
+        // A server may redirect to any number of hosts: those that are no longer in use go here.
         followed.retain(|_, name| name.strong_count() > 0);
         let name = self.names.follow(host);
         followed.insert(host.to_owned(), Arc::downgrade(&name));

@@ -151,6 +151,7 @@ impl CachedAnswer {
         entry: &Entry,
         age: Duration,
     ) -> Option<Self> {
+        // Expired, and not removed yet by an insertion.
         if age >= entry.lifetime + entry.stale {
             return None;
         }
@@ -175,6 +176,7 @@ impl CachedAnswer {
 
 fn class_text(class: u16) -> String {
     match class {
+        // `compat.cache_as_authority` leaves the class out of the key.
         0 => "*".to_owned(),
         class => DNSClass::from(class).to_string(),
     }

@@ -40,6 +40,7 @@ impl<'a> Endpoint<'a> {
         let Some((another, other_port)) = other.address.rsplit_once(':') else {
             return self == other;
         };
+        // Ports that were not written have been added (`with_port`), by the transport of each.
         let has_default_ports =
             one_port == self.default_port() && other_port == other.default_port();
         same_host(one, another) && (one_port == other_port || has_default_ports)

@@ -211,11 +211,13 @@ impl FailedTries {
     async fn summarise(self: Arc<Self>, mut reported: CounterValues, mut interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
+            // Locked while the counters are read: a failure in between would be in no summary.
             let mut series = self.series.lock();
             let now = self.state();
             let Some(summary) = Summary::between(&reported, &now) else {
                 *series = 0;
                 let tries = now.tries - reported.tries;
+                // Without tries nothing is known about it.
                 if tries > 0 {
                     tracing::info!(
                         recursor = self.recursor,

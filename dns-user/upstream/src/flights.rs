@@ -117,6 +117,7 @@ impl SingleFlight {
 impl Leader {
     /// Ends the flight; returns the clients that wait for its result.
     pub(crate) fn end(&self) -> Vec<Follower> {
+        // Another flight of this key may begin now, which `drop` must not end.
         self.has_ended.set(true);
         self.flights.end(&self.key)
     }

@@ -135,6 +135,7 @@ impl Forwarder {
     /// Prepares the first try of a query if that needs no waiting until its reply.
     pub(crate) fn prepare(&self, query: &Query<'_>) -> Option<(FirstTry, PreparedQuery)> {
         let set = self.set.load_full();
+        // As in `forward_after`: a query to this server itself would come back.
         let index = set
             .order
             .order()
@@ -265,7 +266,8 @@ impl Forwarder {
             }
         }
         if self.compat.nxdomain_for_failures {
-            // bosh-dns gives this answer whatever the cause (observed).
+            // bosh-dns gives this answer whatever the cause (observed). Only a recursor's own NXDOMAIN is
+            // an answer; the others are remembered as failures (RFC 9520).
             let failed = best.is_none_or(|best| best.rank() == 0);
             return Forwarded {
                 failed,
@@ -496,6 +498,7 @@ impl RecursorOrder {
             return;
         };
         let failures = history.record(failed);
+        // A success never moves the preference, although older failures may still count.
         if self.mode == RecursorSelection::Smart && failures >= MAX_FAILURES && failed {
             let next = (index + 1) % self.histories.len();
             // Tries that fail at the same time move the preference once.

@@ -215,6 +215,7 @@ fn parse_source(handler: &ObjectReader<'_>) -> Result<HandlerSource, ConfigError
         })),
         Some(Kind::Deny) => {
             let choices = [
+                // Go's zero value: a missing response.
                 ("", Denial::Nxdomain),
                 ("NXDOMAIN", Denial::Nxdomain),
                 ("REFUSED", Denial::Refused),

@@ -132,6 +132,7 @@ async fn resolve_repeatedly(
     let mut is_known = true;
     while name.strong_count() > 0 {
         let found = hosts.look_up(&host).await;
+        // Weak until here: this task itself must not keep the name in use.
         let Some(name) = name.upgrade() else { return };
         let pause = match found {
             Some((addresses, ttl)) => {

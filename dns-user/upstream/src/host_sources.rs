@@ -80,6 +80,7 @@ impl HostSources {
     /// Resolves a host name to its addresses and their TTL; `None` if no recursor knows it.
     async fn look_up(&self, host: &str) -> Option<(Vec<IpAddr>, Duration)> {
         let listed = of_hosts(&fs::read_to_string(HOSTS).unwrap_or_default(), host);
+        // The file has no TTLs, so it is read again soon.
         if !listed.is_empty() {
             return Some((listed, MIN_LOOK_UP_INTERVAL));
         }
@@ -104,6 +105,7 @@ impl HostSources {
             matching: Matching::Strict,
             randomise_case: false,
         };
+        // It knows no own addresses, so that this server is asked, too.
         let nobody = Arc::new(HostNames::default());
         let forwarder = Forwarder::new(
             &servers,

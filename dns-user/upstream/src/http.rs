@@ -71,6 +71,7 @@ impl HttpClients {
         let client = self.clients.entry((trust.clone(), url.origin()));
         let client = client.or_insert_with(|| {
             Client::builder(TokioExecutor::new())
+                // Without a timer, an idle connection is closed only when a request looks for one.
                 .pool_timer(TokioTimer::new())
                 .pool_idle_timeout(IDLE_TIMEOUT)
                 .pool_max_idle_per_host(MAX_IDLE)
@@ -220,6 +221,7 @@ impl HttpSource {
         for _ in 0..MAX_REQUESTS {
             // Go's client asks for gzip by itself (net/http, `Transport`).
             let mut request = Request::get(url.as_str())
+                // Cloudflare's resolver answers in JSON only if it is asked to.
                 .header(header::ACCEPT, "application/dns-json, application/json")
                 .header(header::ACCEPT_ENCODING, "gzip");
             if url.origin() != self.url.origin() {

@@ -34,6 +34,7 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
         Some(Json::Bool(value)) => *value,
         Some(_) => return Err(JsonAnswerError::Kind("TC")),
     };
+    // The header has four bits for it, and JSON no OPT that would extend them.
     let rcode = number(find(document, "Status"), "Status", 15)?.unwrap_or(0) as u8;
     let items: &[Json] = match find(document, "Answer") {
         None => &[],
@@ -202,6 +203,7 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
 fn push_name(data: &mut Vec<u8>, text: &str) -> Option<()> {
     use hickory_proto::serialize::binary::BinEncodable;
     let mut name = hickory_proto::rr::Name::from_ascii(text).ok()?;
+    // Some servers leave out the final dot, but a name of the wire has no relative form.
     name.set_fqdn(true);
     data.extend_from_slice(&name.to_bytes().ok()?);
     Some(())
@@ -250,6 +252,7 @@ fn strings(text: &str) -> Option<Vec<u8>> {
         if string.is_empty() {
             data.push(0);
         }
+        // `end` counts neither the opening nor the closing quotation mark.
         rest = rest[end + 2..].trim_start();
     }
     Some(data)
@@ -258,7 +261,9 @@ fn strings(text: &str) -> Option<Vec<u8>> {
 /// Parses the length and hexadecimal digits after `\#` (RFC 3597, section 5).
 fn generic_data(text: &str) -> Option<Vec<u8>> {
     let mut words = text.split_ascii_whitespace();
-    let length: usize = words.next()?.parse().ok()?;
+    // RDLENGTH has 16 bits (RFC 1035, section 3.2.1). Twice a longer length could overflow, and
+    // memory for it would be reserved below.
+    let length = usize::from(words.next()?.parse::<u16>().ok()?);
     let digits: String = words.collect();
     if digits.len() != 2 * length {
         return None;
@@ -337,6 +342,7 @@ mod tests {
             (16, "\"a\" b"),
             (0, "192.0.2.1"),
             (65_280, "\\# 2 01"),
+            (65_280, "\\# 9223372036854775808"),
             (65_280, "\\# 1 0g"),
         ] {
             assert_eq!(rdata(rtype, text), None, "type {rtype}: {text}");

@@ -105,6 +105,8 @@ impl Upstream {
     ) -> Self {
         let recursion = &config.recursion;
         let hosts = HostNames::of_recursors(&recursion.recursors, own.clone());
+        // Apart, because the nameservers of /etc/resolv.conf may see only the names of recursors
+        // (`host_sources`).
         let handler_hosts = HostNames::new(&recursion.recursors, own.clone());
         if recursion.disabled {
             return Self {
@@ -123,6 +125,7 @@ impl Upstream {
         let forwarder = forwarder(&names, config, &hosts);
         let recursors = source(forwarder, config.cache.enabled, config, interfaces);
         if let Some(nameservers) = nameservers {
+            // Weak: a reload replaces the recursors, and their follower must end with them.
             let source = recursors.downgrade();
             let interfaces = Arc::clone(interfaces);
             let used = recursors.downgrade();
@@ -131,6 +134,7 @@ impl Upstream {
                 move |names: &[String]| {
                     if let Some(source) = source.upgrade() {
                         source.replace_recursors(names);
+                        // After the flush: entries that are still there could be copied again.
                         interfaces.clear();
                     }
                 },

@@ -232,6 +232,7 @@ impl ValidatedReply {
             mut reply,
             mut index,
         } = self;
+        // Trailing bytes belong to no record. They would stand before the OPT that is appended.
         reply.truncate(index.end);
         set_id(&mut reply, query.id);
         restore_case(&mut reply, &index, query);
@@ -280,6 +281,7 @@ impl Forwarded {
 
     /// Returns a reply created by this server. The answer cache keeps it even if it is a failure.
     pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
+        // Made here, so it is well-formed; without an index it would only not be cached.
         let index = MessageIndex::of(&reply).unwrap_or_default();
         Self {
             reply,
@@ -450,6 +452,7 @@ impl MessageIndex {
         &self,
         message: &'a [u8],
     ) -> impl Iterator<Item = (usize, IndexedRecord)> + use<'a> {
+        // `of` has validated every name and length, so this walk ends where that one did.
         let counts = self.records;
         let mut at = self.question_end;
         (0..3)

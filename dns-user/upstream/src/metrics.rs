@@ -57,6 +57,7 @@ impl UpstreamMetrics {
         for (domain, source) in self.in_force.sources() {
             let domain = domain.map(|domain| domain.to_string());
             let handler = domain.as_deref().unwrap_or("");
+            // CoreDNS's cache, whose metrics bosh-dns has, labels them by zone.
             let zones = domain.as_deref().unwrap_or(".");
             if let Some(cache) = source.cache() {
                 all.extend(of_cache(&self.server, zones, cache));

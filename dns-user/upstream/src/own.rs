@@ -6,6 +6,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use dns_core::config::wildcard_receives;
 
 /// The addresses at which this server answers, which are never asked as recursors. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +16,7 @@ pub struct OwnAddresses(Arc<ArcSwap<Reached>>);
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reached {
     pub(crate) listen: Vec<SocketAddr>,
-    /// Addresses of the machine's interfaces; empty without a wildcard.
+    /// Addresses of the machine's interfaces that a wildcard covers.
     interfaces: Vec<IpAddr>,
 }
 
@@ -42,10 +43,11 @@ impl OwnAddresses {
         let current = self.0.load();
         // An IPv4 address may be written as an IPv6 one (RFC 4291, section 2.5.5.2).
         let ip = address.ip().to_canonical();
+        // Linux delivers to a wildcard what is sent to any address of 127.0.0.0/8, or to the wildcard itself.
+        let is_of_machine =
+            ip.is_loopback() || ip.is_unspecified() || current.interfaces.contains(&ip);
         current.listen.iter().any(|own| {
-            // Linux delivers to a wildcard what is sent to any address of 127.0.0.0/8, or to the wildcard itself.
-            let is_covered = own.ip().is_unspecified()
-                && (ip.is_loopback() || ip.is_unspecified() || current.interfaces.contains(&ip));
+            let is_covered = is_of_machine && wildcard_receives(*own, ip, &current.listen);
             own.port() == address.port() && (own.ip().to_canonical() == ip || is_covered)
         })
     }
@@ -57,12 +59,12 @@ impl OwnAddresses {
 
 impl Reached {
     fn of(listen: &[SocketAddr]) -> Self {
-        let has_wildcard = listen.iter().any(|own| own.ip().is_unspecified());
-        let interfaces = if has_wildcard {
-            interface_addresses()
-        } else {
-            Vec::new()
-        };
+        let mut interfaces = Vec::new();
+        // Mostly there is no wildcard, and then the kernel need not be asked.
+        if listen.iter().any(|own| own.ip().is_unspecified()) {
+            interfaces = interface_addresses();
+            interfaces.retain(|&ip| listen.iter().any(|own| wildcard_receives(*own, ip, listen)));
+        }
         Self {
             listen: listen.to_vec(),
             interfaces,
@@ -78,6 +80,7 @@ impl Reached {
 fn interface_addresses() -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for interface in nix::ifaddrs::getifaddrs().into_iter().flatten() {
+        // An interface without an address is listed, too (getifaddrs(3)).
         let Some(address) = interface.address else {
             continue;
         };
@@ -120,13 +123,30 @@ mod tests {
     fn wildcard_covers_the_machine() {
         for wildcard in ["0.0.0.0:53", "[::]:53"] {
             let own = own(&[wildcard]);
-            for address in ["127.0.0.9:53", "0.0.0.0:53", "[::1]:53"] {
+            for address in ["127.0.0.9:53", "0.0.0.0:53"] {
                 assert!(contains(&own, address), "{wildcard} {address}");
             }
+            // No socket of IPv4 receives IPv6: another server may have it.
+            let has_v6 = wildcard == "[::]:53";
+            assert_eq!(contains(&own, "[::1]:53"), has_v6, "{wildcard}");
             for address in interface_addresses() {
-                assert!(own.contains(SocketAddr::new(address, 53)) && own.current().has(address));
+                let is_own = has_v6 || address.is_ipv4();
+                assert_eq!(
+                    own.contains(SocketAddr::new(address, 53)),
+                    is_own,
+                    "{address}"
+                );
+                assert_eq!(own.current().has(address), is_own, "{address}");
             }
             assert!(!contains(&own, "192.0.2.1:53") && !contains(&own, "127.0.0.9:54"));
         }
+    }
+
+    #[test]
+    fn ipv4_with_sockets_of_its_own_is_not_covered() {
+        let own = own(&["[::]:53", "127.0.0.2:53"]);
+        assert!(contains(&own, "[::1]:53") && contains(&own, "127.0.0.2:53"));
+        assert!(!contains(&own, "127.0.0.3:53"));
+        assert!(!own.current().has([127, 0, 0, 1].into()));
     }
 }

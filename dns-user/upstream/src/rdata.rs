@@ -60,6 +60,7 @@ pub(super) fn name_end(message: &[u8], at: usize, numbers: &FixedFields) -> Opti
         if end > part.end || length >= MAX_NAME {
             return None;
         }
+        // The first part is where a name must be; only a pointer can lead into numbers.
         if name_end.is_some() && numbers.touch(&(part.start..end)) {
             return None;
         }
@@ -130,6 +131,8 @@ enum Field {
 /// Returns the format of a type's data. Classes other than IN have different addresses.
 fn form(rtype: u16, class: u16) -> &'static [Field] {
     use Field::{Bytes, Name, Options, Rest, Text, Texts};
+    // Names may be compressed in the types of RFC 1035, and receivers should accept it in RP, AFSDB,
+    // RT, PX, NAPTR and SRV as well (RFC 3597, section 4).
     match rtype {
         // A, AAAA
         1 if class == CLASS_IN => &[Bytes(4)],

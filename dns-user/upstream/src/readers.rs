@@ -107,11 +107,13 @@ impl ReaderThread {
                 && error.kind() != io::ErrorKind::Interrupted
             {
                 tracing::error!(%error, "cannot wait for replies of recursors; trying again");
+                // An error that lasts would otherwise use a whole core.
                 thread::sleep(Duration::from_millis(10));
             }
             for event in &events {
                 if event.token() == NEW {
                     self.adopt(poll.registry());
+                    // When the first query of the new socket expires is not known here.
                     due = now;
                 } else if let Some(socket) = self.known.get(&event.token()) {
                     socket.read(event.is_error());
@@ -134,6 +136,7 @@ impl ReaderThread {
             if let Err(error) = registry.register(source, token, Interest::READABLE) {
                 tracing::error!(%error, "cannot wait for replies by a socket: its queries fail");
             }
+            // Even if it cannot be read, so that its queries expire.
             self.known.insert(token, socket);
         }
     }
@@ -141,6 +144,7 @@ impl ReaderThread {
     /// Ends what has waited for too long on any socket; returns when to call this again.
     fn expire(&mut self, now: Instant) -> Instant {
         let mut due = now + MAX_PAUSE;
+        // A socket that goes leaves the poll by itself when its last user closes it (epoll(7)).
         self.known.retain(|_, socket| {
             let next = socket.expire(now);
             due = due.min(next.unwrap_or(due));

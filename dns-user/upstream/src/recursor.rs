@@ -320,6 +320,8 @@ impl Recursor {
 
     fn socket_choice(&self, query: &Query<'_>) -> SocketChoice {
         match self.options.form.subnet(query) {
+            // Queries for several subnets ask the same question: on one socket, the reply to one
+            // could be taken for another's.
             Some(_) => SocketChoice::WithoutQuestion,
             None => SocketChoice::Any,
         }
@@ -327,6 +329,7 @@ impl Recursor {
 
     /// Returns the transport of a query to this recursor.
     fn transport(&self, query: &Query<'_>) -> Transport {
+        // An encrypted recursor must never get a query in the clear.
         if self.tls.is_some() {
             Transport::Tcp
         } else {
@@ -397,6 +400,8 @@ impl Recursor {
                 None => self.ask_once(query, transport, message).await,
             };
             match outcome {
+                // As in bosh-dns, only timeouts, wrong ids and closed ports are tried again
+                // (observed).
                 Err(error) if error.is_network_error() && tries < self.options.max_retries => {
                     tries += 1
                 }
@@ -477,6 +482,7 @@ impl Recursor {
             Transport::Tcp if self.tls.is_some() => {
                 let mut padded = padded(message);
                 let reply = Box::pin(sockets.tcp.ask(&mut padded, question)).await;
+                // dnstap and further tries use `message`, which must have the id that was sent.
                 message::set_id(message, message::id(&padded));
                 reply.and_then(ValidatedReply::new)
             }
@@ -627,6 +633,8 @@ impl Recursor {
             &self.counters,
             self.tls.clone(),
         ));
+        // Several queries may come here at once. The last sockets stay; the others are closed with
+        // the queries that opened them.
         self.sockets.store(Some(Arc::clone(&sockets)));
         Ok(sockets)
     }
@@ -695,6 +703,7 @@ fn has_edns(message: &[u8]) -> bool {
 
 /// Returns whether a reply rejects the EDNS of its query (RFC 6891, section 7).
 fn rejects_edns(message: &[u8], reply: &ValidatedReply) -> bool {
+    // A server that knows EDNS has an OPT in its reply, so its FORMERR has another reason.
     matches!(reply.rcode(), message::FORMERR | message::NOTIMP)
         && reply.index.opt.is_none()
         && has_edns(message)
@@ -706,6 +715,7 @@ fn padded(message: &[u8]) -> Vec<u8> {
     let mut padded = message.to_vec();
     let length = (message.len() + 4).next_multiple_of(PADDING_BLOCK);
     let zeros = vec![0; length - message.len() - 4];
+    // Without an OPT the query stays as it is: padding is an option of EDNS (RFC 7830, section 3).
     push_option(&mut padded, length, OPTION_PADDING, &[&zeros]);
     padded
 }
@@ -725,6 +735,7 @@ fn randomise(question: &mut [u8]) {
         return;
     };
     for bytes in question[..end].chunks_mut(32) {
+        // The letters add to what a forger must guess, so they must not be predictable.
         let mut bits: u32 = rand::random();
         for byte in bytes.iter_mut().filter(|byte| byte.is_ascii_alphabetic()) {
             *byte = *byte & !0x20 | if bits & 1 == 0 { 0 } else { 0x20 };

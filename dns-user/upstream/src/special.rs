@@ -104,6 +104,7 @@ impl SpecialNames {
         }
         let name = query.question.name();
         let (zone, content) = self.zones.iter().find(|(zone, _)| name.is_within(zone))?;
+        // Names below `localhost` have its addresses as well (RFC 6761, section 6.3).
         let exists = name == *zone || *content == Content::Loopback;
         let rcode = if exists {
             message::NOERROR
@@ -125,6 +126,7 @@ impl SpecialNames {
                 has_data = true;
             }
         }
+        // Without an SOA, clients could not cache the denial (RFC 2308, section 5).
         if !has_data {
             message::push_soa(&mut reply, zone.as_wire(), TTL, SOA);
         }

@@ -166,6 +166,7 @@ impl RecursorOutage {
     pub(crate) fn of(all: &[RecursorStatus]) -> Option<Self> {
         let mut recursors = Vec::new();
         for recursor in all {
+            // Never asked, so it has no failures, and would pass for one that answers.
             if !recursor.is_own {
                 recursors.push(recursor);
             }
@@ -173,6 +174,7 @@ impl RecursorOutage {
         if recursors.is_empty() {
             return Some(Self::Unknown);
         }
+        // Told apart from errors: here the network is to be looked at, there the recursors.
         if recursors.iter().all(|recursor| recursor.is_silent()) {
             let mut addresses = Vec::new();
             for recursor in recursors {

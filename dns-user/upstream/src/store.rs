@@ -149,6 +149,7 @@ impl<V> Store<V> {
         }
         Self {
             shards: shards.into(),
+            // Seeded at random, because clients choose the names.
             hasher: foldhash::fast::RandomState::default(),
             generation: AtomicU64::new(0),
         }
@@ -202,6 +203,8 @@ impl<V> Store<V> {
     /// Starts a new generation and removes the entries for which `goes` holds; returns their
     /// number.
     pub(crate) fn flush(&self, mut goes: impl FnMut(&[u8], &V) -> bool) -> u64 {
+        // Before the shards are locked: an insertion that comes later sees it, an earlier one is
+        // removed.
         self.generation.fetch_add(1, Ordering::SeqCst);
         let mut removed = 0;
         for shard in &self.shards {
@@ -213,6 +216,7 @@ impl<V> Store<V> {
 
     pub(crate) fn sweep(&self, now: BootInstant) {
         for shard in &self.shards {
+            // Only for the figures of operators, which must not count what no client gets any more.
             let _removed = shard.lock().retain(|slot| slot.terms.until > now);
         }
     }
@@ -264,9 +268,11 @@ impl<V> Shard<V> {
             self.totals.remove(&replaced.terms);
         }
         let weight = u64::from(slot.terms.weight);
+        // Only now: an older answer must not outlive a newer one that is too heavy.
         if weight > self.most {
             return;
         }
+        // Expired entries go with insertions, so that no task has to sweep the cache.
         for _ in 0..PASSED {
             self.pass_expired(now);
         }
@@ -302,6 +308,7 @@ impl<V> Shard<V> {
         };
         let is_over = slot.terms.until <= now;
         if !is_over && spares_used {
+            // Interfaces answer without a look-up here, so only the copy knows of these uses.
             let copy_used_ns = mirror.last_used_ns(&slot.stored.key).unwrap_or(0);
             let is_copy_used = copy_used_ns != 0 && copy_used_ns != slot.copy_used_ns;
             if is_copy_used || slot.used {

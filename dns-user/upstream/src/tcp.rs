@@ -240,11 +240,14 @@ impl TcpConnections {
             }
         }
         if let Some((load, connection)) = least
+            // A server may answer the queries of a connection one after the other, so they share
+            // one only where some exist already.
             && (load == 0 || pool.open.len() >= FEW)
         {
             return Some(Arc::clone(connection));
         }
         let Some(connection) = self.open() else {
+            // The process has too many connections: a busy one is better than an error.
             return least.map(|(_, connection)| Arc::clone(connection));
         };
         pool.open.push(Arc::clone(&connection));
@@ -342,6 +345,8 @@ impl ConnectionTask {
         let Self { address, .. } = self;
         let name = match &tls.name {
             Some(name) => name.clone(),
+            // With an address, rustls sends no SNI, which may only hold a host name (RFC 6066,
+            // section 3).
             None => ServerName::IpAddress(address.ip().into()),
         };
         let connector = TlsConnector::from(Arc::clone(&tls.config));
@@ -379,6 +384,8 @@ impl ConnectionTask {
                 Err(_) if self.replies.end_if_idle() => return Ok(()),
                 Err(_) => idle_at = tokio::time::Instant::now() + max_idle,
             }
+            // At most the part of one reply stays here, which is no longer than its length says:
+            // 65,535 bytes.
             while let Some(length) = input.first_chunk::<2>() {
                 let length = usize::from(u16::from_be_bytes(*length));
                 if input.len() < 2 + length {
@@ -476,6 +483,8 @@ impl Replies {
                 .send(Err(Unanswered { error, shared }))
                 .is_ok();
         }
+        // Without an earlier reply the server is merely gone, which says nothing about shared
+        // connections.
         unanswered && left < uses
     }
 }

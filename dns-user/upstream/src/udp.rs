@@ -149,6 +149,7 @@ impl UdpSockets {
 
     /// Selects a socket on which this question is not in flight, so at most [`SOCKETS`] copies are.
     fn without(&self, question: &[u8]) -> Result<usize, TryError> {
+        // Not always the same one first: the port is part of what a forger must guess.
         let first = rand::random_range(0..SOCKETS);
         for step in 0..SOCKETS {
             let at = (first + step) % SOCKETS;
@@ -183,7 +184,8 @@ impl UdpSockets {
         let socket = match Socket::open(self) {
             Ok(socket) => socket,
             Err(error) => {
-                // Most likely the limit on open files.
+                // Most likely the limit on open files. `register_anywhere` locks every slot, this one as
+                // well.
                 drop(slot);
                 return Ok(self.register_anywhere(query).ok_or(error)?);
             }
@@ -324,6 +326,7 @@ impl Socket {
         let address = sockets.address;
         let domain = socket2::Domain::for_address(address);
         let socket = socket2::Socket::new(domain, socket2::Type::DGRAM.nonblocking(), None)?;
+        // The kernel cuts a larger size down by itself. After any other error the default must do.
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
         socket.connect(&address.into())?;
         let socket = Arc::new(Self {
@@ -463,6 +466,7 @@ impl PendingQueries {
             ReplyMatch::Reply | ReplyMatch::CutShort => Ok(datagram),
             ReplyMatch::Unreadable => Err(TryError::Unreadable),
             ReplyMatch::OtherQuestion => {
+                // The query goes on waiting: a forger must not end it by a wrong reply.
                 if matching == Matching::Lenient {
                     waiting.second_best.get_or_insert_with(|| datagram.into());
                 }

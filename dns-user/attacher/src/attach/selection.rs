@@ -10,7 +10,7 @@ use std::{
 };
 
 use dns_common::scope::Endpoint;
-use dns_core::config::values;
+use dns_core::config::{values, wildcard_receives};
 
 use super::netlink::{LOOPBACK, Link};
 
@@ -121,19 +121,13 @@ pub(super) fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr>
         let addresses: Vec<IpAddr> = match endpoint.ip() {
             ip if is_scoped(&ip) => Vec::new(),
             ip if !ip.is_unspecified() => vec![ip],
-            ip => {
-                let has_v4 = listen
-                    .iter()
-                    .any(|other| other.is_ipv4() && other.port() == endpoint.port());
-                let takes = |address: &IpAddr| match address {
-                    IpAddr::V4(_) => ip.is_ipv4() || !has_v4,
-                    IpAddr::V6(_) => ip.is_ipv6(),
-                };
-                let mut addresses: Vec<IpAddr> = local
-                    .iter()
-                    .copied()
-                    .filter(|address| takes(address) && !is_scoped(address))
-                    .collect();
+            _ => {
+                let mut addresses = Vec::new();
+                for &address in local {
+                    if wildcard_receives(*endpoint, address, listen) && !is_scoped(&address) {
+                        addresses.push(address);
+                    }
+                }
                 // A fixed order, since there may be more addresses than slots, and the kernel lists
                 // them in any order; `lo`'s come first.
                 addresses.sort_by_key(|address| (!address.is_loopback(), *address));

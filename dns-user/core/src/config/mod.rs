@@ -166,6 +166,7 @@ impl LogLevel {
 
     /// Returns the level with a name, in any letter case.
     pub fn named(name: &str) -> Option<Self> {
+        // The logger of bosh-utils, which bosh-dns uses, folds the case of a level as well.
         Self::NAMES
             .iter()
             .find(|(known, _)| known.eq_ignore_ascii_case(name))
@@ -353,6 +354,7 @@ impl Config {
     /// Returns the settings of the fast path: without a cache in userspace, interfaces keep no
     /// forwarded answers either.
     pub fn fast_path(&self) -> XdpConfig {
+        // Interfaces mirror the cache of userspace, which renews and removes their answers.
         let cache_entries = if self.cache.enabled {
             self.xdp.cache_entries
         } else {
@@ -368,6 +370,7 @@ impl Config {
     /// address, and `max_reply` permits longer UDP replies than usual.
     pub fn long_replies(&self, listen: &[SocketAddr]) -> Option<String> {
         let most = self.max_reply.filter(|&most| most > USUAL_MAX_REPLY)?;
+        // A forged sender is of use only where replies leave this network.
         let address = listen.iter().find(|address| is_routed(address))?;
         Some(format!(
             "{address} is reachable from other networks, and max_reply is {most}: UDP queries with forged senders \
@@ -398,6 +401,7 @@ pub fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<Sock
     let wildcards = all.clone();
     all.retain(|address| {
         !wildcards.iter().any(|other: &SocketAddr| {
+            // Only of one family: the wildcard of IPv6 leaves IPv4 to sockets of its own.
             other.ip().is_unspecified()
                 && !address.ip().is_unspecified()
                 && other.is_ipv4() == address.is_ipv4()
@@ -407,9 +411,33 @@ pub fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<Sock
     all
 }
 
+/// Returns whether IPv4 has sockets of its own among `all`, so that the IPv6 wildcard `address` must not accept
+/// it as well.
+pub fn has_ipv4_apart(address: SocketAddr, all: &[SocketAddr]) -> bool {
+    let is_wildcard = address.is_ipv6() && address.ip().is_unspecified();
+    let has_other = all
+        .iter()
+        .any(|other| other.is_ipv4() && other.port() == address.port());
+    is_wildcard && has_other
+}
+
+/// Returns whether `socket` is a wildcard that receives what is sent to `ip`, beside the sockets of `all`.
+pub fn wildcard_receives(socket: SocketAddr, ip: IpAddr, all: &[SocketAddr]) -> bool {
+    if !socket.ip().is_unspecified() {
+        return false;
+    }
+    match ip {
+        // A socket of IPv6 receives IPv4 as well, unless IPV6_V6ONLY is set (ipv6(7)).
+        IpAddr::V4(_) => socket.is_ipv4() || !has_ipv4_apart(socket, all),
+        IpAddr::V6(_) => socket.is_ipv6(),
+    }
+}
+
 /// Returns whether packets to an address come from other networks.
 fn is_routed(address: &SocketAddr) -> bool {
     match address.ip() {
+        // BOSH's own address, 169.254.0.2, is link-local: routers forward neither such packets (RFC
+        // 3927, section 7) nor those of IPv6 (RFC 4291, section 2.5.6).
         IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
         IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
     }
@@ -452,6 +480,7 @@ pub fn one_line(errors: &[impl ToString]) -> String {
         .take(SHOWN_ERRORS)
         .map(ToString::to_string)
         .collect();
+    // A template that went wrong makes hundreds of errors, and this is one line of the log.
     if let Some(more) = errors.len().checked_sub(SHOWN_ERRORS + 1) {
         shown.push(format!(
             "and {} more errors, which bosh-dns-xdp check lists",

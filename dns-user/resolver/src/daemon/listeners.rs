@@ -30,7 +30,7 @@ use crate::{
     },
     state::ServerState,
 };
-use dns_core::config::{ApiConfig, Config, HookMode};
+use dns_core::config::{ApiConfig, Config, HookMode, has_ipv4_apart};
 use dns_kit::{limits::raise_file_limit, tls::RotatingTls};
 
 /// Time for which the main loop waits until servers have closed their sockets. Afterwards their addresses are
@@ -217,16 +217,6 @@ impl Listeners {
         self.running.insert(address, running);
         Ok(())
     }
-}
-
-/// Returns whether IPv4 has sockets of its own among `all`, so that the IPv6 wildcard `address` must not accept
-/// it as well.
-fn has_ipv4_apart(address: SocketAddr, all: &[SocketAddr]) -> bool {
-    let is_wildcard = address.is_ipv6() && address.ip().is_unspecified();
-    let has_other = all
-        .iter()
-        .any(|other| other.is_ipv4() && other.port() == address.port());
-    is_wildcard && has_other
 }
 
 /// Returns the options of every server. The TCP clients of all addresses together get at most a quarter of the

@@ -9,6 +9,7 @@ use std::{
 };
 
 use dns_common::scope::MAX_ENDPOINTS;
+use dns_core::config::wildcard_receives;
 
 use crate::attach::netlink::{Attributes, Socket, octets, push_attribute, push_text, text};
 
@@ -337,7 +338,8 @@ fn owner_in(message: &[u8], address: IpAddr) -> Option<u32> {
         // A socket of IPv6 that receives IPv4 is bound to a mapped address, or to ::.
         _ => IpAddr::from(*message.get(8..)?.first_chunk::<16>()?).to_canonical(),
     };
-    let receives = bound == address || bound.is_unspecified();
+    // Alone: the message does not say whether IPV6_V6ONLY is set.
+    let receives = bound == address || wildcard_receives(SocketAddr::new(bound, 0), address, &[]);
     receives.then_some(u32::from_ne_bytes(*message.get(64..)?.first_chunk()?))
 }
 
