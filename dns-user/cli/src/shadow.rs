@@ -8,7 +8,6 @@ mod tests;
 
 use std::{
     fs,
-    future::poll_fn,
     io::{self, IsTerminal, Write as _},
     net::{IpAddr, SocketAddr},
     path::PathBuf,
@@ -17,7 +16,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -49,10 +47,10 @@ use dns_shadow::{
     capture::Capture,
     hide::Disclosure,
     html,
-    judge::{Judge, Tally},
+    judge::{Judge, Verdicts},
     latency::Latencies,
     process::Process,
-    report::{Cpu, InterfaceShare, Report, Seen, Verdicts},
+    report::{Cpu, InterfaceShare, Report, Seen},
     watch::{Limits, Watched, settle_all, thread_cpu, watch},
 };
 
@@ -331,12 +329,10 @@ enum Source {
 fn stopped_by_signals(runtime: &Runtime) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let stopping = stop.clone();
-    let mut ended = Box::pin(until_ended());
-    // The first poll installs the handlers: a signal that comes before it would end the process without a report.
-    runtime.block_on(poll_fn(|context| {
-        let _pending = ended.as_mut().poll(context);
-        Poll::Ready(())
-    }));
+    let ended = {
+        let _inside = runtime.enter();
+        until_ended()
+    };
     runtime.spawn(async move {
         ended.await;
         stopping.store(true, Ordering::Relaxed);
@@ -452,19 +448,23 @@ fn show_progress(seen: &Seen, judge: &Judge<OurServer>) {
         return;
     }
     // The line is only for the eye.
-    let _ = write!(error, "\r\x1b[K{}", progress_line(seen, &judge.tally));
+    let _ = write!(
+        error,
+        "\r\x1b[K{}",
+        progress_line(seen, &judge.tally.verdicts)
+    );
     let _ = error.flush();
 }
 
 /// Returns the counts with the gravest first: a line that wraps could not be overwritten, so its end is cut.
-fn progress_line(seen: &Seen, tally: &Tally) -> String {
+fn progress_line(seen: &Seen, verdicts: &Verdicts) -> String {
     const MAX_COLUMNS: usize = 79;
     let mut line = format!(
         "{} unexplained, {} documented, {} in transition, {} equal of {} queries",
-        tally.unexplained,
-        tally.documented,
-        tally.in_transition,
-        tally.equal + tally.same_route,
+        verdicts.unexplained,
+        verdicts.documented,
+        verdicts.in_transition,
+        verdicts.equal + verdicts.same_route,
         seen.estimated_queries
     );
     line.truncate(MAX_COLUMNS);

@@ -200,6 +200,7 @@ pub(super) fn messages(exchange: Queued, wanted: DnstapMessages) -> impl Iterato
             wanted.forwarder_response,
         ),
     };
+    // Both have one family; a query to a recursor has no sender here.
     let is_v4 = from.or(to).is_some_and(is_v4);
     let common = Message {
         kind: query_type as i32,
@@ -242,6 +243,8 @@ fn is_v4(address: SocketAddr) -> bool {
 /// Returns an address in network byte order; `None` if it is unspecified.
 fn octets(address: SocketAddr) -> Option<Vec<u8>> {
     match address.ip().to_canonical() {
+        // A socket of a wildcard does not tell at which address the query arrived; readers must not
+        // show 0.0.0.0.
         ip if ip.is_unspecified() => None,
         IpAddr::V4(ip) => Some(ip.octets().to_vec()),
         IpAddr::V6(ip) => Some(ip.octets().to_vec()),

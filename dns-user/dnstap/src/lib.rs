@@ -228,6 +228,7 @@ impl Dnstap {
     /// Logs a client's query that an interface has answered and that stands for `weight` such queries: one in
     /// `weight` was seen. `details` are fields for `extra`.
     pub fn interface(&self, exchange: &Exchange<'_>, weight: u32, details: &str) {
+        // A query that stands for more than the wanted number is logged in any case.
         let every = self.interface_sample().max(weight).max(1);
         // Viewers of the tap may sample more densely.
         if self.interface_sample() != 0 && fastrand::u32(..every) < weight.max(1) {
@@ -274,8 +275,10 @@ impl Dnstap {
             age,
             took,
         } = *exchange;
+        // dnstap has times since 1970. A clock before that gives 0.
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let reply_time = now.saturating_sub(age);
+        // The writer needs copies: the caller's buffers are used for the next query.
         let queued = Queued {
             parties,
             protocol,
@@ -292,6 +295,7 @@ impl Dnstap {
         // Added first: the writer may take the exchange and subtract it at once.
         let is_full =
             self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > MAX_QUEUED_BYTES;
+        // Never waited for: a reader that hangs must not delay answers.
         if is_full || self.queue.try_send(Box::new(queued)).is_err() {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.shared.lost.fetch_add(messages, Ordering::Relaxed);

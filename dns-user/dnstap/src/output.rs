@@ -14,6 +14,7 @@ const MAX_CONNECT_TIME: Duration = Duration::from_secs(2);
 /// file. Without a user, or unless root asks, the caller's permissions count.
 pub fn problem(output: &DnstapOutput, user: Option<&User>) -> Option<String> {
     let user = user.filter(|_| nix::unistd::geteuid().is_root());
+    // A thread of its own, whose identity ends with it: there is no way back from another user's.
     let tried = thread::scope(|scope| {
         let trying = scope.spawn(|| try_as(user, output));
         trying.join().unwrap_or(Ok(()))
@@ -32,6 +33,7 @@ fn try_as(user: Option<&User>, output: &DnstapOutput) -> io::Result<()> {
 /// Gives the calling thread, and no other one, the permissions of a user.
 fn change_thread_to(user: &User) -> io::Result<()> {
     let name = std::ffi::CString::new(user.name.as_str())?;
+    // Sockets of readers are mostly open to a group, so the user's supplementary groups count.
     let groups = getgrouplist(&name, user.gid)?;
     let uid = user.uid.as_raw();
     let gid = user.gid.as_raw();

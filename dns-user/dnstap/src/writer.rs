@@ -107,6 +107,7 @@ impl Writer {
                 Err(error) => output::explain(&self.config.output, &error),
             };
             *self.shared.problem() = Some(problem.clone());
+            // Tried every second: the same line would fill the log while the reader is away.
             if last_problem.as_ref() != Some(&problem) {
                 tracing::warn!(
                     "dnstap: {problem}; up to {} queries are kept, further ones are lost and counted; trying again \
@@ -139,6 +140,7 @@ impl Writer {
                 Stream::Tcp(TcpStream::connect_timeout(address, TIMEOUT)?)
             }
         };
+        // A program that accepts and then says nothing must not hold the thread for good.
         stream.set_timeouts(TIMEOUT)?;
         let mut stream = stream;
         frames::open(&mut stream)?;
@@ -164,6 +166,8 @@ impl Writer {
             }
             let is_full = batch.len() >= BATCH;
             if let Err(error) = self.write_all(&mut stream, &batch) {
+                // How much of the batch has arrived is unknown, and a new stream begins with a
+                // whole frame.
                 self.shared.lost.fetch_add(messages, Ordering::Relaxed);
                 return Err(error);
             }
@@ -242,6 +246,7 @@ impl Writer {
     fn end(&self, mut stream: Stream) -> io::Result<()> {
         if let Stream::File { file, .. } = &mut stream {
             file.write_all(&frames::control(Control::Stop))?;
+            // The server ends or the file was moved: its end is on disk before a new one begins.
             return file.sync_data();
         }
         stream.set_timeouts(LAST_TIMEOUT)?;
@@ -251,6 +256,8 @@ impl Writer {
 
 /// Starts a new file; an existing one, which ends with its own stream, is kept as `FILE.old`.
 fn open_file(path: &Path) -> io::Result<Stream> {
+    // A reader takes a file for one stream, and ends at its STOP: appending would hide what
+    // follows.
     if fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() > 0) {
         let mut old = path.as_os_str().to_owned();
         old.push(".old");
@@ -264,6 +271,7 @@ fn open_file(path: &Path) -> io::Result<Stream> {
         .mode(0o640)
         .open(path)?;
     file.write_all(&frames::control(Control::Start))?;
+    // Of the open file: the path may have been renamed meanwhile.
     let inode = file.metadata()?.ino();
     Ok(Stream::File { file, inode })
 }

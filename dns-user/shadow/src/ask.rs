@@ -61,6 +61,7 @@ pub struct PlannedQuery {
 
 /// Plans the queries: each question in each form, or in turns in one form if that were more than `most`.
 pub fn plan(questions: &[(Name, u16)], most: usize) -> Vec<PlannedQuery> {
+    // Every name in one form tells more than a few names in all of them.
     let has_room = questions.len() * FORMS.len() <= most;
     let mut planned = Vec::new();
     for (number, (name, qtype)) in questions.iter().enumerate() {
@@ -136,6 +137,7 @@ pub async fn ask(
             ending = Ending::Early(total - number);
             break;
         }
+        // A server that has stopped answering may be overloaded: it is left alone.
         if silent.load(Ordering::Relaxed) >= MAX_SILENT {
             ending = Ending::Silent(total - number);
             break;
@@ -216,6 +218,7 @@ async fn ask_udp(server: SocketAddr, query: &[u8]) -> io::Result<(Vec<u8>, Socke
     // The kernel drops datagrams of other addresses from now on.
     socket.connect(server).await?;
     socket.send(query).await?;
+    // A server may send more than the OPT permits, which is a finding and must not be cut off.
     let mut reply = vec![0; 65_535];
     for _ in 0..MAX_STRAY {
         let length = socket.recv(&mut reply).await?;
@@ -236,6 +239,7 @@ async fn ask_tcp(server: SocketAddr, query: &[u8]) -> io::Result<(Vec<u8>, Socke
     let length = stream.read_u16().await?;
     let mut reply = vec![0; usize::from(length)];
     stream.read_exact(&mut reply).await?;
+    // The connection has only this query, so no other reply is due.
     if !is_reply(query, &reply) {
         return Err(io::ErrorKind::InvalidData.into());
     }

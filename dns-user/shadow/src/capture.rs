@@ -95,8 +95,12 @@ impl Capture {
             incoming: Box::new(Incoming::new(ReceiveMetadata::PeersAndControls)),
         };
         capture.pass(Share::ALL)?;
+        // While a comparison takes long, packets wait here instead of being lost.
         setsockopt(&capture.socket, sockopt::RcvBuf, &QUEUE).map_err(io::Error::from)?;
+        // Packets wait in the queue: only the kernel's time of arrival measures the server's
+        // latency.
         setsockopt(&capture.socket, sockopt::ReceiveTimestampns, &true).map_err(io::Error::from)?;
+        // Last: from now on packets arrive.
         capture.receive_all_protocols()?;
         Ok(capture)
     }

@@ -139,6 +139,7 @@ pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limits: ReplyLimit) 
         let detail = format!("{} instead of {}", theirs.rcode_name(), ours.rcode_name());
         found.push(Finding::new(Cause::Rcode, detail));
     }
+    // TC is compared with the records, because only they tell whether it is right.
     for (bit, name) in FLAGS {
         if (theirs.flags ^ ours.flags) & bit != 0 {
             let state = if theirs.flags & bit == 0 {
@@ -206,6 +207,7 @@ fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<
     let mut by_cause: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
     for (record, &count) in &observed {
         let wanted = expected.get(record).copied().unwrap_or(0);
+        // Fewer ones are found by the second loop.
         if count <= wanted {
             continue;
         }
@@ -241,6 +243,7 @@ fn compare_ttl(theirs: &Reply, ours: &Reply, found: &mut Vec<Finding>) {
     let Some(first) = ours.answers.first() else {
         return;
     };
+    // Local answers have one TTL. If ours differ, theirs are not compared with any of them.
     let is_uniform = ours.answers.iter().all(|record| record.ttl == first.ttl);
     let other = theirs.answers.iter().find(|record| record.ttl != first.ttl);
     if let (true, Some(other)) = (is_uniform, other) {

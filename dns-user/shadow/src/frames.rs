@@ -129,6 +129,7 @@ fn read_transport(
     let destination = SocketAddr::new(destination, field(payload, 2)?);
     let content = match protocol {
         UDP => {
+            // UDP's own length: short frames of Ethernet are padded behind it.
             let length = usize::from(field(payload, 4)?);
             let message = payload
                 .get(UDP_HEADER..length)

@@ -79,6 +79,7 @@ fn is_query(label: &str) -> bool {
 fn short_hash((first, second): (u64, u64), text: &str) -> String {
     let mut hasher = SipHasher13::new_with_keys(first, second);
     hasher.write(text.as_bytes());
+    // Long enough to tell the names of a report apart, and short enough to read.
     format!("{:08x}", hasher.finish() as u32)
 }
 

@@ -94,6 +94,7 @@ fn write_stack(
         page,
         "<h2>{title}</h2><div class=\"stack\" role=\"img\" aria-label=\"{title}\">"
     )?;
+    // There may be more reasons than colours; the legend still tells them apart.
     for ((name, count), colour) in parts.iter().zip(colours.iter().cycle()) {
         let share = percent(*count, total);
         let name = escaped(name);
@@ -212,6 +213,7 @@ fn percent(count: u64, of: u64) -> f64 {
 /// Returns a text of the documentation as HTML, in which words between backticks are code.
 fn with_code(text: &str) -> String {
     let mut html = String::new();
+    // Every second part is between backticks, which the page's cells have in pairs.
     for (number, part) in text.split('`').enumerate() {
         if number % 2 == 0 {
             html += &escaped(part);

@@ -16,6 +16,7 @@ use dns_core::{
         ReplySettings, RequestInfo, Transport, parse_from,
     },
 };
+use serde::Serialize;
 
 use crate::{
     compare::{Cause, Finding, ReplyLimit, compare},
@@ -98,23 +99,44 @@ pub enum GroupCause {
     Unexplained(Vec<Cause>),
 }
 
-/// The result of the comparisons so far.
-#[derive(Clone, Debug, Default)]
-pub struct Tally {
-    /// Exchanges that were compared.
+/// Numbers of exchanges by verdict.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Verdicts {
+    /// All exchanges that were compared.
     pub compared: u64,
     /// Exchanges with the same reply.
     pub equal: u64,
-    /// Exchanges of which only the route was compared, and is the same.
+    /// Exchanges of which only the route was compared, and is the same: another server determines the content.
     pub same_route: u64,
-    /// Exchanges that differ because records or health were changing.
+    /// Exchanges that differ only because records or health were changing.
     pub in_transition: u64,
-    /// Exchanges whose differences are documented.
+    /// Exchanges that differ as docs/differences.md states.
     pub documented: u64,
-    /// Exchanges with an unexplained difference.
+    /// Exchanges that differ without an explanation.
     pub unexplained: u64,
     /// Differences that were not judged, because too many waited.
     pub unjudged: u64,
+}
+
+impl Verdicts {
+    /// Returns the kinds of verdicts with their counts.
+    pub fn rows(&self) -> [(&'static str, u64); 6] {
+        [
+            ("equal", self.equal),
+            ("same route", self.same_route),
+            ("in transition", self.in_transition),
+            ("documented", self.documented),
+            ("unexplained", self.unexplained),
+            ("not judged", self.unjudged),
+        ]
+    }
+}
+
+/// The result of the comparisons so far.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Numbers of verdicts.
+    pub verdicts: Verdicts,
     /// Queries without a reply, where ours would have been one.
     pub unanswered: u64,
     /// Groups of differences by their cause.
@@ -159,17 +181,18 @@ impl<R: Reference> Judge<R> {
     /// Judges an exchange, at once or when its time has come.
     pub fn judge(&mut self, exchange: Exchange) {
         let (verdict, case) = self.verdict(&exchange, FIRST_STATES);
-        self.tally.compared += 1;
+        self.tally.verdicts.compared += 1;
         *self.tally.routes.entry(case.ours.route).or_default() += 1;
         match case.ours.interface {
             Ok(()) => self.tally.from_interface += 1,
             Err(reason) => *self.tally.not_from_interface.entry(reason).or_default() += 1,
         }
         if matches!(verdict, Verdict::Unexplained(_)) {
+            // Each keeps both messages until its second judgement.
             if self.suspects.len() < MAX_SUSPECTS {
                 self.suspects.push_back(exchange);
             } else {
-                self.tally.unjudged += 1;
+                self.tally.verdicts.unjudged += 1;
             }
             return;
         }
@@ -198,15 +221,17 @@ impl<R: Reference> Judge<R> {
     /// Adds the findings that need all replies.
     pub fn finish(&mut self) {
         for ((name, qtype), order) in std::mem::take(&mut self.orders) {
+            // Clients take the first address, so a fixed order would put all load on one instance.
             if order.others > 0 || order.same < FIXED_ORDER {
                 continue;
             }
             let question = Question::of_name(&name, qtype);
             let detail = format!("{} first in {} replies", order.first, order.same);
             let finding = Finding::new(Cause::OrderFixed, detail);
-            self.tally.unexplained += 1;
+            self.tally.verdicts.unexplained += 1;
             let example = Example {
                 question,
+                // Many clients have asked.
                 client: IpAddr::from([0, 0, 0, 0]),
                 findings: vec![finding],
                 theirs: None,
@@ -227,6 +252,7 @@ impl<R: Reference> Judge<R> {
         let since = exchange.asked.checked_sub(TRANSITION);
         let states = self.reference.states(since.unwrap_or(exchange.asked));
         let states = states.min(most);
+        // The current state has just been compared.
         for state in 1..states {
             let (verdict, case) = self.verdict_of(exchange, state);
             if !matches!(verdict, Verdict::Unexplained(_)) {
@@ -334,6 +360,8 @@ impl<R: Reference> Judge<R> {
             return vec![Finding::new(Cause::Route, "")];
         };
         let mut whole = None;
+        // Which records a truncated reply holds is a matter of chance. The whole answer over TCP
+        // tells whether they belong to it.
         if theirs.is_truncated() || ours.is_truncated() {
             asked.transport = Transport::Tcp;
             if let OurReply::Message(message) = self.reference.answer(&asked, settings, state).reply
@@ -349,6 +377,7 @@ impl<R: Reference> Judge<R> {
         let is_local = matches!(case.ours.route, Route::Fleet | Route::Upcheck);
         if !findings.is_empty() && is_local && looks_forwarded(theirs) {
             let detail = format!("like a recursor, instead of {}", case.ours.route.text());
+            // First: another source explains all other differences.
             findings.insert(0, Finding::new(Cause::Route, detail));
         }
         findings
@@ -378,6 +407,7 @@ impl<R: Reference> Judge<R> {
             let detail = format!("like the fleet, instead of {}", case.ours.route.text());
             findings.push(Finding::new(Cause::Route, detail));
         }
+        // In some cases bosh-dns passes on a reply that is larger than its client accepts.
         if theirs.length > limit(exchange) {
             return (Verdict::Documented(vec![Row::LargeReplies]), case);
         }
@@ -414,6 +444,7 @@ impl<R: Reference> Judge<R> {
         if is_handler && given.nature.is_of_former_handler && given.looks_forwarded {
             return Verdict::Documented(vec![Row::RetiredHandlers]);
         }
+        // A finding that the compatibility settings remove is what such a setting restores.
         let compatible = self.findings(exchange, case, Settings::Compatible, state);
         let mut rows = Vec::new();
         let mut unexplained = Vec::new();
@@ -469,6 +500,7 @@ impl<R: Reference> Judge<R> {
                 .unwrap_or_default(),
             is_rejected: !matches!(parsed, Parsed::Query(_)),
             is_odd: question.has_odd_label(),
+            // Searched in the bytes, because a reply with such a record cannot be parsed.
             has_empty_address: exchange
                 .reply
                 .windows(EMPTY_ADDRESS.len())
@@ -491,6 +523,7 @@ impl<R: Reference> Judge<R> {
         let Some(theirs) = &case.theirs else {
             return;
         };
+        // A truncated reply holds other addresses each time, so its first one says nothing.
         if theirs.answers.len() < 2 || theirs.is_truncated() {
             return;
         }
@@ -498,6 +531,7 @@ impl<R: Reference> Judge<R> {
             return;
         };
         let key = (question.wire.to_ascii_lowercase(), question.qtype);
+        // Names come from the network, and any number of them may be asked for.
         if self.orders.len() >= MAX_ORDERS && !self.orders.contains_key(&key) {
             return;
         }
@@ -516,19 +550,21 @@ impl<R: Reference> Judge<R> {
     fn count(&mut self, exchange: &Exchange, verdict: Verdict, case: Case) {
         let tally = &mut self.tally;
         match verdict {
-            Verdict::Equal => tally.equal += 1,
-            Verdict::SameRoute => tally.same_route += 1,
-            Verdict::InTransition => tally.in_transition += 1,
+            Verdict::Equal => tally.verdicts.equal += 1,
+            Verdict::SameRoute => tally.verdicts.same_route += 1,
+            Verdict::InTransition => tally.verdicts.in_transition += 1,
             Verdict::Documented(rows) => {
-                tally.documented += 1;
+                tally.verdicts.documented += 1;
                 for row in rows {
                     let example = self.example(exchange, &case, Vec::new());
                     self.add(GroupCause::Documented(row), example);
                 }
             }
             Verdict::Unexplained(findings) => {
-                tally.unexplained += 1;
+                tally.verdicts.unexplained += 1;
                 let mut causes: Vec<Cause> = findings.iter().map(|finding| finding.cause).collect();
+                // Findings come in the order in which replies are compared, so equal causes are
+                // neighbours.
                 causes.dedup();
                 if causes.contains(&Cause::NoReply) {
                     tally.unanswered += 1;
@@ -542,6 +578,7 @@ impl<R: Reference> Judge<R> {
     fn example(&self, exchange: &Exchange, case: &Case, findings: Vec<Finding>) -> Example {
         let question = Question::read(&exchange.query).unwrap_or_default();
         let mut steps = String::new();
+        // A documented difference needs no steps, and there may be many of them.
         if !findings.is_empty()
             && let Ok((name, _)) = Name::from_wire(&question.wire)
         {
@@ -560,6 +597,7 @@ impl<R: Reference> Judge<R> {
 
     fn add(&mut self, cause: GroupCause, example: Example) {
         let groups = &mut self.tally.groups;
+        // The counts of the verdicts include it all the same.
         if groups.len() >= MAX_GROUPS && !groups.contains_key(&cause) {
             return;
         }
@@ -608,11 +646,14 @@ fn limit(exchange: &Exchange) -> usize {
         return MAX_TCP_SIZE;
     }
     let from = RequestInfo {
+        // Only the message and its transport count here: limits for some clients are settings of
+        // ours.
         client: None,
         transport: Transport::Udp,
     };
     match parse_from(&exchange.query, from, &ReplySettings::default()) {
         Parsed::Query(query) => query.limit(),
+        // Rejected here because of its OPT, whose size the observed server may have accepted.
         Parsed::Reply(_)
             if Question::read(&exchange.query).is_some_and(|asked| asked.opts.0 > 0) =>
         {

@@ -57,6 +57,7 @@ impl Latencies {
     /// in the last bucket.
     fn quantile(&self, percent: u64) -> Option<u64> {
         let total: u64 = self.counts.iter().sum();
+        // Rounded up, so that a single reply is its own median.
         let wanted = (total * percent).div_ceil(100);
         let mut sum = 0;
         for (bucket, count) in self.counts.iter().enumerate() {

@@ -105,6 +105,7 @@ impl Pairs {
         };
         let mut is_copy = false;
         if let Some(waiting) = self.waiting.get(&key) {
+            // A client may use an id again before it has an answer, for another question.
             is_copy = waiting.query == seen.message;
         }
         if let Some((_, interface)) = self.answered.get(&key) {
@@ -115,11 +116,13 @@ impl Pairs {
             self.unpaired.copies += 1;
             return false;
         }
+        // The order may list replaced entries as well, which leave it only when they expire.
         if self.waiting.len() >= MAX_WAITING
             || self.asked_order.len() >= 2 * MAX_WAITING
             || seen.message.len() > MAX_QUERY
         {
             self.unpaired.excess += 1;
+            // Counted as a query, since the estimate of all queries is made from these.
             return true;
         }
         let waiting = Waiting {
@@ -150,6 +153,7 @@ impl Pairs {
             }
             return None;
         };
+        // Beyond the limit, copies merely count as queries of their own.
         if self.answered.len() < MAX_WAITING && self.answered_order.len() < 2 * MAX_WAITING {
             self.answered.insert(key, (seen.at, interface));
             self.answered_order.push_back((seen.at, key));
@@ -190,6 +194,7 @@ impl Pairs {
             && now.duration_since(at) > PATIENCE
         {
             self.asked_order.pop_front();
+            // The port and id may belong to a later query, which is listed by itself.
             if let Some(waiting) = self.waiting.get(&key)
                 && waiting.asked == at
             {

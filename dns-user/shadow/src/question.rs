@@ -40,6 +40,8 @@ impl Question {
             opts: (0, 0),
             size: None,
         };
+        // Without the parser of messages, which rejects what must be told apart here: several OPTs,
+        // or one with an owner.
         question.read_opts(query, end + 4);
         Some(question)
     }
@@ -82,6 +84,7 @@ impl Question {
         while let Some((&length, after)) = rest.split_first()
             && length > 0
         {
+            // `wire` is a whole name, but its type does not promise that.
             let (label, next) = after.split_at(usize::from(length).min(after.len()));
             if label
                 .iter()

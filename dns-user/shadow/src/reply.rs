@@ -81,6 +81,7 @@ impl Reply {
         let parsed = Message::from_vec(message).ok()?;
         let mut question = None;
         if let Some(query) = parsed.queries.first() {
+            // In the letter case of the message: a reply must repeat the query's.
             let name = query.name().to_ascii();
             question = Some((name, query.query_type(), query.query_class()));
         }

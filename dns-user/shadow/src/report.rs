@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     hide::Disclosure,
-    judge::{Example, Group, GroupCause, Tally},
+    judge::{Example, Group, GroupCause, Tally, Verdicts},
     latency::LatencyReport,
     pairs::Unpaired,
     reply::Reply,
@@ -75,25 +75,6 @@ pub struct Seen {
     pub excess: u64,
 }
 
-/// Verdicts on the compared queries.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Verdicts {
-    /// All queries that were compared.
-    pub compared: u64,
-    /// Queries with the same reply.
-    pub equal: u64,
-    /// Forwarded by both; another server determines the content.
-    pub same_route: u64,
-    /// Different only because records or health were changing.
-    pub in_transition: u64,
-    /// Different as docs/differences.md states.
-    pub documented: u64,
-    /// Different without an explanation.
-    pub unexplained: u64,
-    /// Not judged, because too many differences waited for their judgement.
-    pub unjudged: u64,
-}
-
 /// Differences with the same cause.
 #[derive(Clone, Debug, Serialize)]
 pub struct Difference {
@@ -151,20 +132,6 @@ pub struct Cpu {
     pub method: String,
     /// Share of a core that this process used for receiving and comparing.
     pub own_share: f64,
-}
-
-impl Verdicts {
-    /// Returns the kinds of verdicts with their counts.
-    pub fn rows(&self) -> [(&'static str, u64); 6] {
-        [
-            ("equal", self.equal),
-            ("same route", self.same_route),
-            ("in transition", self.in_transition),
-            ("documented", self.documented),
-            ("unexplained", self.unexplained),
-            ("not judged", self.unjudged),
-        ]
-    }
 }
 
 impl Cpu {
@@ -232,20 +199,13 @@ impl Seen {
 impl Report {
     /// Sets what follows from the tally.
     pub fn add_tally(&mut self, tally: &Tally, disclosure: &Disclosure) {
-        self.verdicts = Verdicts {
-            compared: tally.compared,
-            equal: tally.equal,
-            same_route: tally.same_route,
-            in_transition: tally.in_transition,
-            documented: tally.documented,
-            unexplained: tally.unexplained,
-            unjudged: tally.unjudged,
-        };
+        self.verdicts = tally.verdicts;
         self.differences = tally
             .groups
             .iter()
             .map(|(cause, group)| difference(cause, group, disclosure))
             .collect();
+        // Unexplained ones first: they decide whether a migration is safe.
         self.differences
             .sort_by_key(|found| (found.documented.is_some(), std::cmp::Reverse(found.count)));
         self.routes = tally
@@ -414,6 +374,7 @@ fn write_example(text: &mut String, example: &ShownExample, is_whole: bool) -> s
         client.unwrap_or_default()
     );
     paragraph(text, "  ", &head)?;
+    // A documented difference needs no proof; its examples only tell where it was seen.
     if !is_whole {
         return Ok(());
     }
@@ -426,6 +387,7 @@ fn write_example(text: &mut String, example: &ShownExample, is_whole: bool) -> s
         }
     }
     for line in &example.steps {
+        // The indentation shows the depth of a step, and must survive the break of a long line.
         let depth = line.len() - line.trim_start().len();
         paragraph(text, &format!("    | {:depth$}", ""), line)?;
     }
@@ -470,6 +432,7 @@ fn shown(example: &Example, disclosure: &Disclosure) -> ShownExample {
             "" => finding.cause.text().to_owned(),
             detail => format!("{}: {detail}", finding.cause.text()),
         });
+    // Names may stand anywhere in it, so it is left out as a whole where they are hidden.
     let steps = disclosure.text(&example.steps);
     ShownExample {
         name: disclosure.name(&example.question.name),

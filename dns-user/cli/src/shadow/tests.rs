@@ -26,7 +26,7 @@ use dns_resolver::{
     server::{Cookies, Identity, socketless::SocketlessServer},
 };
 use dns_shadow::{
-    judge::{GroupCause, Judge, TRANSITION, Tally},
+    judge::{GroupCause, Judge, TRANSITION, Verdicts},
     pairs::Exchange,
     report::Seen,
     rows::Row,
@@ -182,14 +182,14 @@ fn server(fleet: &FollowedFleet, health: Flips) -> SocketlessServer {
 #[test]
 fn progress_fits_usual_terminal() {
     let mut seen = Seen::default();
-    let mut tally = Tally::default();
-    let line = progress_line(&seen, &tally);
+    let mut verdicts = Verdicts::default();
+    let line = progress_line(&seen, &verdicts);
     assert!(line.starts_with("0 unexplained, ") && line.ends_with(" equal of 0 queries"));
     // A day of 50,000 queries per second.
     seen.estimated_queries = 4_320_000_000;
-    tally.equal = seen.estimated_queries;
-    tally.documented = seen.estimated_queries;
-    assert!(progress_line(&seen, &tally).len() < 80);
+    verdicts.equal = seen.estimated_queries;
+    verdicts.documented = seen.estimated_queries;
+    assert!(progress_line(&seen, &verdicts).len() < 80);
 }
 
 /// 100,000 replies of an unchanged server, whose records and health change 100 times before or after ours.
@@ -242,11 +242,19 @@ async fn unchanged_server_is_never_different() {
     comparison.judge.settle(Instant::now() + 2 * TRANSITION);
     comparison.judge.finish();
     let tally = &comparison.judge.tally;
-    assert_eq!(tally.compared, 100_000);
-    assert_eq!(tally.unexplained, 0, "{:#?}", tally.groups);
-    assert_eq!((tally.unjudged, tally.documented), (0, 0), "{tally:?}");
+    assert_eq!(tally.verdicts.compared, 100_000);
+    assert_eq!(tally.verdicts.unexplained, 0, "{:#?}", tally.groups);
+    assert_eq!(
+        (tally.verdicts.unjudged, tally.verdicts.documented),
+        (0, 0),
+        "{tally:?}"
+    );
     // Replies from other versions were among them.
-    assert!(tally.in_transition > 1_000, "{}", tally.in_transition);
+    assert!(
+        tally.verdicts.in_transition > 1_000,
+        "{}",
+        tally.verdicts.in_transition
+    );
     assert!(comparison.judge.is_settled());
 }
 
@@ -278,7 +286,7 @@ async fn handler_returns_after_its_domain() {
     }
     states.install(&fleet, &health);
     judge.judge(forwarded("www.bosh."));
-    assert_eq!(judge.tally.same_route, 1, "{:#?}", judge.tally);
+    assert_eq!(judge.tally.verdicts.same_route, 1, "{:#?}", judge.tally);
 
     let later = Instant::now() + Duration::from_secs(31);
     assert!(fleet.reload(later).await);
@@ -290,7 +298,7 @@ async fn handler_returns_after_its_domain() {
         "{:#?}",
         judge.tally
     );
-    assert_eq!(judge.tally.documented, 1);
+    assert_eq!(judge.tally.verdicts.documented, 1);
 }
 
 /// An answer of a recursor that the observed server passed on.
