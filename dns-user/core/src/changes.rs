@@ -128,6 +128,7 @@ pub fn facets(snapshot: &Snapshot, name: &Name) -> Facets {
     let mut facets = Facets::new();
     let instances = snapshot.instance_index();
     if let Some(zone) = snapshot.local_zone(name)
+        // `between` compares the domains as a whole; only aliases come and go with rows.
         && instances.domain_names.get(zone.as_wire()).is_none()
     {
         facets.push(Value::Zone(zone.as_wire()).into());
@@ -143,6 +144,7 @@ pub fn facets(snapshot: &Snapshot, name: &Name) -> Facets {
     } else {
         facets.extend(facet_of(instances, name));
     }
+    // A name with rows exists, whatever is below it.
     if !snapshot.rules().nxdomain_for_empty_non_terminals && !has_matches(snapshot, name) {
         facets.push(Value::Parents.into());
     }
@@ -152,6 +154,7 @@ pub fn facets(snapshot: &Snapshot, name: &Name) -> Facets {
 fn add_target(snapshot: &Snapshot, target: &Target, facets: &mut Facets) {
     let instances = snapshot.instance_index();
     match target {
+        // Literal addresses come from alias files, and other files make `between` return `None`.
         Target::Address(_) => {}
         Target::Name(name) => facets.extend(facet_of(instances, name)),
         Target::Placeholder {
@@ -185,6 +188,7 @@ fn facet_of(instances: &InstanceIndex, name: &Name) -> Option<Facet> {
     } = &criteria;
     let value = match (id, &filter.num_ids[..], group, place) {
         (Some(id), ..) => Value::Id(id),
+        // Of several numbers a row has one, so none of them is a facet of every row.
         (None, [number], ..) => Value::Number(number),
         (None, _, Some(group), _) => Value::Group(group),
         (
@@ -341,6 +345,7 @@ const MAX_RUN: usize = 64;
 /// may count as removed and added.
 fn changed_rows(old: &InstanceIndex, new: &InstanceIndex) -> Option<Rows> {
     let most = 256.max(old.len().max(new.len()) / 8);
+    // The reader of the file has compared the rows already.
     if let Some((removed, added)) = new.edits_since(old) {
         let rows = Rows {
             removed: removed.to_vec(),

@@ -117,6 +117,7 @@ impl fmt::Display for LinkAddress {
                 write!(out, ".{instance_group}.{network}.{deployment}")?;
             }
         }
+        // Certificates and links have names without the final dot.
         write!(out, ".{}", self.domain.trim_end_matches('.'))
     }
 }
@@ -141,6 +142,8 @@ impl fmt::Display for Criteria {
         if let Some(wait) = synchronous {
             parts.push(format!("y{}", u8::from(*wait)));
         }
+        // As strings: a director writes `a10` before `a2` (observed), and a certificate must have
+        // its name.
         parts.sort_unstable();
         out.write_str(&parts.concat())
     }

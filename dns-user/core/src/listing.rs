@@ -35,6 +35,7 @@ pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
     let instances = snapshot.instance_index();
     let place = instances.row_places[row as usize];
     let id = plain(instances.id.text(row));
+    // A first label with `q-` is a filter, so it names no instance.
     let own = id.filter(|id| !id.starts_with(b"q-"));
     let mut names: Vec<Name> = long(snapshot, b"q-s0", place).into_iter().collect();
     names.extend(own.and_then(|id| long(snapshot, id, place)));
@@ -91,6 +92,7 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
             for target in targets {
                 ids.extend(ids_of(instances, target));
             }
+            // An instance has a row for each of its networks.
             ids.sort_unstable();
             ids.dedup();
             ids.into_iter().filter_map(move |id| {
@@ -105,10 +107,12 @@ fn ids_of(instances: &InstanceIndex, target: &FileTarget) -> Vec<Symbol> {
     let FileTarget::Label(rest) = target else {
         return Vec::new();
     };
+    // `s4` keeps every instance: health changes later, the listed names do not.
     let Some(all) = rest.with_labels([&b"q-s4"[..]]) else {
         return Vec::new();
     };
     match QueryTarget::read(&all, &instances.domain_names) {
+        // Outside the domains, ids of the whole fleet would match: too many to publish unasked.
         Ok(question @ QueryTarget::Within(..)) => {
             let rows = select(instances, &question, None).rows.into_iter();
             rows.map(|row| instances.id.values[row as usize]).collect()
@@ -207,6 +211,7 @@ fn distinct<'a>(
 ) -> impl Iterator<Item = (u32, u32)> + 'a {
     let instances = snapshot.instance_index();
     (0..instances.id.dictionary.len() as u32).flat_map(move |id| {
+        // An instance has a row for each of its networks, mostly with the same groups.
         let mut values: SmallVec<[u32; 8]> = instances
             .id
             .rows(id)

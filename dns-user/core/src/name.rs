@@ -72,6 +72,7 @@ impl Name {
         let mut label = Vec::new();
         let mut bytes = text.bytes();
         let mut ended = text.is_empty() || text == ".";
+        // The root's dot is the only one that ends no label.
         if text == "." {
             bytes.next();
         }
@@ -195,6 +196,8 @@ impl fmt::Display for Name {
         for label in self.labels() {
             for &byte in label {
                 match byte {
+                    // Quotation marks, `;`, `@` and `$` have a meaning only in zone files (RFC 1035,
+                    // section 5.1).
                     b'.' | b'\\' => write!(f, "\\{}", char::from(byte))?,
                     b'!'..=b'~' => write!(f, "{}", char::from(byte))?,
                     _ => write!(f, "\\{byte:03}")?,
@@ -262,6 +265,7 @@ fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Result<u8, NameError> {
 /// Returns the address of a complete reverse name (RFC 1035, section 3.5; RFC 3596, section 2.5) in
 /// wire format, in any letter case. Only the canonical spelling is one: no sign, no leading zeros.
 pub fn address_of(name: &[u8]) -> Option<IpAddr> {
+    // Nearly all names end here, before hickory parses and copies them.
     if !name.last_chunk::<6>()?.eq_ignore_ascii_case(b"\x04arpa\0") {
         return None;
     }

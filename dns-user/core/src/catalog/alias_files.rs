@@ -105,6 +105,7 @@ impl AliasFiles {
             let Err(error) = all.reduce() else {
                 return (all, warnings, errors);
             };
+            // All files of a loop, because nothing tells which one is wrong.
             valid.retain(|file| !error.files.iter().any(|wrong| **wrong == *file.file));
             errors.push(error);
         }
@@ -206,6 +207,8 @@ impl AliasFiles {
             );
             return Err(AliasError { files, problem });
         }
+        // Each link is another call of this function. Without a limit a file could exhaust the
+        // stack, which ends the process.
         if path.len() > MAX_CHAIN {
             return Err(self.too_much(path.swap_remove(0)));
         }
@@ -218,6 +221,7 @@ impl AliasFiles {
                 }
                 other => targets.push(other.clone()),
             }
+            // Aliases multiply: twenty layers of two targets each would be a million.
             if targets.len() > MAX_TARGETS {
                 return Err(self.too_much(path.swap_remove(0)));
             }
@@ -285,6 +289,7 @@ impl AliasFile {
 impl Alias {
     /// Parses the name of an alias; returns its text with an error.
     fn read(text: String, targets: Vec<String>) -> Result<Self, (String, NameError)> {
+        // `Name::from_text` reads an empty text as the root.
         if text.is_empty() {
             return Err((text, NameError::EmptyLabel));
         }
@@ -329,6 +334,7 @@ impl FileTarget {
     /// represents the label.
     fn read(text: &str, below: bool) -> Result<Self, NameError> {
         if let Ok(address) = text.parse::<IpAddr>() {
+            // An IPv4-mapped address is an IPv4 address for Go, as in the rows of the records.
             return Ok(Self::Address(address.to_canonical()));
         }
         if text.is_empty() {
@@ -338,6 +344,7 @@ impl FileTarget {
             return Ok(Self::Name(Name::from_text(&format!("q-s0.{rest}"))?));
         }
         match text.strip_prefix("_.") {
+            // In other aliases `_` is an ordinary label.
             Some(rest) if below => Ok(Self::Label(Name::from_text(rest)?)),
             _ => Ok(Self::Name(Name::from_text(text)?)),
         }
@@ -364,6 +371,7 @@ fn last_of_each(entries: Vec<(String, Option<Vec<Text<'_>>>)>) -> Vec<(String, V
             .map(|text| text.0.into_owned())
             .collect();
         match places.get(&alias) {
+            // Go decodes the object into a map, where a repeated key replaces the value.
             Some(&place) => aliases[place].1 = targets,
             None => {
                 places.insert(alias.clone(), aliases.len());

@@ -100,12 +100,15 @@ impl Aliases {
 
     /// Returns the aliases that exist whatever the rows are.
     pub(crate) fn fixed(&self) -> impl Iterator<Item = Name> {
-        let of_records = self.definitions.iter().filter(|(_, definitions)| {
-            definitions
+        let mut of_records = Vec::new();
+        for (alias, definitions) in &*self.definitions {
+            let is_fixed = definitions
                 .iter()
-                .any(|definition| Placeholder::read(&definition.placeholder_type).is_none())
-        });
-        let of_records = of_records.filter_map(|(alias, _)| Name::from_text(alias).ok());
+                .any(|definition| Placeholder::read(&definition.placeholder_type).is_none());
+            if is_fixed && let Ok(name) = Name::from_text(alias) {
+                of_records.push(name);
+            }
+        }
         self.files.exact.keys().cloned().chain(of_records)
     }
 
@@ -175,9 +178,16 @@ impl Aliases {
     /// Returns the targets of the alias `_.x` that matches the name, with its first label inserted.
     pub(crate) fn below(&self, name: &Name) -> Option<Vec<Target>> {
         let label = name.labels().next()?;
+        // `_` stands for exactly one label (observed), so only the parent counts.
         let targets = self.below.get(name.suffixes().nth(1)?)?;
-        let with_label = targets.iter().filter_map(|target| target.with_label(label));
-        Some(with_label.filter_map(Target::from_file).collect())
+        let mut complete = Vec::with_capacity(targets.len());
+        for target in targets {
+            // With a long label a target may exceed 255 bytes. It then selects nothing.
+            if let Some(target) = target.with_label(label) {
+                complete.extend(Target::from_file(target));
+            }
+        }
+        Some(complete)
     }
 
     /// Returns a name shared by targets from placeholders.
@@ -268,6 +278,8 @@ impl Builder<'_> {
             let is_fixed = matches!(target, FileTarget::Name(_));
             let target = example;
             match QueryTarget::read(&target, &self.instances.domain_names) {
+                // Kept nevertheless: bosh-dns looks up the first label of such a target as an
+                // instance id.
                 Ok(QueryTarget::Anywhere(Some(id))) if is_fixed && !self.has_instance(id) => {
                     let problem = "is in no domain of the records, so it has no address; a target is a name \
                                    of the fleet, or an address";
@@ -281,6 +293,8 @@ impl Builder<'_> {
                     true
                 }
                 Ok(_) => true,
+                // bosh-dns keeps such a target, and answers every query for the alias with FORMERR
+                // (docs/differences.md).
                 Err(error) => {
                     self.warn(&alias.file, name, format!("target {target} is skipped: {error}"));
                     false
@@ -315,6 +329,8 @@ impl Builder<'_> {
     }
 
     fn has_instance(&self, id: &[u8]) -> bool {
+        // Before the first records.json every id would be unknown, and each alias would be
+        // reported.
         self.instances.len() == 0 || self.instances.id.dictionary.find(id).is_some()
     }
 
@@ -376,6 +392,7 @@ impl Builder<'_> {
                     filter: PlaceholderFilter::Number(instances.num_id.values[row as usize]),
                 })
             } else {
+                // As in bosh-dns the text becomes part of the filter label, whose parser decides.
                 self.base(alias, definition, number).map(Target::Name)
             };
             if target.is_some() {
@@ -388,17 +405,16 @@ impl Builder<'_> {
     /// domain with a final dot has no rows (observed).
     fn members(&self, definition: &AliasDefinition) -> Vec<Row> {
         let instances = self.instances;
-        let group = instances.groups.find(definition.group_id.as_bytes());
         let domain = format!("{}.", definition.root_domain);
         let Some(domain) = instances.domains.find(domain.as_bytes()) else {
             return Vec::new();
         };
-        let Some(group) = group else {
+        let Some(group) = instances.groups.find(definition.group_id.as_bytes()) else {
             return Vec::new();
         };
-        let rows = instances.by_group.rows(group).iter().copied();
-        rows.filter(|&row| instances.place_of(row).domain == domain)
-            .collect()
+        let mut rows = instances.by_group.rows(group).to_vec();
+        rows.retain(|&row| instances.place_of(row).domain == domain);
+        rows
     }
 
     /// Returns the name that a definition refers to; `number` is the numeric id of an instance or
@@ -474,6 +490,7 @@ impl Builder<'_> {
             Some(parent) if is_below => {
                 if !self.files.below.contains_key(&parent) {
                     let targets = self.aliases.below.entry(parent).or_default();
+                    // Other targets come from placeholders only.
                     if let Some(Target::Name(target)) = target {
                         push_once(targets, FileTarget::Name(target));
                     }
@@ -496,6 +513,7 @@ impl Builder<'_> {
 }
 
 fn push_once<T: PartialEq>(targets: &mut Vec<T>, target: T) {
+    // An instance has a row for each of its networks, which all make the same target.
     if !targets.contains(&target) {
         targets.push(target);
     }

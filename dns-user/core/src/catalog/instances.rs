@@ -140,6 +140,7 @@ impl InstanceIndexBuilder {
         {
             return *place;
         }
+        // One spelling, so that `bosh` and `bosh.` are the same domain.
         let domain = if row.domain.ends_with('.') {
             self.domains.intern(row.domain)
         } else {
@@ -218,6 +219,7 @@ fn index_postings(indexes: &[Option<i64>]) -> (IndexNumbers, Postings) {
             }
         })
         .collect();
+    // No criterion selects the rows without an index.
     let with_index = value_rows(&index_of).filter(|&(index, _)| index != NO_VALUE);
     let postings = Postings::new(numbers.len(), with_index);
     (numbers, postings)
@@ -284,6 +286,7 @@ struct Predecessor {
 impl Predecessor {
     fn of(index: &Arc<InstanceIndex>, edits: &Edits) -> Self {
         Self {
+            // A strong reference would keep every index since the start in memory.
             index: Arc::downgrade(index),
             removed: edits.removed().iter().map(|&row| row as Row).collect(),
             added: edits.added().map(|(row, _)| row as Row).collect(),
@@ -357,10 +360,11 @@ impl InstanceIndex {
     /// Returns a row whose long form is exactly this text.
     pub(crate) fn row_with_long_form(&self, text: &str) -> Option<Row> {
         /// An instance has a row for each of its networks. A limit, because a file may repeat an id at will.
-        const TRIED: usize = 8;
+        const MAX_TRIED: usize = 8;
+        // An id with a dot would be two labels, so no query reaches it.
         let (id, place) = text.split_at(text.find('.')?);
         let rows = self.id.rows_with(id.as_bytes());
-        rows.iter().copied().take(TRIED).find(|&row| {
+        rows.iter().copied().take(MAX_TRIED).find(|&row| {
             let mut texts = self.place_texts(row).into_iter();
             texts.try_fold(place, |rest, text| {
                 rest.strip_prefix('.')?.strip_prefix(text)
@@ -418,6 +422,7 @@ impl InstanceIndex {
             removed,
             added,
         } = self.predecessor.as_ref()?;
+        // The weak reference keeps the allocation, so no later index can have this address.
         std::ptr::eq(index.as_ptr(), older).then_some((removed, added))
     }
 
@@ -425,6 +430,7 @@ impl InstanceIndex {
     /// `None` if the places of the rows are not the same, which takes a new index.
     pub(super) fn edited(self: &Arc<Self>, edits: &Edits, added: &Self) -> Option<Self> {
         let row_places = self.edited_places(edits, added)?;
+        // Most edits give a row another address or agent, and leave it in its place.
         let (by_place, by_domain) = if Arc::ptr_eq(&row_places, &self.row_places) {
             (self.by_place.clone(), self.by_domain.clone())
         } else {
@@ -481,6 +487,8 @@ impl InstanceIndex {
         }
         let mut seen = 0;
         for &number in &*place {
+            // A complete reading numbers places by first appearance, so it would number these
+            // differently. The result must equal it.
             if number > seen {
                 return None;
             }
@@ -501,6 +509,8 @@ impl InstanceIndex {
                 self.by_group.clone(),
             );
         }
+        // A group that no row has any more must not keep its number: names above it would still
+        // exist.
         let mut symbols = Renumbering::new(&self.groups);
         let mut list = Vec::with_capacity(self.group_rows.list.len());
         let mut ends = Vec::with_capacity(edits.len());
@@ -543,6 +553,7 @@ impl InstanceIndex {
 
 /// Returns a column after edits: the old one if no value of it changed.
 fn edited_column(edits: &Edits, old: &Arc<Column>, new: &Column) -> Arc<Column> {
+    // As texts: the same symbol means another one in the other dictionary.
     let is_same =
         edits.replace_all(|(row, new_row)| old.text(row as Row) == new.text(new_row as Row));
     if is_same {
@@ -728,6 +739,7 @@ impl Places {
                 }
             }
         }
+        // `Bound::holds` looks places up by binary search.
         found.sort_unstable();
         found
     }

@@ -93,6 +93,8 @@ impl IndexedRecords {
         let mut next = Self::from(records);
         // A row that was dropped would be missing in the index.
         if warnings.is_empty() {
+            // Edits name rows and pairs by position, so index and outline must have the same ones.
+            // A pair without an address, for example, is left out without a warning.
             let outline = Outline::of(file, columns);
             next.outline = outline
                 .filter(|outline: &Outline| {
@@ -127,6 +129,8 @@ impl IndexedRecords {
         };
         let mut added = Vec::new();
         for pair in pairs.read(PhantomData::<Vec<Pair>>)? {
+            // A complete reading leaves such a pair out, which moves the positions of all that
+            // follow.
             added.push(pair.0?);
         }
         let renamed = Renamed::new(&rows.edits, &self.instances, &instances);
@@ -249,6 +253,7 @@ impl Snapshot {
     /// Returns the zone that makes a name local: the longest of the records' domains, the aliases
     /// and the agents' domain that contains it. `None`: the name is not local.
     pub fn local_zone(&self, name: &Name) -> Option<&Name> {
+        // The longest suffix comes first.
         name.suffixes().find_map(|suffix| {
             if suffix == AGENT_DOMAIN {
                 return Some(&self.agent_domain);
@@ -350,11 +355,15 @@ impl Pairs {
                 .filter_map(|&position| positions[position as usize])
                 .collect();
         } else if !edits.is_empty() {
+            // Each added pair replaces one at its position, but may have another address: only
+            // these are sorted in again.
             order.retain(|&position| edits.removed().binary_search(&(position as usize)).is_err());
         }
         let added = edits.added().map(|(position, _)| position as u32);
         if edits.count() <= Self::MAX_INSERTED {
             for position in added {
+                // Pairs of one address keep the order of the file, as after the stable sort of
+                // `new`.
                 let key = (list[position as usize].0, position);
                 let place = order.partition_point(|&other| (list[other as usize].0, other) < key);
                 order.insert(place, position);
@@ -431,14 +440,16 @@ impl<'i> Renamed<'i> {
 
     /// Returns the name that an old row's long form has now.
     fn name(&self, row: Row, others: &mut Dictionary) -> PairName {
+        // While numbers stay, only a replaced row can have lost its long form.
         let same = match &self.numbers {
             Some(numbers) => numbers[row as usize],
             None => self.rows.binary_search(&row).is_err().then_some(row),
         };
-        same.map_or_else(
-            || PairName::of(&self.old.long_form(row), self.new, others),
-            PairName::LongForm,
-        )
+        match same {
+            Some(row) => PairName::LongForm(row),
+            // The text stays in the file. Another row may have this long form now.
+            None => PairName::of(&self.old.long_form(row), self.new, others),
+        }
     }
 }
 
@@ -494,6 +505,8 @@ impl Reverse {
         let mut seen: Vec<Name> = Vec::new();
         let mut names: Vec<Box<[u8]>> = Vec::new();
         for text in self.pairs.names(instances, address) {
+            // The director writes names only, but the file is not checked for it, and PTR data must
+            // be a name (RFC 1035, section 3.3.12).
             let Ok(name) = Name::from_text(&text) else {
                 continue;
             };
@@ -502,6 +515,8 @@ impl Reverse {
                 seen.push(name);
             }
         }
+        // Chains of aliases were resolved when the files were read, so aliases of these names
+        // suffice.
         let by_name = seen.clone();
         let by_name = by_name
             .iter()

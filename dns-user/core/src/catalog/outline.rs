@@ -104,6 +104,7 @@ impl Outline {
             new,
         };
         let (new, difference) = scan.read()?;
+        // Other columns give every cell another meaning, and aliases are not followed here.
         if self.members != new.members {
             return None;
         }
@@ -223,6 +224,8 @@ impl<R: io::Read> Scan<'_, R> {
 
     /// Reads a list and compares its elements with the previous list's.
     fn list(&mut self, old: &Texts) -> Option<(Texts, ListDifference)> {
+        // Beyond these, `changes::between` resolves all names anew, so reading less would gain
+        // little.
         let max_edits = match self.old {
             Some(_) => (old.len() / 8).max(256),
             None => usize::MAX,
@@ -240,6 +243,7 @@ impl<R: io::Read> Scan<'_, R> {
             } else {
                 let text = self.file.list_text()?;
                 let digest = self.new.digest(text)?;
+                // A bounded search: in a list of another order it would be quadratic.
                 let mut later = known + 1..old.len().min(known + 1 + MAX_RUN);
                 if let Some(found) = later.find(|&index| old.get(index) == Some(digest)) {
                     list.edits.remove(known..found);
@@ -282,6 +286,7 @@ impl<R: io::Read> Scan<'_, R> {
         let Some(text) = self.file.peek(length as usize) else {
             return false;
         };
+        // The same bytes end with the same bracket, so the end of the element need not be searched.
         let is_same = self.new.hasher.hash_one(text) == hash;
         if is_same {
             self.file.advance(length as usize);

@@ -154,6 +154,7 @@ impl<'de> Visitor<'de> for File {
                         .map(Option::unwrap_or_default)
                         .collect();
                 }
+                // Read while the keys are known, so that no row is kept as JSON.
                 "record_infos" => {
                     let keys = self.preset.clone().unwrap_or_else(|| self.keys.clone());
                     self.rows = map.next_value_seed(RowsReader::new(Columns::new(&keys)))?;
@@ -161,6 +162,7 @@ impl<'de> Visitor<'de> for File {
                 }
                 "records" => {
                     let pairs: Option<Vec<Pair>> = map.next_value()?;
+                    // Go starts a repeated list anew, but adds to a map: aliases accumulate.
                     self.pairs.clear();
                     for Pair(pair) in pairs.into_iter().flatten() {
                         self.pairs.extend(pair);
@@ -190,6 +192,7 @@ impl<'de> Visitor<'de> for File {
 }
 
 fn keep_last(aliases: &mut Vec<(String, Vec<AliasDefinition>)>) {
+    // Go's map has one value per key, the last.
     let last: HashMap<String, usize> = aliases
         .iter()
         .enumerate()
@@ -224,6 +227,7 @@ impl<'de> Deserialize<'de> for Pair {
             fn visit_seq<A: SeqAccess<'de>>(self, mut texts: A) -> Result<Pair, A::Error> {
                 let [address, name]: [Option<Text<'_>>; 2] =
                     [texts.next_element()?, texts.next_element()?];
+                // Go reads a list of strings: a further element of another type rejects the file.
                 while texts.next_element::<Text<'_>>()?.is_some() {}
                 let address = address.and_then(|Text(text)| text.parse::<IpAddr>().ok());
                 let name = name.filter(|Text(text)| !text.is_empty());
@@ -305,6 +309,7 @@ impl From<serde_json::Error> for RecordsError {
         let line = error.line();
         let column = error.column();
         let mut reason = error.to_string();
+        // serde_json appends the position, which this error states first.
         let place = format!(" at line {line} column {column}");
         if reason.ends_with(&place) {
             reason.truncate(reason.len() - place.len());

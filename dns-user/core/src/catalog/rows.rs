@@ -158,6 +158,8 @@ impl RowsReader {
 
     /// Stores a warning, or counts it if there are too many.
     fn warn(&mut self, warning: impl FnOnce() -> String) {
+        // If all rows of a large file are wrong, a text for each would take more memory than the
+        // fleet.
         if self.warnings.len() < MAX_WARNINGS {
             self.warnings.push(warning());
         } else {
@@ -170,6 +172,7 @@ impl RowsReader {
         self.seen += 1;
         let number = self.seen;
         let columns = self.columns.kinds.len();
+        // `finish` reports all of them in one line.
         if self.columns.missing.is_some() {
             return;
         }
@@ -190,6 +193,8 @@ impl RowsReader {
             .ok()
             .map(|address| address.to_canonical());
         if address.is_none() {
+            // The row stays, since its names exist. bosh-dns answers them with an AAAA record
+            // without data.
             self.warn(|| {
                 format!(
                     "row {number}: ip is {ip:?}, which is not an address; the row's names have no address"
@@ -270,6 +275,7 @@ impl<'de> RowCells<'de> {
                 self.optional[place] = text;
                 return;
             }
+            // An instance may have no zone, number or agent; an empty text means the same to Go.
             (ColumnKind::Optional(place), Cell::Null) => {
                 self.optional[place] = Cow::Borrowed("");
                 return;
@@ -317,10 +323,9 @@ impl<'de> Visitor<'de> for RowSeed<'_, 'de> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut row: A) -> Result<usize, A::Error> {
         let Self { columns, cells } = self;
+        // Every other cell is written again, or the row is dropped.
         cells.wrong = None;
         cells.groups.clear();
-        cells.index = 0;
-        cells.optional.fill(Cow::Borrowed(""));
         let mut count = 0;
         for &kind in &columns.kinds {
             let cell = match kind {
@@ -332,6 +337,7 @@ impl<'de> Visitor<'de> for RowSeed<'_, 'de> {
             cells.put(kind, cell);
             count += 1;
         }
+        // The parser goes on only behind the list, and `take` reports the number of cells.
         while row.next_element::<IgnoredAny>()?.is_some() {
             count += 1;
         }

@@ -276,6 +276,7 @@ fn collect_unknown(
     match value {
         Json::Object(members) => {
             for (name, value) in members.iter().filter(|(name, _)| !name.starts_with('#')) {
+                // Keys have any letter case, as for Go's decoder.
                 let lower = name.to_ascii_lowercase();
                 let shape = joined(shape, &lower);
                 let place = joined(place, name);
@@ -288,6 +289,7 @@ fn collect_unknown(
                     let rest = key.path.strip_prefix(&shape);
                     rest.is_some_and(|rest| rest.starts_with(['.', '[']))
                 });
+                // An object with known keys: its unknown members are reported one by one.
                 if is_above {
                     collect_unknown(value, &shape, &place, found);
                 } else {
@@ -317,12 +319,13 @@ fn joined(path: &str, name: &str) -> String {
     }
 }
 
-/// Returns the key most similar to `path` if at most a third of its letters differ.
+/// Returns the key most similar to `path` if at most a quarter of its letters, and no more than four, differ.
 fn nearest(path: &str) -> Option<&'static str> {
     let distances = KEYS
         .iter()
         .map(|key| (edit_distance(path, key.path), key.path));
     let (distance, best) = distances.min_by_key(|(distance, _)| *distance)?;
+    // A hint that is far off would mislead more than none.
     (distance <= best.len().div_ceil(4).min(4)).then_some(best)
 }
 
@@ -470,6 +473,7 @@ pub(super) fn dnstap(root: &ObjectReader<'_>) -> Result<Option<DnstapConfig>, Co
         .number("interface_sample", 0, 1_000_000)?
         .unwrap_or(100) as u32;
     let output = match (socket, file, tcp) {
+        // Other members without an output are a mistake, not the absence of dnstap.
         (None, None, None) if object.entries().next().is_none() => return Ok(None),
         (Some(path), None, None) => DnstapOutput::Socket(absolute(&object, "socket", path)?),
         (None, Some(path), None) => DnstapOutput::File(absolute(&object, "file", path)?),

@@ -40,16 +40,17 @@ impl Config {
     fn load(file: &str, json: &Json) -> Result<Loaded, ConfigError> {
         let mut warnings = Vec::new();
         let config = Self::read(&ObjectReader::document(file, json)?, &mut warnings)?;
+        // bosh-dns ignores unknown keys in silence. A warning finds a typing error, and a file with
+        // keys of a later version still starts this one.
         for (path, nearest) in keys::unknown(json) {
-            let hint = nearest
-                .map(|key| format!(" (did you mean {key}?)"))
-                .unwrap_or_default();
-            warnings.push(format!("{path} is unknown and ignored{hint}"));
+            warnings.push(match nearest {
+                Some(key) => format!("{path} is unknown and ignored (did you mean {key}?)"),
+                None => format!("{path} is unknown and ignored"),
+            });
         }
-        let warnings = warnings
-            .into_iter()
-            .map(|warning| format!("{file}: {warning}"))
-            .collect();
+        for warning in &mut warnings {
+            warning.insert_str(0, &format!("{file}: "));
+        }
         Ok(Loaded { config, warnings })
     }
 
@@ -75,6 +76,7 @@ impl Config {
     /// Reads every setting; adds doubtful ones to `warnings`.
     fn read(root: &ObjectReader<'_>, warnings: &mut Vec<String>) -> Result<Self, ConfigError> {
         if !root.has("address") {
+            // Accepted as in bosh-dns, but seldom meant: every network can query such a resolver.
             warnings.push("address is missing: listening on every address (0.0.0.0)".to_owned());
         }
         Ok(Self {
@@ -91,6 +93,7 @@ impl Config {
             jobs_dir: root.path("jobs_dir")?,
             logging: logging(root)?,
             control: control(&root.object("control")?)?,
+            // A configuration of the control socket without `api` does not miss the HTTPS API.
             api: api(
                 &root.object("api")?,
                 root.has("control") && !root.has("api"),
@@ -148,6 +151,7 @@ pub fn every_error<T>(
         let Some(key) = key else {
             return (errors, None);
         };
+        // Loading ends at the first error: the next one shows only once this member is gone.
         let gone = json.remove(&key);
         match (&mut json, key.as_str()) {
             // The only key without a default.
@@ -159,6 +163,7 @@ pub fn every_error<T>(
                 let object = key.split(['.', '[']).next().unwrap_or_default().to_owned();
                 let before = members.len();
                 members.retain(|(member, _)| !member.eq_ignore_ascii_case(&object));
+                // Nothing was removed, so the same error would come back for ever.
                 if members.len() == before {
                     return (errors, None);
                 }
@@ -190,14 +195,15 @@ impl RemovedItems {
     }
 
     fn original_index(&self, list: &str, index: usize) -> usize {
-        let earlier = self
-            .0
-            .iter()
-            .filter(|(removed_from, _)| removed_from == list);
-        earlier.fold(
-            index,
-            |index, (_, removed)| if *removed <= index { index + 1 } else { index },
-        )
+        let mut original = index;
+        // The set is sorted by original position, so each removal that precedes the item has moved
+        // it on before the next one is compared.
+        for (removed_from, removed) in &self.0 {
+            if removed_from == list && *removed <= original {
+                original += 1;
+            }
+        }
+        original
     }
 }
 
@@ -211,6 +217,7 @@ fn split_item(path: &str) -> Option<(&str, usize, &str)> {
 /// Reads `address` and `port`. The default address is the wildcard, as in bosh-dns.
 fn listen(root: &ObjectReader<'_>) -> Result<SocketAddr, ConfigError> {
     let address = match root.text("address")? {
+        // For Go's decoder a missing string and an empty one are the same zero value.
         None | Some("") => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         Some(_) => root
             .address("address")?
@@ -276,6 +283,7 @@ fn upcheck_domains(root: &ObjectReader<'_>) -> Result<Vec<Name>, ConfigError> {
                 &format!("{text:?} is not a domain name: {reason}"),
             )
         })?;
+        // A list may have a name both with and without the final dot.
         if !names.contains(&name) {
             names.push(name);
         }
@@ -347,6 +355,7 @@ pub const CONTROL_SOCKET: &str = "/run/bosh-dns-xdp/control.sock";
 fn control(object: &ObjectReader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
     let user = object.filled("user")?.map(str::to_owned);
     let group = object.filled("group")?.map(str::to_owned);
+    // An empty text switches the socket off, and must differ from a missing key.
     let is_default = !object.has("socket");
     let socket = if is_default {
         Some(PathBuf::from(CONTROL_SOCKET))
@@ -356,6 +365,7 @@ fn control(object: &ObjectReader<'_>) -> Result<Option<ControlConfig>, ConfigErr
     let Some(socket) = socket else {
         return Ok(None);
     };
+    // Commands that connect to it run in other folders than the server.
     if !socket.is_absolute() {
         return Err(object.error("socket", "is not an absolute path"));
     }
@@ -393,6 +403,8 @@ fn api(
 /// Reads `health`. If enabled, the port and all three files are required.
 fn health(object: &ObjectReader<'_>) -> Result<HealthConfig, ConfigError> {
     let enabled = object.boolean("enabled")?.unwrap_or(false);
+    // bosh-dns never looks at the port of disabled checks: a value that is no port must not end the
+    // start.
     let port = if enabled {
         object.port("port")?
     } else {
@@ -420,6 +432,7 @@ fn health(object: &ObjectReader<'_>) -> Result<HealthConfig, ConfigError> {
             .unwrap_or(Duration::from_secs(1)),
         tracked_query_ttl: object
             .duration("tracked_query_ttl")?
+            // Zero means no limit, like absence: no name could stay tracked otherwise.
             .filter(|ttl| !ttl.is_zero()),
     })
 }
@@ -449,7 +462,7 @@ fn metrics(object: &ObjectReader<'_>) -> Result<MetricsConfig, ConfigError> {
     let enabled = object.boolean("enabled")?.unwrap_or(false);
     let default = SocketAddr::from((Ipv4Addr::LOCALHOST, 53088));
     if !enabled {
-        // The other members are ignored.
+        // The members of a disabled section have no effect, so errors in them have none either.
         return Ok(MetricsConfig {
             enabled,
             listen: default,
@@ -458,6 +471,7 @@ fn metrics(object: &ObjectReader<'_>) -> Result<MetricsConfig, ConfigError> {
     }
     let address = match object.text("address")? {
         None | Some("") => default.ip(),
+        // bosh-dns hands the text to Go's listener, which looks names up. This one needs no server.
         Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
         Some(_) => object.address("address")?.unwrap_or(default.ip()),
     };
@@ -486,7 +500,7 @@ fn cache(object: &ObjectReader<'_>) -> Result<CacheConfig, ConfigError> {
 fn cookies(object: &ObjectReader<'_>) -> Result<CookiesConfig, ConfigError> {
     let mut secrets = Vec::new();
     for text in object.texts("secrets")?.unwrap_or_default() {
-        // A secret is not repeated in a message.
+        // Messages reach the log, so they must not repeat a secret.
         let problem = "contains a text other than 32 hexadecimal digits";
         secrets.push(secret(text).ok_or_else(|| object.error("secrets", problem))?);
     }
@@ -564,6 +578,7 @@ fn check_patterns(
     interfaces: &[&str],
     respect_filters: &[&str],
 ) -> Result<(), ConfigError> {
+    // It would match no interface: most likely the variable of a template was empty.
     if interfaces.contains(&"") {
         return Err(object.error(
             "interfaces",
@@ -626,6 +641,8 @@ pub fn parse_addresses<'a>(
         match parse_file(file, bytes) {
             Ok(addresses) => {
                 for address in addresses {
+                    // Jobs write their files independently of one another, so two may name the same
+                    // address.
                     if !valid.contains(&address) {
                         valid.push(address);
                     }
@@ -642,6 +659,7 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, Vec<ConfigErr
     let json = Json::parse(bytes)
         .map_err(|reason| vec![ConfigError::of_file(file, format!("is not JSON: {reason}"))])?;
     let list = match json {
+        // Go decodes `null` into an empty list.
         Json::List(_) | Json::Null => json,
         other => {
             let kind = other.kind();

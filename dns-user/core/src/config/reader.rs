@@ -64,10 +64,11 @@ impl<'a> ObjectReader<'a> {
 
     /// Returns the objects in the list `name`; empty if absent or null.
     pub fn objects(&self, name: &'static str) -> Result<Vec<Self>, ConfigError> {
-        let items = self.list(name)?.unwrap_or_default().iter().enumerate();
-        items
-            .map(|(index, item)| self.item(name, index, item))
-            .collect()
+        let mut objects = Vec::new();
+        for (index, item) in self.list(name)?.unwrap_or_default().iter().enumerate() {
+            objects.push(self.item(name, index, item)?);
+        }
+        Ok(objects)
     }
 
     /// Parses each object in the list `name` and returns every error, not just the first; empty if
@@ -143,21 +144,23 @@ impl<'a> ObjectReader<'a> {
         let Some(value) = self.value(name) else {
             return Ok(None);
         };
-        let number = value.number_within(min, max).map(Some);
-        number
-            .ok_or_else(|| self.wrong(name, value, &format!("a whole number from {min} to {max}")))
+        match value.number_within(min, max) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.wrong(name, value, &format!("a whole number from {min} to {max}"))),
+        }
     }
 
     /// Returns the list of integers `name`, each from `min` to `max`; empty if absent.
     pub fn numbers(&self, name: &'static str, min: u64, max: u64) -> Result<Vec<u64>, ConfigError> {
         let allowed = format!("a list of whole numbers from {min} to {max}");
-        let items = self.list(name)?.unwrap_or_default().iter();
-        items
-            .map(|item: &Json| {
-                item.number_within(min, max)
-                    .ok_or_else(|| self.wrong(name, item, &allowed))
-            })
-            .collect()
+        let mut numbers = Vec::new();
+        for item in self.list(name)?.unwrap_or_default() {
+            let Some(number) = item.number_within(min, max) else {
+                return Err(self.wrong(name, item, &allowed));
+            };
+            numbers.push(number);
+        }
+        Ok(numbers)
     }
 
     /// Returns the port number `name`, from 1.
@@ -176,14 +179,16 @@ impl<'a> ObjectReader<'a> {
             .strip_prefix('[')
             .and_then(|text| text.strip_suffix(']'))
             .unwrap_or(text);
-        bare.parse()
-            .map(Some)
-            .map_err(|_| self.error(name, &format!("{text:?} is not an IP address")))
+        match bare.parse() {
+            Ok(address) => Ok(Some(address)),
+            Err(_) => Err(self.error(name, &format!("{text:?} is not an IP address"))),
+        }
     }
 
     /// Returns the duration `name`. Null is an error, as in bosh-dns.
     pub fn duration(&self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
         const ALLOWED: &str = "a duration such as \"400ms\", \"5s\" or \"1h2m3.5s\"";
+        // Durations of bosh-dns decode themselves, so Go hands them `null` too, which is no text.
         match self.all(name).last() {
             None => Ok(None),
             Some(Json::Text(text)) => parse_duration(text).map(Some).map_err(|reason| {
@@ -206,11 +211,14 @@ impl<'a> ObjectReader<'a> {
         let Some(list) = self.list(name)? else {
             return Ok(None);
         };
-        let texts = list.iter().map(|item| match item {
-            Json::Text(text) => Ok(text.as_str()),
-            other => Err(self.wrong(name, other, "a list of texts")),
-        });
-        texts.collect::<Result<_, _>>().map(Some)
+        let mut texts = Vec::with_capacity(list.len());
+        for item in list {
+            match item {
+                Json::Text(text) => texts.push(text.as_str()),
+                other => return Err(self.wrong(name, other, "a list of texts")),
+            }
+        }
+        Ok(Some(texts))
     }
 
     /// Returns the value chosen by the string `name` from a set.
@@ -321,13 +329,15 @@ impl<'a> ObjectReader<'a> {
 
     /// Returns all values of this name, in any letter case.
     fn all(&self, name: &'static str) -> impl Iterator<Item = &'a Json> + use<'a> {
+        // Absent keys count as well: the set is what the parser knows, not what the file has.
         self.requested.borrow_mut().insert(self.path_of(name));
-        let found: Vec<&'a Json> = self
-            .members
-            .iter()
-            .filter(|(member, _)| member.eq_ignore_ascii_case(name))
-            .map(|&(_, value)| value)
-            .collect();
+        let mut found = Vec::new();
+        for &(member, value) in &self.members {
+            // Go's decoder assigns every spelling of a key to the same field, in document order.
+            if member.eq_ignore_ascii_case(name) {
+                found.push(value);
+            }
+        }
         found.into_iter()
     }
 
@@ -392,6 +402,7 @@ impl Json {
         };
         let before = members.len();
         if rest.is_none() && index.is_none() {
+            // An earlier spelling would otherwise take effect in place of the invalid last one.
             members.retain(|(member, _)| !member.eq_ignore_ascii_case(name));
             return members.len() < before;
         }
@@ -419,6 +430,7 @@ impl Json {
         let Self::Number(number) = self else {
             return None;
         };
+        // `as_u64` refuses 53.0 and 5e1, as Go does for the field of an integer.
         number
             .as_u64()
             .filter(|number| (min..=max).contains(number))
@@ -444,6 +456,8 @@ impl fmt::Display for Json {
             Self::Null => f.write_str("null"),
             Self::Bool(value) => write!(f, "{value}"),
             Self::Number(value) => write!(f, "{value}"),
+            // A message is one line of the log, and a text may be a whole certificate in the wrong
+            // place.
             Self::Text(value) if value.chars().count() > 60 => {
                 write!(f, "{:?}...", value.chars().take(60).collect::<String>())
             }
@@ -485,6 +499,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Json, E> {
+        // serde_json refuses 1e999 as out of range, so the number is finite.
         Ok(serde_json::Number::from_f64(value).map_or(Json::Null, Json::Number))
     }
 

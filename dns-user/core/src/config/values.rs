@@ -35,6 +35,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
         Some(b'+') => (false, &text[1..]),
         _ => (false, text),
     };
+    // The only duration of Go without a unit.
     if rest == "0" {
         return Ok(Duration::ZERO);
     }
@@ -49,6 +50,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
             .ok_or(DurationError::TooLong)?;
         rest = tail;
     }
+    // Go counts nanoseconds in an `int64`.
     if nanoseconds > i64::MAX as u128 {
         return Err(DurationError::TooLong);
     }
@@ -75,6 +77,7 @@ fn one_part(text: &str) -> Result<(u128, &str), DurationError> {
     if whole.is_empty() && fraction.is_empty() {
         return Err(DurationError::Malformed);
     }
+    // As in Go, everything up to the next digit or dot belongs to the unit, even a space.
     let unit_end = rest
         .find(|c: char| c == '.' || c.is_ascii_digit())
         .unwrap_or(rest.len());
@@ -237,6 +240,7 @@ fn parse_set(text: &[u8]) -> Result<(Set, &[u8]), BadPattern> {
     };
     let mut ranges = Vec::new();
     loop {
+        // Go ends a set only behind its first range, so `[]` and `[]a]` are invalid.
         if let (Some((b']', tail)), false) = (rest.split_first(), ranges.is_empty()) {
             return Ok((Set { negated, ranges }, tail));
         }
@@ -252,6 +256,7 @@ fn parse_set(text: &[u8]) -> Result<(Set, &[u8]), BadPattern> {
 
 fn set_character(text: &[u8]) -> Result<(u8, &[u8]), BadPattern> {
     match text.split_first() {
+        // As in Go, `-` and `]` inside a set need a backslash.
         None | Some((b'-' | b']', _)) => Err(BadPattern),
         Some((b'\\', tail)) => tail
             .split_first()
@@ -288,6 +293,7 @@ fn completed(text: &str) -> Option<String> {
             Some((server, name)) => (server, Some(name)),
             None => (tls, None),
         };
+        // DNS over TLS has a port of its own (RFC 7858, section 3.1).
         let server = match server.parse::<IpAddr>() {
             Ok(IpAddr::V4(address)) => format!("{address}:853"),
             _ if is_ipv6(server) => format!("[{server}]:853"),
@@ -310,6 +316,7 @@ fn completed(text: &str) -> Option<String> {
         .and_then(|host| host.strip_suffix(']'));
     let host_is_sound = match bracketed {
         Some(host) => is_ipv6(host),
+        // Without brackets the last group of an IPv6 address could as well be a port.
         None => !host.is_empty() && !host.contains([':', '[', ']', '/', ' ']),
     };
     let port_is_sound = port.parse::<u16>().is_ok_and(|port| port != 0);

@@ -99,6 +99,8 @@ pub(crate) enum Malformed {
 impl<'n> QueryTarget<'n> {
     pub(crate) fn read(name: &'n Name, domains: &Domains) -> Result<Self, Malformed> {
         let labels: SmallVec<[&[u8]; 8]> = name.labels().collect();
+        // With more labels it is no agent's name, but outside every domain: an instance id is
+        // searched.
         if let [agent, _] = labels[..]
             && name.suffixes().nth(1) == Some(AGENT_DOMAIN)
         {
@@ -107,6 +109,7 @@ impl<'n> QueryTarget<'n> {
         let Some((domain, domain_labels)) = domains.longest(name) else {
             return Ok(Self::Anywhere(labels.first().copied()));
         };
+        // Only the root has no label: here the records have the root as a domain.
         let Some((&first, rest)) = labels.split_first() else {
             return Ok(Self::Within(domain, QueryCriteria::default()));
         };
@@ -126,12 +129,14 @@ impl<'n> QueryCriteria<'n> {
     /// Parses the first label and the labels between it and the domain.
     fn read(first: &'n [u8], middle: &[&'n [u8]]) -> Result<Self, Malformed> {
         let place = match *middle {
+            // The short form. A label other than `q-g<digits>` selects the whole domain (observed).
             [_] => None,
             [instance_group, network, deployment] => {
                 Some([instance_group, network, deployment].map(Pattern::read))
             }
             _ => return Err(Malformed::Form),
         };
+        // An instance whose id starts with `q-` cannot be named: every such label is a filter.
         let (id, filter) = match first.strip_prefix(b"q-") {
             Some(text) => (None, Filter::read(text).ok_or(Malformed::Filter)?),
             None => (Some(first), Filter::default()),
@@ -139,6 +144,8 @@ impl<'n> QueryCriteria<'n> {
         Ok(Self {
             id,
             filter,
+            // In the long form as well: `q-g2` must be both the group and the instance group's name
+            // there (observed). The match above leaves one or three labels.
             group: group_id(middle[0]),
             place,
         })
@@ -156,6 +163,8 @@ impl<'n> Filter<'n> {
         let mut rest = text;
         while let Some((&letter, tail)) = rest.split_first() {
             let digits = tail.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            // A pair may stand anywhere, and other text is skipped: `q-xa1` selects zone 1
+            // (observed).
             if digits == 0 || !b"aimnsy".contains(&letter) {
                 rest = tail;
                 continue;
@@ -168,6 +177,8 @@ impl<'n> Filter<'n> {
                 b'i' => filter.indexes.push(value),
                 b'm' => filter.num_ids.push(value),
                 b'n' => filter.network_ids.push(value),
+                // Of several `s` or `y` the first counts; values of other letters are alternatives
+                // (observed).
                 b's' => _ = strategy.get_or_insert(value),
                 _ => _ = synchronous.get_or_insert(value),
             }
@@ -197,6 +208,8 @@ impl<'n> Pattern<'n> {
     fn read(label: &'n [u8]) -> Self {
         match label {
             b"*" | b"" => Self::Any,
+            // A second star belongs to the text, and no name of the records has one: `*x*` matches
+            // nothing.
             [b'*', suffix @ ..] => Self::Suffix(suffix),
             [prefix @ .., b'*'] => Self::Prefix(prefix),
             _ if label.contains(&b'*') => Self::Nothing,
@@ -245,6 +258,8 @@ impl Domains {
         let mut by_number = Vec::new();
         for (number, text) in domains {
             by_number.resize(by_number.len().max(number as usize + 1), None);
+            // No query can name such a domain. Its rows stay, because they are found by agent and
+            // id.
             let Ok(name) = Name::from_text(text) else {
                 continue;
             };
@@ -291,6 +306,8 @@ impl Domains {
     /// Returns the longest domain that contains the name, and the number of its labels.
     pub(crate) fn longest(&self, name: &Name) -> Option<(DomainNumber, usize)> {
         let labels = name.label_count();
+        // Whole labels, the longest suffix first. bosh-dns compares texts, so that `xbosh` belongs
+        // to `bosh`, in random order of the domains (docs/differences.md).
         name.suffixes().enumerate().find_map(|(left, suffix)| {
             let number = (*self.names.get(suffix)?)?;
             Some((number, labels - left))

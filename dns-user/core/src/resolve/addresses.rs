@@ -116,10 +116,13 @@ pub fn addresses(
     let withdrawal = Withdrawal {
         health,
         withdrawn,
+        // `Health::state` takes a shared reference, because other sources are shared by threads.
         unhealthy: RefCell::default(),
         unchecked: RefCell::default(),
     };
     let mut addresses = find(snapshot, &withdrawal, name)?;
+    // A zone without the name would be an outage for clients of other servers. An address that may
+    // work is better, as with smart.
     if addresses.is_empty() {
         addresses = find(snapshot, &AllRunning, name)?;
     }

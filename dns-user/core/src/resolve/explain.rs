@@ -90,6 +90,7 @@ pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explana
             rcode: match resolution.existence {
                 Existence::Found => "NOERROR",
                 Existence::NoSuchName => "NXDOMAIN",
+                // As for A and AAAA, which are what operators ask about. Other types get NOERROR.
                 Existence::Malformed => "FORMERR",
             },
             tracked: resolution.checks.tracked,
@@ -108,6 +109,7 @@ pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explana
 
 /// Returns the alias that matches a name, and the targets to look up.
 fn targets(snapshot: &Snapshot, name: &Name) -> (Option<String>, Vec<Target>) {
+    // In the order of `Found::read`, which answers queries.
     if let Some(targets) = snapshot.aliases().exact(name) {
         return (Some(name.to_string()), targets.to_vec());
     }
@@ -176,6 +178,7 @@ fn explain_match(
     let instance = instances.instance(row);
     let state = match instance.ip {
         Some(ip) => health.state(ip, group),
+        // As in the health filter: an instance without an address cannot be checked.
         None => HealthState::Unknown,
     };
     MatchExplanation {
@@ -291,7 +294,7 @@ impl HealthState {
 }
 
 /// Maximum number of matches in the formatted text.
-const SHOWN: usize = 20;
+const MAX_SHOWN: usize = 20;
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -309,6 +312,7 @@ impl fmt::Display for Explanation {
         for target in &self.targets {
             write!(f, "{target}")?;
         }
+        // Of a name that is not local, only handlers and recursors know the result.
         let Some(result) = &self.result else {
             return Ok(());
         };
@@ -353,7 +357,7 @@ impl fmt::Display for TargetExplanation {
         if let Some(filter) = filter {
             writeln!(f, "    {} matches, health filter {filter}", matches.len())?;
         }
-        for found in matches.iter().take(SHOWN) {
+        for found in matches.iter().take(MAX_SHOWN) {
             let address = found
                 .ip
                 .map_or_else(|| "no address".to_owned(), |ip| ip.to_string());
@@ -364,8 +368,8 @@ impl fmt::Display for TargetExplanation {
                 found.id, found.place, found.health
             )?;
         }
-        if matches.len() > SHOWN {
-            writeln!(f, "    and {} more", matches.len() - SHOWN)?;
+        if matches.len() > MAX_SHOWN {
+            writeln!(f, "    and {} more", matches.len() - MAX_SHOWN)?;
         }
         Ok(())
     }

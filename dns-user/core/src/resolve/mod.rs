@@ -141,18 +141,18 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
         Existence::Found => Existence::Found,
         none => without_match(snapshot, name, none),
     };
+    let instances = snapshot.instance_index();
     let mut resolution = Resolution::without_data(existence);
     let mut checks = Vec::new();
     for matched in &found.matches {
         if !matched.needs_checks() {
             continue;
         }
-        let addresses = matched
-            .rows
-            .iter()
-            .filter_map(|&row| snapshot.instance_index().addresses[row as usize]);
         let before = checks.len();
-        checks.extend(addresses);
+        for &row in &matched.rows {
+            checks.extend(instances.addresses[row as usize]);
+        }
+        // A target whose rows have no address has no check to wait for.
         resolution.checks.synchronous |= matched.synchronous && checks.len() > before;
     }
     checks.sort_unstable();
@@ -160,10 +160,11 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
     resolution.checks.tracked = !checks.is_empty();
     resolution.checks.instances = checks;
     let rows = found.healthy(snapshot, health);
-    let rows = rows
-        .into_iter()
-        .filter_map(|row| snapshot.instance_index().addresses[row as usize]);
-    for address in found.addresses.into_iter().chain(rows) {
+    let mut addresses = found.addresses;
+    for row in rows {
+        addresses.extend(instances.addresses[row as usize]);
+    }
+    for address in addresses {
         match address {
             IpAddr::V4(address) => resolution.v4.push(address),
             IpAddr::V6(address) => resolution.v6.push(address),
@@ -270,6 +271,7 @@ impl<'s> Found<'s> {
         for matched in &self.matches {
             rows.extend(matched.healthy(snapshot, health));
         }
+        // bosh-dns answers an instance that n targets match n times n times (docs/differences.md).
         if self.matches.len() > 1 {
             rows.sort_unstable();
             rows.dedup();
@@ -289,6 +291,7 @@ impl Matches<'_> {
     fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
         match self.strategy {
             Strategy::All => self.rows.clone(),
+            // An instance whose state is unknown is in neither `s1` nor `s3` (observed).
             Strategy::Unhealthy => {
                 self.keep(snapshot, health, |state| state == HealthState::Failing)
             }
@@ -299,6 +302,8 @@ impl Matches<'_> {
                 let good = self.keep(snapshot, health, |state| {
                     matches!(state, HealthState::Running | HealthState::Unchecked)
                 });
+                // Smart never removes every instance (observed): one of them may answer although
+                // its check failed.
                 if good.is_empty() {
                     self.rows.clone()
                 } else {
@@ -351,6 +356,7 @@ impl Resolution {
 /// the records, an agent's name, or an alias.
 fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
     let wire = name.as_wire();
+    // No domain of the records, so the search below would not find it.
     if wire == AGENT_DOMAIN {
         return snapshot.instance_index().agent_id.dictionary.len() > 0;
     }
@@ -362,6 +368,7 @@ fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
         return true;
     }
     let instances = snapshot.instance_index();
+    // Instances have no other names than those below a domain of the records.
     let Some((domain, domain_labels)) = instances.domain_names.longest(name) else {
         return false;
     };
@@ -396,6 +403,7 @@ fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
 /// below it; false for the root, and if empty non-terminals get NXDOMAIN.
 pub fn is_above_local(snapshot: &Snapshot, name: &Name) -> bool {
     let mut domains = snapshot.domains();
+    // Everything is below the root, whose own records only the recursors have.
     name.label_count() > 0
         && !snapshot.rules().nxdomain_for_empty_non_terminals
         && (snapshot.has_alias_below(name.as_wire())
@@ -424,6 +432,7 @@ pub(crate) fn select<'f>(
     placeholder: Option<PlaceholderFilter>,
 ) -> Matches<'f> {
     let rows = match question {
+        // These forms have no filter label, so the health filter is the default, smart.
         QueryTarget::Agent(agent) => instances.agent_id.rows_with(agent).to_vec(),
         QueryTarget::Anywhere(None) => (0..instances.len() as Row).collect(),
         QueryTarget::Anywhere(Some(id)) => instances.id.rows_with(id).to_vec(),
@@ -510,13 +519,13 @@ impl<'f> Bound<'f> {
         let lists = self.shortest();
         let candidates = lists.iter().map(|list| list.len()).sum();
         let mut rows = Vec::with_capacity(candidates);
-        rows.extend(
-            lists
-                .into_iter()
-                .flatten()
-                .copied()
-                .filter(|&row| self.holds(row)),
-        );
+        for list in lists {
+            for &row in list {
+                if self.holds(row) {
+                    rows.push(row);
+                }
+            }
+        }
         rows
     }
 
@@ -524,6 +533,7 @@ impl<'f> Bound<'f> {
     /// one value per column, and a name has one group at most.
     fn shortest(&self) -> Lists<'f> {
         let instances = self.instances;
+        // Every row that matches is among these, so there is always a list to scan.
         let mut best: Lists<'f> = [instances.by_domain.rows(self.domain)]
             .into_iter()
             .collect();
@@ -564,6 +574,7 @@ impl<'f> Bound<'f> {
                 consider(&mut best, [instances.rows_with_index(index)]);
             }
             Some(PlaceholderFilter::Zone(zone)) => consider(&mut best, [instances.az.rows(zone)]),
+            // Rows are not indexed by the name of their network.
             Some(PlaceholderFilter::Network(_)) | None => {}
         }
         best

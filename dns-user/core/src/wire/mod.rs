@@ -311,8 +311,10 @@ impl<'a> Query<'a> {
     fn client_limit(&self) -> usize {
         match (self.transport, self.edns) {
             (Transport::Tcp, _) => MAX_TCP_SIZE,
+            // The limit of DNS without EDNS (RFC 1035, section 4.2.1).
             (Transport::Udp, None) => MIN_UDP_SIZE,
             (Transport::Udp, Some(edns)) => {
+                // Sizes below 512 mean 512 (RFC 6891, section 6.2.3).
                 usize::from(edns.udp_size).clamp(MIN_UDP_SIZE, MAX_UDP_SIZE)
             }
         }
@@ -370,10 +372,12 @@ pub fn parse_from<'m>(
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::NotImp));
     }
     let [answers, authorities, additionals] = counts;
+    // The limits of miekg/dns, the library of bosh-dns: NOTIFY has a SOA among the answers (RFC
+    // 1996, section 3.7), IXFR has one in the authority section (RFC 1995, section 3).
     if questions != 1 || answers > 1 || authorities > 1 || additionals > 2 {
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     }
-    // Nor a compressed question (observed).
+    // A question that is compressed or cut off is not repeated either (observed).
     let Some((question, end)) = read_question(message) else {
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     };
@@ -403,6 +407,8 @@ pub fn parse_from<'m>(
             return Parsed::Reply(reply);
         }
     }
+    // The handshake of TCP has proved the client's address, so a long reply cannot hit a third
+    // party.
     let most = match transport {
         Transport::Udp => settings.max_udp_reply,
         Transport::Tcp => MAX_TCP_SIZE,
@@ -464,6 +470,8 @@ fn name_len(bytes: &[u8]) -> Option<usize> {
         match *bytes.get(end)? {
             0 => return Some(end + 1),
             length @ 1..=63 => end += usize::from(length) + 1,
+            // Nothing precedes the question that a pointer could refer to, and the other two types
+            // of label are reserved (RFC 1035, section 4.1.4).
             _ => return None,
         }
         // One byte must be left for the root label.
@@ -506,6 +514,7 @@ fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
     let end = start + usize::from(u16::from_be_bytes([length_high, length_low]));
     let options = message.get(..end)?;
     let mut next = start;
+    // Checked once here, so that iterators over the options of a query need no errors.
     while next < end {
         next += 4 + usize::from(u16_at(options, next + 2)?);
     }
@@ -530,6 +539,7 @@ fn walk_records(message: &[u8], start: usize, counts: [u16; 3]) -> Option<Option
     decoder.read_slice(start).ok()?;
     let mut found = None;
     let [answers, authorities, additionals] = counts;
+    // At most four records after the check of the counts, so the sums cannot overflow.
     let before_additionals = answers + authorities;
     for number in 0..before_additionals + additionals {
         let type_at = skip_name(message, decoder.index())?;
@@ -594,6 +604,8 @@ fn skip_name(message: &[u8], mut at: usize) -> Option<usize> {
         match *message.get(at)? {
             0 => return Some(at + 1),
             length @ 1..=63 => at += usize::from(length) + 1,
+            // The second octet may be missing. Every caller reads behind the name, which fails
+            // then.
             0xc0..=0xff => return Some(at + 2),
             _ => return None,
         }

@@ -41,6 +41,8 @@ impl<'a> Iterator for EdnsOptions<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         let code = u16_at(self.0, 0)?;
         let end = 4 + usize::from(u16_at(self.0, 2)?);
+        // Only replies of other servers can be cut off here: `read_opt` has checked those of
+        // queries.
         let (whole, rest) = self.0.split_at_checked(end)?;
         self.0 = rest;
         Some(EdnsOption {
@@ -127,6 +129,8 @@ impl ExtendedError {
         }
         let limit = query.limit();
         let code = self.code.to_be_bytes();
+        // Records are worth more than an explanation, so the error takes only room that is left.
+        // The code alone is of use, too.
         let _ = push_option(reply, limit, OPTION_EXTENDED_ERROR, &[&code, &self.text])
             || push_option(reply, limit, OPTION_EXTENDED_ERROR, &[&code]);
     }

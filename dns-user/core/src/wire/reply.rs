@@ -82,6 +82,7 @@ impl Shuffle {
         positions.extend(0..total as u32);
         for drawn in 0..count {
             let rest = (total - drawn) as u32;
+            // The last position is drawn already, without a random number.
             let pick = if rest > 1 {
                 drawn + random.u32(..rest) as usize
             } else {
@@ -108,6 +109,7 @@ pub fn local_reply(
         Existence::Found => ResponseCode::NoError,
         Existence::NoSuchName => ResponseCode::NXDomain,
         Existence::Malformed if has_data_type => ResponseCode::FormErr,
+        // bosh-dns has no data of other types, and answers without looking at the form (observed).
         Existence::Malformed => ResponseCode::NoError,
     };
     write_addresses(query, rcode, (v4, v6), shuffle, out);
@@ -130,6 +132,7 @@ pub fn empty_reply(query: &Query<'_>, rcode: ResponseCode, flags: ReplyFlags) ->
 pub fn begin_reply(query: &Query<'_>, rcode: u8, flags: ReplyFlags) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     write_start(query, flags.bits() | u16::from(rcode & 0x0f), 0, &mut out);
+    // `write_start` has counted an OPT, which the caller appends and counts behind the records.
     out[HEADER_LEN - 1] = 0;
     out
 }
@@ -191,6 +194,7 @@ fn write_addresses(
     let mut full = false;
     shuffle.draw(total, most, |position| {
         let length = if position < v4.len() { v4_len } else { v6_len };
+        // Shorter records behind it are left out as well, as in bosh-dns (observed).
         full |= out.len() + length > end;
         if full {
             return;
@@ -306,6 +310,7 @@ fn owner_of_answers(query: &Query<'_>) -> &'static [u8] {
 pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>) -> Vec<u8> {
     let limit = query.limit();
     let ours = query.reply_opt(0);
+    // The usual case: a reply that was written for this client is neither parsed nor copied.
     if reply.len() <= limit && ours.is_none_or(|opt| ends_with_opt(&reply, &opt)) {
         return reply;
     }
@@ -353,6 +358,7 @@ fn ends_with_opt(reply: &[u8], opt: &[u8]) -> bool {
 fn compress(message: &[u8], room: usize) -> Option<Vec<u8>> {
     let mut message = Message::from_vec(message).ok()?;
     loop {
+        // Each round but the last clears a section that had records, so the loop ends.
         let (bytes, kept) = encode(&message, room)?;
         // After the first record that does not fit, bosh-dns drops all others, even smaller ones in later sections
         // (observed).

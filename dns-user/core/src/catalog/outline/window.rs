@@ -60,6 +60,7 @@ impl<R: io::Read> Window<R> {
         self.at = 0;
         while self.end < length && !self.is_over {
             if self.end == self.buffer.len() {
+                // Doubled, so that a long value is not copied for each window that it fills.
                 self.buffer.resize(2 * self.end, 0);
             }
             match self.source.read(&mut self.buffer[self.end..]) {
@@ -165,6 +166,7 @@ impl<R: io::Read> Window<R> {
             // The text that has been read, so that no byte of it asks for more.
             let text = &self.buffer[self.at..self.end];
             while let Some(&byte) = text.get(length) {
+                // Most of a file is inside strings, so eight characters are passed over at a time.
                 if is_in_string && let Some(eight) = text[length..].first_chunk() {
                     let characters = plain_characters(u64::from_le_bytes(*eight));
                     if characters > 0 {
@@ -175,10 +177,13 @@ impl<R: io::Read> Window<R> {
                 length += 1;
                 match byte {
                     b'"' => is_in_string = !is_in_string,
+                    // The character behind it may be a quotation mark. It may also be beyond the
+                    // window, which `fill` then moves.
                     b'\\' if is_in_string => length += 1,
                     _ if is_in_string => {}
                     b'[' | b'{' => {
                         depth += 1;
+                        // Such a file goes to the parser, whose limit of 128 then reports it.
                         if depth > MAX_DEPTH {
                             return None;
                         }
