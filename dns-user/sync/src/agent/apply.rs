@@ -552,4 +552,27 @@ mod tests {
         fs::write(&records, dataset(4)).unwrap();
         assert_eq!(agent.report().await.unwrap().version, 4);
     }
+
+    #[tokio::test]
+    async fn only_lower_versions_are_counted_as_such() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path();
+        let mut agent = applier(folder).await;
+        fs::write(folder.join("blob"), dataset(5)).unwrap();
+        let taken = agent.apply(&announcement(5, &dataset(5), None)).await;
+        assert_eq!(taken.unwrap().version, 5);
+        for (version, lower) in [(5, 0), (0, 0), (4, 1), (1, 2)] {
+            let held = agent.apply(&announcement(version, b"", None)).await;
+            assert_eq!(held.unwrap().version, 5);
+            assert_eq!(agent.metrics.lower.get(), lower, "{version}");
+        }
+        assert_eq!(agent.metrics.version.get(), 5);
+        assert_eq!(agent.metrics.taken.with_label_values(&[BY_BLOB]).get(), 1);
+        assert_eq!(agent.metrics.failed.get(), 0);
+        let wrong = agent.apply(&announcement(6, b"other", None)).await;
+        assert!(wrong.is_err());
+        assert_eq!(agent.metrics.failed.get(), 1);
+        assert_eq!(*agent.announced.borrow(), 0);
+        assert_eq!(agent.held.borrow().version, 5);
+    }
 }

@@ -234,3 +234,51 @@ fn gauge(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntG
 fn counter(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounter> {
     register_int_counter_with_registry!(name, help, registry)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        source: InventoryOptions,
+    }
+
+    #[tokio::test]
+    async fn changes_are_accepted_or_explained() {
+        let folder = tempfile::tempdir().unwrap();
+        let inventory = folder.path().join("inventory.json");
+        let text = r#"{"deployments": [{"name": "d", "instance_groups": [{"name": "g", "instances": [
+            {"id": "a", "networks": {"n": "10.0.0.1"}}]}]}]}"#;
+        std::fs::write(&inventory, text).unwrap();
+        let words = [
+            "source".as_ref(),
+            "--inventory".as_ref(),
+            inventory.as_os_str(),
+        ];
+        let state = folder.path().join("state");
+        Folder::lock(&state).unwrap();
+        let api = PublisherApi {
+            source: CommandLine::parse_from(words).source,
+            state,
+            shared: Shared::default(),
+        };
+        for (id, code, problem) in [("a", 202, ""), ("x", 422, "x: ")] {
+            let removal = Change::Remove { id: id.to_owned() };
+            let response = change(Extract(api.clone()), Json(removal)).await;
+            assert_eq!(response.status().as_u16(), code);
+            let body = axum::body::to_bytes(response.into_body(), 1000)
+                .await
+                .unwrap();
+            assert!(String::from_utf8_lossy(&body).contains(problem), "{body:?}");
+        }
+        api.shared.lock().set_version(7, "seven", 0);
+        assert_eq!(status(Extract(api.clone())).await.0.version, 7);
+        assert_eq!(refused().await.status().as_u16(), 403);
+        let files = api.source.load(&Folder::open(&api.state));
+        assert!(files.unwrap().instances.is_empty());
+    }
+}

@@ -958,4 +958,120 @@ mod tests {
         let verdict = registry.record_reply("b", call(6), complaint(), 30, 0.5);
         assert_eq!(verdict, Verdict::Complains("full".to_owned()));
     }
+
+    /// Returns an agent's time of the next call.
+    fn next(registry: &AgentRegistry, id: &str) -> u64 {
+        registry.agents[id].next
+    }
+
+    #[test]
+    fn pauses_are_exact() {
+        // Calls: each has the time for a reply, twice as long after each silence, and the spread of downloads.
+        let mut registry = registry();
+        let call_at = |registry: &mut AgentRegistry, at: u64, spread: u64, random: f64| {
+            registry.record_call("a", call(5), at, spread, random);
+            next(registry, "a")
+        };
+        assert_eq!(next(&registry, "a"), 10_000);
+        assert_eq!(call_at(&mut registry, 1_000, 7, 0.5), 1_007 + 20_000);
+        assert_eq!(call_at(&mut registry, 1_000, 0, 0.0), 1_000 + 30_000);
+        assert_eq!(call_at(&mut registry, 1_000, 0, 1.0), 1_000 + 100_000);
+        assert_eq!(call_at(&mut registry, 1_000, 0, 0.5), 1_000 + 160_000);
+        assert_eq!(call_at(&mut registry, 1_000, 0, 0.5), 1_000 + MAX_PAUSE_MS);
+        assert_eq!(call_at(&mut registry, 1_000, 0, 0.5), 1_000 + MAX_PAUSE_MS);
+        assert_eq!(registry.agents["a"].failures, 7);
+        // A request to report pauses nothing.
+        registry.record_call("a", call(0), 2_000, 0, 0.5);
+        let agent = &registry.agents["a"];
+        assert_eq!((agent.failures, agent.asked), (7, Some(1_000)));
+        assert_eq!(agent.next, 1_000 + MAX_PAUSE_MS);
+        let open: Vec<u64> = agent.calls.iter().map(|call| call.version).collect();
+        assert_eq!(open, [5, 5, 5, 0]);
+
+        // Exceptions: a new one is a complaint.
+        let complain = |registry: &mut AgentRegistry, text: &str| {
+            registry.record_call("b", call(5), 0, 0, 0.5);
+            registry.record_reply("b", call(5), Reply::Exception(text.to_owned()), 50, 0.5)
+        };
+        let complains = |text: &str| Verdict::Complains(text.to_owned());
+        assert_eq!(complain(&mut registry, "full"), complains("full"));
+        assert_eq!(next(&registry, "b"), 50 + 4 * EXCEPTION_PAUSE_MS);
+        assert_eq!(complain(&mut registry, "full"), Verdict::Noted);
+        assert_eq!(next(&registry, "b"), 50 + 8 * EXCEPTION_PAUSE_MS);
+        assert_eq!(complain(&mut registry, "hung"), complains("hung"));
+        for _ in 0..9 {
+            complain(&mut registry, "hung");
+        }
+        assert_eq!(next(&registry, "b"), 50 + MAX_PAUSE_MS);
+        // An older version no longer matters.
+        registry.set_version(6, "six", 60);
+        assert_eq!(
+            (registry.agents["b"].failures, next(&registry, "b")),
+            (0, 0)
+        );
+        registry.record_call("b", call(5), 70, 0, 0.5);
+        let old = Reply::Exception("old".to_owned());
+        assert_eq!(
+            registry.record_reply("b", call(5), old, 80, 0.5),
+            Verdict::Noted
+        );
+        assert_eq!(registry.agents["b"].error.as_deref(), Some("hung"));
+        assert_eq!(registry.agents["b"].heard, Some(80));
+    }
+
+    #[test]
+    fn reports_make_agents_due() {
+        for (version, is_first, asked, expected) in [
+            // The first report of an older version is answered at once.
+            (4, true, Some(50_000), 0),
+            (4, false, Some(50_000), 51_000),
+            (4, false, Some(40_000), 41_000),
+            (4, false, None, 0),
+            (4, false, Some(90_000), 61_000),
+            (5, true, Some(50_000), 51_000),
+            // The same report again.
+            (5, false, Some(50_000), 7),
+        ] {
+            let mut registry = registry();
+            let agent = registry.agents.get_mut("a").unwrap();
+            agent.asked = asked;
+            agent.has_reported = !is_first;
+            agent.failures = 3;
+            agent.next = 7;
+            if version == 5 && !is_first {
+                agent.held = Some(AgentVersion {
+                    version,
+                    digest: Some("five".to_owned()),
+                });
+            }
+            let verdict = registry.report("a", report(version, "five"), 60_000);
+            assert_eq!(verdict, Verdict::Noted);
+            let shown = format!("{version} {is_first} {asked:?}");
+            assert_eq!(next(&registry, "a"), expected, "{shown}");
+            let agent = &registry.agents["a"];
+            assert_eq!(agent.failures, if expected == 7 { 3 } else { 0 }, "{shown}");
+            assert!(agent.patches && agent.has_reported);
+            assert_eq!(agent.heard, Some(60_000));
+        }
+        let unknown = registry().report("x", report(5, "five"), 0);
+        assert_eq!(unknown, Verdict::Ignored);
+    }
+
+    #[test]
+    fn restart_keeps_times_only() {
+        let mut registry = registry();
+        registry.report("a", report(5, "five"), 77);
+        let agent = registry.agents.get_mut("a").unwrap();
+        agent.unsigned = true;
+        agent.error = Some("full".to_owned());
+        agent.next = 9;
+        let kept = Agent {
+            heard: Some(77),
+            asked: Some(0),
+            unsigned: true,
+            ..Agent::default()
+        };
+        registry.forget_reports();
+        assert_eq!(registry.agents["a"], kept);
+    }
 }

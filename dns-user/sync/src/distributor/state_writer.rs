@@ -488,4 +488,121 @@ mod tests {
         assert_eq!(writer.folder.read::<usize>(CONFIRMED).unwrap(), None);
         assert!(writer.poll().is_none());
     }
+
+    /// Writes an inventory of these instances that has been unchanged for a minute.
+    fn write_inventory(folder: &Path, instances: std::ops::Range<usize>) {
+        let mut texts = Vec::new();
+        for number in instances {
+            texts.push(format!(
+                r#"{{"id": "i{number}", "agent_id": "agent-{number}", "networks": {{"n": "10.0.1.{number}"}}}}"#
+            ));
+        }
+        let text = format!(
+            r#"{{"deployments": [{{"name": "d", "instance_groups": [{{"name": "g", "instances": [{}]}}]}}]}}"#,
+            texts.join(",")
+        );
+        let path = folder.join("inventory.json");
+        std::fs::write(&path, text).unwrap();
+        let file = std::fs::File::options().append(true).open(&path).unwrap();
+        let before = std::time::SystemTime::now() - Duration::from_secs(60);
+        file.set_modified(before).unwrap();
+    }
+
+    #[test]
+    fn removals_of_a_tenth_need_no_confirmation() {
+        for (known, left, confirmed, is_accepted) in [
+            (11, 1, None, true),
+            (12, 1, None, false),
+            (12, 1, Some(10), false),
+            (12, 1, Some(11), true),
+            (120, 108, None, true),
+            (120, 107, None, false),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            write_inventory(folder.path(), 0..known);
+            let mut writer = writer(folder.path());
+            read(&mut writer);
+            let made = writer.commit(3).unwrap();
+            assert_eq!((made.made.version, made.new, made.gone.len()), (4, true, 0));
+            assert_eq!(writer.newest().map(|made| made.version), Some(4));
+            assert_eq!(writer.known.len(), known);
+            writer.options.confirm_removals = confirmed;
+            write_inventory(folder.path(), 0..left);
+            let loaded = writer.load(true);
+            let shown = format!("{known} {left} {confirmed:?}");
+            assert_eq!(loaded.is_ok(), is_accepted, "{shown}");
+            if let Err(problem) = loaded {
+                let count = format!("removes {} of {known} instances", known - left);
+                assert!(problem.to_string().contains(&count), "{problem}");
+                assert!(!is_of_the_disk(&problem));
+            }
+            let again = writer.commit(0).unwrap();
+            let version = if is_accepted { 5 } else { 4 };
+            assert_eq!((again.made.version, again.new), (version, is_accepted));
+        }
+    }
+
+    #[test]
+    fn missing_instances_stay_until_the_file_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        write_inventory(folder.path(), 0..3);
+        let mut writer = writer(folder.path());
+        let agents = writer.load(false).unwrap();
+        let all = ["agent-0", "agent-1", "agent-2"]
+            .map(str::to_owned)
+            .to_vec();
+        assert_eq!(agents, Some(all.clone()), "nothing is missing");
+        writer.commit(0).unwrap();
+        write_inventory(folder.path(), 0..2);
+        assert_eq!(writer.load(false).unwrap(), Some(all.clone()));
+        assert!(writer.removals_wait);
+        assert_eq!(writer.load(true).unwrap(), Some(all[..2].to_vec()));
+        assert!(!writer.removals_wait);
+        // A new process knows the ids from the newest version only.
+        writer.inventory = None;
+        assert_eq!(writer.load(false).unwrap(), None);
+        assert!(writer.removals_wait);
+        write_inventory(folder.path(), 0..4);
+        assert_eq!(
+            writer.load(false).unwrap().map(|agents| agents.len()),
+            Some(4)
+        );
+        assert!(!writer.removals_wait);
+        // A new instance with the address of a missing one waits with it.
+        let text = std::fs::read_to_string(folder.path().join("inventory.json")).unwrap();
+        std::fs::write(
+            folder.path().join("inventory.json"),
+            text.replace("\"i3\"", "\"new\""),
+        )
+        .unwrap();
+        assert_eq!(writer.load(false).unwrap(), None);
+    }
+
+    #[test]
+    fn failures_of_the_disk_are_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        write_inventory(folder.path(), 0..3);
+        let mut writer = writer(folder.path());
+        read(&mut writer);
+        assert!(writer.poll().is_none());
+        writer.read_again = Some(0);
+        assert!(writer.poll().is_some(), "although no file changed");
+        assert_eq!(writer.read_again, None);
+        let now = now_ms();
+        writer.retry();
+        let pause = writer.read_again.unwrap() - now;
+        assert!(
+            (DISK_PAUSE_MS..DISK_PAUSE_MS + 60_000).contains(&pause),
+            "{pause}"
+        );
+        assert!(writer.poll().is_none());
+        let state = folder.path().join("state/state.json");
+        std::fs::write(&state, "{").unwrap();
+        let problem = writer
+            .folder
+            .read::<PublisherState>("state.json")
+            .unwrap_err();
+        assert!(is_of_the_disk(&problem.into()));
+        assert!(!is_of_the_disk(&anyhow::anyhow!("other")));
+    }
 }

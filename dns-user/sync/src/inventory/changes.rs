@@ -387,4 +387,54 @@ mod tests {
             assert!(changes.make(change(text), &files()).is_err(), "{text}");
         }
     }
+
+    #[test]
+    fn new_instances_create_their_groups() {
+        let mut changes = Changes::default();
+        for (id, deployment, group) in [
+            ("c", "d", "g"),
+            ("e", "d", "h"),
+            ("f", "d2", "g"),
+            ("h", "d2", "g"),
+        ] {
+            let text = format!(
+                r#"{{"change":"add","deployment":"{deployment}","group":"{group}","instance":{{"id":"{id}","index":7,"networks":{{"n":"10.0.1.1"}}}}}}"#
+            );
+            changes.make(change(&text), &files()).unwrap();
+        }
+        let mut places = Vec::new();
+        for deployment in changes.over(files()).deployments {
+            for group in deployment.instance_groups {
+                for instance in group.instances {
+                    places.push(format!(
+                        "{}/{}/{}",
+                        deployment.name, group.name, instance.id
+                    ));
+                }
+            }
+        }
+        assert_eq!(
+            places,
+            ["d/g/a", "d/g/b", "d/g/c", "d/h/e", "d2/g/f", "d2/g/h"]
+        );
+    }
+
+    #[test]
+    fn instance_moves_on_its_only_network() {
+        let two = super::super::file::read(
+            b"deployments: [{name: d, instance_groups: [{name: g, instances: [{id: a, networks: {m: 10.0.0.1, n: 10.1.0.1}}]}]}]",
+        )
+        .unwrap();
+        let to = |network: &str| {
+            change(&format!(
+                r#"{{"change":"move","id":"a"{network},"ip":"10.1.0.9"}}"#
+            ))
+        };
+        assert!(Changes::default().make(to(""), &two).is_err());
+        let mut changes = Changes::default();
+        changes.make(to(r#","network":"n""#), &two).unwrap();
+        let networks = &changes.over(two).deployments[0].instance_groups[0].instances[0].networks;
+        let [m, n] = [&networks["m"], &networks["n"]].map(|addresses| addresses.to_string());
+        assert_eq!((&*m, &*n), ("10.0.0.1", "10.1.0.9"));
+    }
 }

@@ -520,3 +520,99 @@ fn registry_names_agents_before_it_is_written() {
         assert_eq!(!world.plan.unwritten, is_written, "{phase:?} {agents:?}");
     }
 }
+
+#[test]
+fn bytes_take_time() {
+    for (bytes, bandwidth, expected) in [
+        (0, 1, 0),
+        (1, 1, 1000),
+        (2_500, 1_000, 2_500),
+        (1_999, 1_000_000, 1),
+        (u64::MAX, 1, u64::MAX),
+        (u64::MAX, 1000, u64::MAX),
+    ] {
+        assert_eq!(milliseconds(bytes, bandwidth), expected, "{bytes}");
+    }
+}
+
+#[test]
+fn agents_are_asked_once_there_is_a_bus() {
+    let mut world = World::new(&["a"], None);
+    world.connected = false;
+    assert!(world.step().is_empty());
+    assert!(!world.plan.has_version());
+    world.connected = true;
+    world.now = 5_000;
+    assert!(matches!(&world.step()[..], [Action::Ask(asked)] if asked.len() == 1));
+    // The time for the reports begins with the question.
+    world.now += INQUIRY_MS - 1;
+    assert!(world.step().is_empty());
+    world.now += 1;
+    assert_eq!(world.step().len(), 1);
+    assert!(!world.plan.has_version(), "it is not committed");
+    world.upload(1, &Bytes::from_static(b"x"));
+    assert!(world.plan.has_version());
+    assert!(World::new(&[], Some(3)).plan.has_version());
+}
+
+#[test]
+fn failed_commits_and_uploads_are_repeated_after_a_pause() {
+    let mut world = World::new(&["a"], Some(3));
+    world.start(&[("a", 3)]);
+    let is_commit = |actions: &[Action]| matches!(actions, [Action::Write(Job::Commit { .. })]);
+    assert!(is_commit(&world.step()));
+    world.plan.commit_failed(world.now);
+    // Not a second time for the same failure.
+    world.plan.commit_failed(world.now + 700);
+    world.now = PAUSE_MS - 1;
+    assert!(world.step().is_empty());
+    world.now += 1;
+    assert!(is_commit(&world.step()));
+    let committed = Committed {
+        made: made(4),
+        bytes: Bytes::from_static(b"x"),
+        new: true,
+        gone: vec![made(1)],
+    };
+    let deleted = world.plan.committed(committed, world.now);
+    assert!(matches!(deleted, Some(Action::Delete(gone)) if gone == [made(1)]));
+    assert!(matches!(&world.step()[..], [Action::Put(..)]));
+    // The result of another version's upload says nothing.
+    world.plan.put(3, true, world.now);
+    assert!(!world.plan.announced());
+    world.plan.put(4, false, world.now);
+    world.now += PAUSE_MS - 1;
+    assert!(world.step().is_empty());
+    world.now += 1;
+    assert!(matches!(&world.step()[..], [Action::Put(..)]));
+    assert_eq!(world.plan.registry.version, 3);
+    world.plan.put(4, true, world.now);
+    assert_eq!(world.plan.registry.version, 4);
+    assert!(world.plan.announced());
+}
+
+#[test]
+fn registry_is_written_once_a_second() {
+    let mut world = World::new(&["a"], Some(3));
+    world.plan.write_at = 0;
+    let is_written = |world: &mut World| {
+        let actions = world.step();
+        let written = actions
+            .iter()
+            .filter(|action| matches!(action, Action::Write(Job::WriteRegistry(_))));
+        written.count() == 1
+    };
+    assert!(is_written(&mut world));
+    assert!(!is_written(&mut world), "nothing changed");
+    world.plan.sent(9, 70);
+    assert_eq!(world.plan.registry.bytes_sent, 70);
+    world.now = REGISTRY_INTERVAL_MS - 1;
+    assert!(!is_written(&mut world));
+    world.now += 1;
+    assert!(is_written(&mut world));
+    world.plan.registry_failed(world.now);
+    world.now += PAUSE_MS - 1;
+    assert!(!is_written(&mut world));
+    world.now += 1;
+    assert!(is_written(&mut world));
+}
