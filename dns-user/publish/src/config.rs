@@ -117,6 +117,7 @@ impl Config {
                     config.read(&Reader::root(&node, &problems));
                 }
             }
+            // Which of the two would apply is not obvious.
             [_, second, ..] => problems.add(
                 second.line,
                 "",
@@ -151,6 +152,7 @@ impl Config {
         self.api = fields.optional_as("api", read_api);
         if let Some(webhook) = fields.optional("webhook") {
             self.webhook = read_webhook(&webhook);
+            // Without the server's files nobody knows which targets of CNAMEs the fleet has.
             if self.server.is_none() {
                 webhook.problem(
                     "fleet names need \"server\"",
@@ -184,8 +186,11 @@ fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
     let certificate = fields.required_as("certificate_file", read_path);
     let private_key = fields.required_as("private_key_file", read_path);
     let ca = fields.required_as("ca_file", read_path);
+    // Absent and empty differ: without the member every certificate of the CA is admitted, with an
+    // empty list none.
     let clients = fields.optional("clients").map(|clients| clients.texts());
     fields.finish();
+    // After `finish`, so that all problems are reported at once, not one in each attempt.
     let tls = TlsFiles {
         certificate: certificate?,
         private_key: private_key?,
@@ -220,6 +225,7 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
             "correct it; external-dns would refuse the filter",
         );
     } else if domains.include.is_empty() && domains.regex_include.is_empty() {
+        // Without a filter, a cluster could write any name that the fleet resolves.
         reader.problem(
             "no domain is named",
             "name the domains that external-dns may write to in \"domains\"",

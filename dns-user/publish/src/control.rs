@@ -64,6 +64,7 @@ pub(crate) async fn exchange(
         .method(method)
         .uri(path)
         .header("host", "localhost")
+        // One request for each connection: the program ends behind it, or asks again in seconds.
         .header("connection", "close")
         .header("content-type", "application/json")
         .body(Full::new(body))

@@ -37,6 +37,8 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
     let endpoints = fields.required_as("endpoints", Reader::items);
     let mut seen = BTreeSet::new();
     for item in endpoints.into_iter().flatten() {
+        // `read_endpoint` returns a record in spite of problems, so that its name is known; the
+        // count tells whether there were any.
         let before = item.problems.count();
         let record = item
             .fields()
@@ -49,6 +51,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
                     found.records.push(record)
                 }
             }
+            // Without targets it withdraws nothing: the existing set of the name and type stays.
             Some(record) => found.records.push(Record {
                 targets: BTreeSet::new(),
                 ..record
@@ -128,6 +131,7 @@ pub(crate) fn read_name(reader: &Reader<'_>) -> Option<Name> {
 fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
     let parsed = reader.filled_text()?.parse::<RecordType>();
     match reader.accept(parsed, "use a record type such as A, AAAA or CNAME")? {
+        // Servers manage the SOA themselves: its serial number changes with each update.
         RecordType::SOA => reader.refuse(
             "records of type SOA cannot be published",
             "remove the entry",
@@ -190,6 +194,7 @@ impl Selector {
     /// Parses the text form; an empty text selects everything.
     fn parse(text: &str) -> Result<Self, String> {
         let mut depth = 0_u32;
+        // Commas also separate the values within parentheses.
         let parts = text.split(|letter| {
             match letter {
                 '(' => depth += 1,
@@ -231,6 +236,7 @@ impl Selector {
 
 impl Requirement {
     fn parse(text: &str) -> Result<Self, String> {
+        // In this order, because `!=` and `==` contain `=`.
         let (label, is_negated, values) = if let Some((label, values)) = split_set(text, " notin ")
         {
             (label, true, Some(values))

@@ -57,6 +57,7 @@ fn ttl_change(action: &Action) -> Option<(Key, TtlChange)> {
     if !is_same {
         return None;
     }
+    // Without a wanted TTL nothing was asked for that the service could fail to keep.
     Some((after.key(), (before.ttl, after.ttl?)))
 }
 
@@ -115,6 +116,8 @@ impl Planned {
     pub fn check(&self, zone: &ZonePlan, confirmed: Option<usize>) -> Result<(), Refusal> {
         let &ZonePlan { owned, recent, .. } = zone;
         let deletions = zone.plan.deletions();
+        // The operator confirms the number that a plan showed. If there are more deletions now,
+        // documents or zones have changed since, and nobody has seen the rest.
         if deletions == 0 || confirmed.is_some_and(|confirmed| self.deletions() <= confirmed) {
             return Ok(());
         }
@@ -122,6 +125,8 @@ impl Planned {
         if self.wanted == 0 {
             return Err(Refusal::EmptySource { deletions });
         }
+        // Names deleted within the hour no longer count as owned: without them, each run would
+        // lower the limit of the next.
         let limit = FREE_DELETIONS.max((owned + recent) * FREE_PERCENT / 100);
         if deletions + recent > limit {
             Err(Refusal::TooMany {
@@ -299,17 +304,20 @@ impl Engine {
         let mut stray = Plan::default();
         for record in records {
             let mut zones = self.zones_of(listing, &record.name);
+            // A name that the filters exclude is meant for another provider's zones.
             if zones.is_empty() && self.rules.domains.matches(&record.name) {
                 stray.note(&record, Reason::NoZone);
             }
             zones.retain(|zone| {
                 let is_apex =
                     record.record_type == RecordType::NS && record.name == listing[*zone].apex;
+                // No listing has these records, so a plan would create them in every round.
                 if is_apex {
                     stray.note(&record, Reason::ApexServers);
                 }
                 !is_apex
             });
+            // Hardly any record has more than one zone, so hardly any is copied.
             if let Some((last, others)) = zones.split_last() {
                 for zone in others {
                     per_zone[*zone].records.push(record.clone());
@@ -345,6 +353,8 @@ impl Engine {
     ) -> ZonePlan {
         let mut ours = Vec::new();
         for record in &view.records {
+            // In a parent zone, names at or below the apex of a listed child are its delegation and
+            // glue, or leftovers that no resolver sees. Only the child is planned for them.
             if self.zones_of(listing, &record.name).contains(&index) {
                 ours.push(record.clone());
             }
@@ -356,6 +366,8 @@ impl Engine {
         let id = listing[index].id.clone();
         let mut counted = 0;
         for change in &plan.changes {
+            // A deletion that another writer undid was counted when it was first made. Counting it
+            // again would let that writer use up the limit.
             counted += usize::from(self.undone.has_deleted(change, 1, now));
         }
         let recent = self.deletions.count(&id, now).saturating_sub(counted);
@@ -369,6 +381,7 @@ impl Engine {
 
     /// Returns the zones of a name: the longest public one, and all private ones that contain it.
     fn zones_of(&self, listing: &[ZoneListing], name: &Name) -> Vec<usize> {
+        // A webhook's peer may refuse all names of a message because of such a one.
         if !self.provider.serves(name) {
             return Vec::new();
         }
@@ -405,6 +418,7 @@ impl Engine {
             let deleted = change.deleted().next();
             let undone = &self.undone;
             match deleted {
+                // The other writer creates it again, and clients see the name come and go.
                 Some(record) if undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now) => {
                     plan.note(record, Reason::Contested);
                 }
@@ -476,6 +490,8 @@ impl Engine {
                         result.owned = of_zone.owned;
                         result.notes.clone_from(&of_zone.plan.notes);
                         result.refusal = planned.check(of_zone, confirmed).err();
+                        // Only deletions can lose what no document has any more, so only they wait
+                        // for an operator.
                         let plan = match result.refusal {
                             None => Cow::Borrowed(&of_zone.plan),
                             Some(_) => Cow::Owned(of_zone.plan.without_deletions()),
@@ -488,6 +504,7 @@ impl Engine {
                         let deleted = self
                             .apply_zone(view, &plan, batch, progress, &mut result)
                             .await;
+                        // Confirmed deletions do not use up those that need no confirmation.
                         if confirmed.is_none() {
                             self.deletions.add(&zone.id, deleted, SystemTime::now());
                         }
@@ -527,6 +544,7 @@ impl Engine {
                 match outcome {
                     TransactionResult::Applied => drop(applied.insert(transaction.name)),
                     TransactionResult::Conflict => result.conflicts += 1,
+                    // `apply_verified` leaves nothing unproven, and unproven is no success.
                     TransactionResult::Unproven(error) | TransactionResult::Failed(error) => {
                         result.failures.push((transaction.name, error.to_string()));
                     }
@@ -541,6 +559,7 @@ impl Engine {
         let deleted = self.remember(&changes, now, result);
         for note in &plan.notes {
             if note.reason == Reason::Contested {
+                // The conflict lasts as long as the other writer creates the set again.
                 self.undone.kept(&note.name, now);
                 result.contested.insert(note.name.clone());
             }
@@ -566,6 +585,7 @@ impl Engine {
             for action in &change.actions {
                 match ttl_change(action) {
                     Some((key, ttls)) => self.ttl_changes.insert(key, ttls),
+                    // The service writes the set anew, and may keep its next TTL.
                     None => self.ttl_changes.remove(&action.record().key()),
                 };
             }
@@ -578,6 +598,8 @@ impl Engine {
         if changes.is_empty() {
             return;
         }
+        // The listing is older than the changes; without a correction the metrics would show them
+        // one round later.
         let mut owned = BTreeSet::new();
         for record in &view.records {
             if self.rules.owns(record) {
@@ -604,6 +626,8 @@ impl Engine {
                 }
             }
         }
+        // `result.owned` lacks the names of child zones, which `owned` includes, so only the
+        // difference counts.
         result.owned = (result.owned + names_of(&owned).len()).saturating_sub(before);
     }
 
@@ -634,6 +658,8 @@ impl Engine {
         loop {
             round += 1;
             let planned = self.plan(&listing, desired);
+            // To list again is one request for all names; to isolate the name at fault takes a
+            // message for each half of a batch. So only a repeated conflict isolates.
             let on_conflict = if round > 1 {
                 OnConflict::Isolate
             } else {
@@ -644,6 +670,7 @@ impl Engine {
                 .await;
             let has_conflict = report.zones.iter().any(|zone| zone.conflicts > 0);
             for zone in &mut report.zones {
+                // A name that an earlier round changed is no longer part of the plan.
                 let sum = applied.entry(zone.id.clone()).or_default();
                 *sum += zone.applied;
                 zone.applied = *sum;
@@ -664,9 +691,11 @@ impl Engine {
 /// wildcard has none.
 fn pointers(record: &Record) -> Vec<Record> {
     let mut found = Vec::new();
+    // A pointer gives the name of a host (RFC 1035, section 3.5), which a wildcard is not.
     if record.name.labels().next() == Some("*") {
         return found;
     }
+    // Every name is valid as the data of a PTR record.
     let Ok(target) = Target::parse(RecordType::PTR, record.name.as_str()) else {
         return found;
     };
@@ -781,6 +810,7 @@ impl RecentDeletions {
     /// Adds deletions, and forgets those before the last hour.
     pub fn add(&mut self, zone: &str, count: usize, now: SystemTime) {
         for deletions in self.0.values_mut() {
+            // The file of the deletions would otherwise grow by an entry with each round.
             deletions.retain(|(at, _)| is_recent(*at, now));
         }
         self.0.retain(|_, deletions| !deletions.is_empty());
@@ -839,6 +869,8 @@ impl UndoneChanges {
 
     /// Records an applied change. Returns whether a set was created again and again.
     pub fn applied(&mut self, change: &NameChange, now: SystemTime) -> bool {
+        // A change of type also creates a set, but this publisher has deleted the one before, so it
+        // shows no other writer.
         let is_replacement = change.deleted().next().is_some();
         for record in change.deleted() {
             self.created.remove(&record.key());
@@ -851,6 +883,7 @@ impl UndoneChanges {
             let Action::Create(record) = action else {
                 continue;
             };
+            // A document wants the set again, so its next deletion is a new decision.
             self.deleted.remove(&record.key());
             if !is_replacement {
                 is_repeated |=

@@ -21,6 +21,7 @@ use serde_json::{Error, Map, Value};
 pub(crate) fn from_slice<T: DeserializeOwned>(text: &[u8]) -> Result<T, Error> {
     let text = whole_surrogates(&String::from_utf8_lossy(text));
     let mut reader = serde_json::Deserializer::from_str(&text);
+    // Into a tree first: only then is it known which members differ from a field in case only.
     let value = Value::deserialize(&mut reader)?;
     T::deserialize(GoValue(value))
 }
@@ -33,7 +34,9 @@ fn whole_surrogates(text: &str) -> String {
         let (before, escape) = rest.split_at(at);
         whole.push_str(before);
         let length = match (surrogate(escape), escape.get(6..).and_then(surrogate)) {
+            // A pair is one character, which serde_json reads.
             (Some(0xd800..0xdc00), Some(0xdc00..0xe000)) => 12,
+            // Go reads a surrogate without its other half as U+FFFD.
             (Some(_), _) => {
                 whole.push_str("\\ufffd");
                 rest = &escape[6..];

@@ -71,6 +71,7 @@ impl PlanRules {
 
     fn may_replace(&self, record: &Record) -> bool {
         let owner = record.labels.owner();
+        // An empty former owner would take over every record that nobody owns.
         self.owns(record) || !owner.is_empty() && self.migrate_from.as_deref() == Some(owner)
     }
 
@@ -113,7 +114,9 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
         if rules.manages(record) {
             rows.row(record).current.insert(record.record_type, record);
         } else {
+            // It is never changed, but may exclude a CNAME, or be excluded by one.
             rows.unmanaged.insert(record.record_type);
+            // With external-dns a narrowed filter deletes the names outside of it.
             if rules.owns(record) && rules.managed.contains(&record.record_type) {
                 plan.note(record, Reason::LeftBehind);
             }
@@ -137,6 +140,7 @@ pub fn plan(rules: &PlanRules, current: &[Record], desired: &Desired) -> Plan {
         }
     }
     for (name, mut rows) in names {
+        // Route 53 refuses a CNAME beside other types also under another set identifier.
         rows.drop_conflicting_aliases(&mut plan);
         let mut actions = Vec::new();
         for row in rows.by_set.values() {
@@ -170,6 +174,7 @@ pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) 
         } else {
             let mut after = record.clone();
             let label = Labels::OWNER.to_owned();
+            // The resource stays the same: who wants the record does not change.
             after.labels.0.insert(label, owner.to_owned());
             Action::Update {
                 before: record.clone(),
@@ -272,12 +277,15 @@ fn redirections<'a>(
     for record in current {
         if redirects(record) {
             found.insert(&record.name, record);
+            // A foreign delegation stays, so it hides names after the changes as well.
             if !rules.may_replace(record) {
                 foreign.insert(&record.name);
             }
         }
     }
     for record in &desired.records {
+        // A delegation that is only wanted hides names in the plan that creates it, too; otherwise
+        // the next plan would report names that this one has just created.
         let is_made = redirects(record)
             && rules.manages(record)
             && !record.targets.is_empty()
@@ -292,6 +300,7 @@ fn redirections<'a>(
 /// Returns the reason, if any, why resolvers do not see a record. They see the addresses of a
 /// delegation's own servers (RFC 9471), and the records that make the delegation.
 fn hidden(redirections: &Redirections<'_>, record: &Record) -> Option<Reason> {
+    // Hardly any zone has one, and each name above a record is an allocation.
     if redirections.is_empty() {
         return None;
     }
@@ -332,6 +341,7 @@ fn plan_row(
     let mut updates = Vec::new();
     for (record_type, candidates) in &row.candidates {
         let current = row.current.get(record_type).copied();
+        // `candidates` has no entry without a record.
         let Some(wanted) = merge(candidates, current) else {
             continue;
         };
@@ -343,6 +353,7 @@ fn plan_row(
                 Some(reason) => plan.note(&wanted, reason),
                 None => creates.push(owned_by(rules, wanted, None)),
             },
+            // As in external-dns, records of others are neither changed nor added to.
             Some(before) if !rules.may_replace(before) => {
                 let owner = before.labels.owner().to_owned();
                 plan.note(&wanted, Reason::Foreign { owner });
@@ -366,6 +377,7 @@ fn plan_row(
     if rules.policy == Policy::CreateOnly {
         updates.clear();
     }
+    // After the policy: a set that it does not allow to delete still excludes a CNAME.
     if let Some(reason) = obstacle(rules, row, unmanaged, &creates, &deletes) {
         for create in creates.drain(..) {
             plan.note(&create, reason.clone());
@@ -390,6 +402,7 @@ fn deletions(
 ) -> Vec<Action> {
     let mut deletes = Vec::new();
     for (record_type, record) in &row.current {
+        // A wanted set is created, updated or noted above.
         if row.candidates.contains_key(record_type) {
             continue;
         }
@@ -418,12 +431,15 @@ fn obstacle(
     let foreign = row
         .current
         .values()
+        // Without ownership (`registry: noop`) nothing is known about others, and records are
+        // created as external-dns does.
         .find(|record| !rules.owner.is_empty() && !rules.may_replace(record));
     if let Some(foreign) = foreign {
         return Some(Reason::Foreign {
             owner: foreign.labels.owner().to_owned(),
         });
     }
+    // The first one stands for all: `drop_conflicting_aliases` left either a CNAME or other types.
     let is_alias = first.record_type == RecordType::CNAME;
     // The server would refuse it at every interval, as it does with external-dns.
     for record_type in unmanaged {
@@ -448,6 +464,7 @@ fn obstacle(
 
 /// Returns the wanted record with its new labels: the old ones, our owner, and the resource that wants it.
 fn owned_by(rules: &PlanRules, mut wanted: Record, before: Option<&Record>) -> Record {
+    // Labels that later versions of external-dns may have written survive an update.
     let mut labels = match before {
         Some(before) => before.labels.clone(),
         None => Labels::default(),
@@ -478,6 +495,8 @@ fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
     let holder = candidates
         .iter()
         .find(|candidate| !resource.is_empty() && candidate.labels.resource() == resource);
+    // Without an existing record the choice must not depend on the order of the documents, or two
+    // publishers would undo each other's changes.
     let least = candidates.iter().min_by(|a, b| order(a).cmp(&order(b)));
     let mut merged: Record = (*holder.or(least)?).clone();
     // External-dns publishes the shorter list only.
@@ -536,6 +555,7 @@ impl Plan {
     pub fn without_deletions(&self) -> Self {
         let mut kept = self.clone();
         for change in &mut kept.changes {
+            // In a change of type the name keeps an answer, and the old set has to go first.
             if change.is_deletion() {
                 let actions = &mut change.actions;
                 actions.retain(|action| !matches!(action, Action::Delete(_)));

@@ -46,6 +46,7 @@ impl Target {
 
     /// Returns whether another state of the target wants the same.
     pub fn wants_the_same(&self, other: &Self) -> bool {
+        // `origins` and `counts` are for display and change no record.
         self.record == other.record && self.rival == other.rival && self.desired == other.desired
     }
 }
@@ -55,6 +56,7 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
     let mut targets = targets(scan);
     let mut lists = BTreeMap::new();
     for document in &scan.documents {
+        // All lists first: an intent may precede the list that it uses.
         if let Some(Content::List(owner, list)) = &document.content {
             lists.insert(owner.clone(), list.clone());
         }
@@ -87,6 +89,7 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
                 if !outcome.problems.is_empty() {
                     let problems = publication.problems.entry(document.id.clone());
                     problems.or_default().extend(outcome.problems);
+                    // The missing part of an intent is unknown, so nothing of it may be deleted.
                     hold(&mut targets, &document.id);
                 }
                 for (update_record, records) in outcome.bindings {
@@ -113,6 +116,7 @@ fn targets(scan: &Scan) -> BTreeMap<String, Target> {
     let mut known = None;
     if scan.holds_unknown {
         let documents = scan.documents.iter();
+        // With an illegible file, a record whose document is not found may be wanted by that file.
         known = Some(documents.map(|document| document.id.resource()).collect());
     }
     let mut targets: BTreeMap<String, Target> = BTreeMap::new();
@@ -154,6 +158,7 @@ impl Publication {
     ) {
         let mut is_selected = false;
         for target in targets.values_mut() {
+            // Other projects must not use the credentials of this one.
             if target.id.namespace == document.id.namespace
                 && target.record.selects(&document.labels)
             {
@@ -232,6 +237,8 @@ impl Target {
     /// Takes the targets of all entries of `DNSEndpoint`s away, so that [`Target::fill`] replaces them.
     pub(crate) fn clear_targets(&mut self) {
         for id in self.counts.keys() {
+            // external-dns's default targets concern its sources; fleet names and intents have
+            // addresses of their own.
             if id.kind != Kind::Endpoint {
                 continue;
             }
@@ -239,6 +246,7 @@ impl Target {
             let cleared = self.desired.records.extract_if(.., |record| {
                 let is_host =
                     record.record_type.is_address() || record.record_type == RecordType::CNAME;
+                // A default target is an address or a host, so other types keep their data.
                 is_host && !record.targets.is_empty() && record.labels.resource() == resource
             });
             for record in cleared {
@@ -267,6 +275,7 @@ impl Target {
                     targets: targets.clone(),
                     ..record.clone()
                 };
+                // Entries of a name for A and AAAA get the same defaults: one is enough.
                 filled.insert((record.key(), id.clone()), record);
             }
         }

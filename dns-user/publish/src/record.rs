@@ -142,6 +142,7 @@ impl Key {
         Self {
             name: name.clone(),
             set_identifier: String::new(),
+            // Type 0 is reserved (RFC 6895, section 3.1), so no set precedes the key.
             record_type: RecordType(0),
         }
     }
@@ -160,6 +161,7 @@ pub(crate) fn by_key(sets: Vec<Record>) -> BTreeMap<Key, Record> {
 pub(crate) fn has_set(sets: &BTreeMap<Key, Record>, name: &Name, record_type: RecordType) -> bool {
     let mut of_name = sets
         .range(Key::before(name)..)
+        // Several sets of one type may have different identifiers, so one look-up does not do.
         .take_while(|(key, _)| key.name == *name);
     of_name.any(|(key, _)| key.record_type == record_type)
 }
@@ -347,6 +349,8 @@ impl Name {
                 b'\\' => {
                     let first = octets.clone().next();
                     match escaped(&mut octets) {
+                        // A backslash before a space would be legal (RFC 1035, section 5.1), but
+                        // hides what the name is; `\032` shows it.
                         Some(octet) if first.is_some_and(|first| first.is_ascii_graphic()) => {
                             label.push(octet.to_ascii_lowercase());
                         }
@@ -357,6 +361,7 @@ impl Name {
                 _ => return Err(NameError::unnamed(BAD_OCTET)),
             }
         }
+        // The final dot leaves the root's empty label; further ones are a mistake.
         if let [_, .., last] = &labels[..]
             && last.is_empty()
         {
@@ -371,6 +376,7 @@ impl Name {
             return Ok(Self::root());
         }
         let mut text = String::new();
+        // The root's length octet.
         let mut wire = 1;
         for label in labels {
             let label = label.as_ref();
@@ -441,6 +447,7 @@ impl Name {
         }
         match self.0.strip_suffix(&*zone.0) {
             Some("") => true,
+            // `x\.example.org` has the first label `x.example`, so it is not below `example.org`.
             Some(before) => before.ends_with('.') && !ends_in_escape(&before[..before.len() - 1]),
             None => false,
         }
@@ -457,6 +464,8 @@ impl fmt::Display for Name {
 fn push_escaped(text: &mut String, label: &[u8]) {
     for &octet in label {
         match octet {
+            // Besides the dot, characters with a meaning in zone files (RFC 1035, section 5.1): a
+            // name that is shown can be pasted there.
             b'.' | b'\\' | b'"' | b';' | b'(' | b')' | b'@' | b'$' => {
                 text.extend(['\\', char::from(octet)])
             }
@@ -532,6 +541,7 @@ impl Target {
 
     /// Returns the target of a Route 53 alias set, which has an address type but holds a name.
     pub fn alias(name: &Name) -> Self {
+        // Not parsed by its type: the set has an address type, and Route 53 resolves the name.
         Self(name.as_str().into())
     }
 
@@ -542,6 +552,7 @@ impl Target {
             for character in chunk.valid().chars() {
                 match character {
                     '\\' => text.push_str(r"\\"),
+                    // No plan, log or status may show a control character raw.
                     control if control.is_ascii_control() => {
                         text.push_str(&format!("\\{:03}", control as u32))
                     }
@@ -615,6 +626,7 @@ pub(crate) fn host_sets<'a>(
 /// Parses a TXT value: unquoted, or quoted strings, which are concatenated.
 fn text_value(text: &str) -> Option<String> {
     let trimmed = text.trim();
+    // Without quotes there are no escapes: a backslash stands for itself.
     if trimmed.len() < 2 || !(trimmed.starts_with('"') && trimmed.ends_with('"')) {
         return Some(Target::text(text.as_bytes()).0.into());
     }
@@ -650,6 +662,8 @@ fn unescaped(text: &str) -> Vec<u8> {
     let mut raw = Vec::with_capacity(text.len());
     while let Some(octet) = octets.next() {
         raw.push(if octet == b'\\' {
+            // A text that only this module makes has no broken escape; a backslash stands for
+            // itself otherwise.
             escaped(&mut octets).unwrap_or(octet)
         } else {
             octet
@@ -664,6 +678,7 @@ fn escaped(octets: &mut Bytes<'_>) -> Option<u8> {
     if !first.is_ascii_digit() {
         return Some(first);
     }
+    // Above 255 the parse fails, as RFC 1035, section 5.1, demands of `\DDD`.
     let digits = [first, octets.next()?, octets.next()?];
     std::str::from_utf8(&digits).ok()?.parse().ok()
 }
@@ -695,6 +710,7 @@ fn numbers_and_name<const COUNT: usize>(text: &str, form: &str) -> Result<String
 /// Normalises `order preference "flags" "service" "regexp" replacement`.
 fn naptr(text: &str) -> Result<String, String> {
     const FORM: &str = r#"write it as `order preference "flags" "service" "regexp" replacement`"#;
+    // From the first quote to the last one, because strings may contain spaces and escaped quotes.
     let open = text.find('"').ok_or(FORM)?;
     let close = text.rfind('"').ok_or(FORM)?;
     let numbers: Vec<&str> = text[..open].split_ascii_whitespace().collect();
@@ -772,6 +788,7 @@ impl DomainFilter {
         let exclude = exclude.map(Regex::new).transpose()?;
         let patterns = [include, exclude];
         Ok(Self {
+            // As in external-dns, a regular expression makes the suffixes ineffective.
             patterns: patterns.iter().any(Option::is_some).then_some(patterns),
             ..self
         })
@@ -779,10 +796,12 @@ impl DomainFilter {
 
     /// Returns whether a zone may contain names that match.
     pub fn may_contain(&self, apex: &Name) -> bool {
+        // Whether a regular expression matches any name of the zone cannot be decided.
         if self.patterns.is_some() || self.include.is_empty() {
             return true;
         }
         let mut domains = self.include.iter().map(|suffix| &suffix.domain);
+        // A filter for a part of the zone needs it as well.
         domains.any(|domain| domain.is_within(apex) || apex.is_within(domain))
     }
 
@@ -844,6 +863,7 @@ fn suffixes<'a>(entries: impl IntoIterator<Item = &'a str>) -> Result<Vec<Suffix
     let mut suffixes = Vec::new();
     for entry in entries {
         let entry = entry.trim();
+        // A template may leave a comma at the end, which names no domain.
         if entry.is_empty() {
             continue;
         }

@@ -126,6 +126,7 @@ fn deployment(target: &Target, image: &str) -> Value {
 fn arguments_of(definition: &Definition, parameter: &Parameter, setting: &Setting) -> Vec<String> {
     let name = parameter.name;
     let Setting::Text(text) = setting else {
+        // `--no-no-x` is no flag of external-dns.
         return match (name.strip_prefix("no-"), setting) {
             (Some(positive), Setting::Boolean(false)) => vec![format!("--{positive}")],
             _ => vec![setting.argument(name)],
@@ -137,6 +138,7 @@ fn arguments_of(definition: &Definition, parameter: &Parameter, setting: &Settin
             parts.map(|part| format!("--{name}={part}")).collect()
         }
         ParameterKind::Switch | ParameterKind::SwitchOrBoolean => {
+            // The document has texts in place of booleans here; these are the ones that mean no.
             let is_off = matches!(text.trim(), "" | "false" | "no" | "disabled");
             vec![Setting::Boolean(!is_off).argument(name)]
         }
@@ -148,6 +150,8 @@ fn arguments_of(definition: &Definition, parameter: &Parameter, setting: &Settin
 fn endpoints(target: &Target) -> Vec<Value> {
     let mut by_resource: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
     for record in &target.desired.records {
+        // An entry that is kept unchanged here would be an empty set in external-dns, which
+        // withdraws the name.
         if !record.targets.is_empty() {
             let resource = by_resource.entry(record.labels.resource());
             resource.or_default().push(record);
@@ -156,6 +160,7 @@ fn endpoints(target: &Target) -> Vec<Value> {
     let mut resources = Vec::new();
     for (resource, records) in by_resource {
         let (kind, document) = resource.split_once('/').unwrap_or(("", resource));
+        // The namespace is that of the manifest.
         let document = document.rsplit('/').next().unwrap_or(document);
         let name = match kind {
             "crd" => kubernetes_name(&[document, &target.id.name]),
@@ -191,6 +196,7 @@ fn endpoints(target: &Target) -> Vec<Value> {
 fn kubernetes_name(words: &[&str]) -> String {
     let name = words.join("-").to_ascii_lowercase();
     let mut name = name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
+    // Before the dashes at the end are trimmed, because the cut may leave one there.
     name.truncate(63);
     name.trim_matches('-').to_owned()
 }

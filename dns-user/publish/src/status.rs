@@ -106,6 +106,7 @@ impl ApiState {
 
     /// Returns the confirmations for a provider, until the next call.
     pub(crate) fn receive_confirmations(&self, provider: &str) -> mpsc::Receiver<Confirmation> {
+        // The sender of an earlier worker is replaced: its receiver is gone.
         let (sender, receiver) = mpsc::channel(MAX_CONFIRMATIONS);
         self.confirmations
             .lock()
@@ -117,6 +118,7 @@ impl ApiState {
     /// `None` if the provider does not run.
     pub(crate) async fn confirm(&self, provider: &str, deletions: usize) -> Option<Confirmed> {
         let (reply, result) = oneshot::channel();
+        // Cloned, because the lock must not be held while the request waits for its turn.
         let sender = self.confirmations.lock().get(provider).cloned()?;
         // Further requests wait in their connections, whose number the HTTP server limits.
         sender.send(Confirmation { deletions, reply }).await.ok()?;
@@ -126,6 +128,7 @@ impl ApiState {
     pub(crate) fn providers(&self) -> Vec<String> {
         let mut running = Vec::new();
         for (name, sender) in &*self.confirmations.lock() {
+            // A removed provider's sender stays in the map, without a receiver.
             if !sender.is_closed() {
                 running.push(name.clone());
             }
@@ -181,6 +184,7 @@ impl ApiState {
     /// Expects rounds of exactly these providers, each within its time limit.
     pub(crate) fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
         let mut rounds = self.rounds.lock();
+        // What is not expected any more is dropped: a removed provider must not stay late for ever.
         let mut before = std::mem::take(&mut *rounds);
         for (provider, time_limit) in providers {
             let known = before.remove(&provider);
@@ -197,6 +201,8 @@ impl ApiState {
     /// Records the end of a provider's round; without a `problem` it was successful.
     pub(crate) fn end_round(&self, provider: &str, problem: Option<String>) {
         if let Some(round) = self.rounds.lock().get_mut(provider) {
+            // A failed round does not restart the wait: `/healthz` reports providers that fail
+            // again and again.
             if problem.is_none() {
                 round.since = Instant::now();
             }
@@ -261,6 +267,7 @@ impl ProviderState {
                     records: zone.records,
                     owned: zone.owned,
                 },
+                // A dashboard would show an outage of the service as a loss of all records.
                 Some(_) => before.zones.get(&zone.id).copied().unwrap_or_default(),
             };
             state.zones.insert(zone.id.clone(), counts);
@@ -293,6 +300,7 @@ impl ProviderState {
             state.names.extend(zone.failures.iter().cloned());
             notes.extend(zone.notes.iter().cloned());
         }
+        // Behind the failures, so that a shortened list begins with what went wrong.
         for note in notes {
             state.names.push((note.name.clone(), note.to_string()));
         }
@@ -339,6 +347,7 @@ impl ProviderState {
         let problems = self.problems(target);
         ProviderOverview {
             provider: target.record.provider.name().to_owned(),
+            // Before the first round nothing is known to be published.
             synced: self.ran && problems.is_empty(),
             wanted: target.counts.values().sum(),
             owned: self.owned(),
@@ -393,6 +402,7 @@ pub(crate) fn statuses(
     let mut seen = BTreeSet::new();
     for file in &scan.files {
         for document in &file.documents {
+            // A second definition is reported with its file, and has no status of its own.
             if !seen.insert(&document.id) {
                 continue;
             }
@@ -429,6 +439,7 @@ fn status_of(
         last_line: _,
         content,
     } = document;
+    // Of the parsed content: a comment or another layout is no new generation.
     let digest = digest(&format!("{labels:?}{content:?}"));
     let counted = match before {
         Some(known) if known.digest == digest => known.observed_generation,
@@ -441,6 +452,7 @@ fn status_of(
         if target.counts.contains_key(id) {
             providers.insert(name.clone(), state.result(target, id));
         }
+        // The problems of a provider are also those of the record that configures it.
         if target.id == *id {
             problems.extend(state.general);
         }
@@ -459,6 +471,7 @@ fn status_of(
     };
     DocumentStatus {
         id: id.clone(),
+        // Kubernetes counts generations itself, and tools compare both numbers.
         observed_generation: generation.unwrap_or(counted),
         digest,
         providers,
@@ -485,6 +498,7 @@ impl StatusWriter {
         fleet_problem: Option<&str>,
     ) {
         let scan = api_state.scan.lock().clone();
+        // At the first time only: afterwards the files hold what this process wrote.
         if !self.is_restored {
             for folder in folders(&scan) {
                 StatusFile::sweep_unfinished(folder);
@@ -512,6 +526,7 @@ impl StatusWriter {
     fn write_files(&mut self, scan: &Scan, store: &Path) {
         let (_, of_files) = scan.problems_by_document();
         for file in &scan.files {
+            // Files of the store belong to the API; beside a missing file nothing is written.
             if file.path.starts_with(store) || !file.path.is_file() {
                 continue;
             }
@@ -519,6 +534,8 @@ impl StatusWriter {
             for document in &file.documents {
                 documents.extend(self.known.get(&document.id).cloned());
             }
+            // A file that is damaged now must still name its documents after a restart, or their
+            // records would be deleted.
             documents.extend(missing(file, scan, &self.known));
             let prefix = format!("{}:", file.path.display());
             let mut problems = of_files.clone();
@@ -531,6 +548,7 @@ impl StatusWriter {
                 Ok(()) => drop(self.unwritable.remove(&file.path)),
                 Err(error) => {
                     let error = error.to_string();
+                    // A folder that only root may write to is usual: one line says it.
                     if self.unwritable.get(&file.path) != Some(&error) {
                         tracing::warn!(
                             file = %file.path.display(), error,
@@ -562,6 +580,7 @@ fn missing(
     scan: &Scan,
     known: &BTreeMap<DocumentId, DocumentStatus>,
 ) -> Vec<DocumentStatus> {
+    // In a file without problems, a document that is missing was removed.
     if file.problems.is_empty() {
         return Vec::new();
     }
@@ -652,6 +671,7 @@ impl Metrics {
         Self::set_types(&self.source_records, None, &counts);
         let problems = scan.problems().count();
         self.invalid_endpoints.set(gauge(problems));
+        // Counted at each read, so that `rate()` shows an error that lasts.
         if problems > 0 {
             self.source_errors.inc();
         }
@@ -669,6 +689,7 @@ impl Metrics {
         records: impl IntoIterator<Item = &'a Record>,
     ) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
+        // Without a zero, a graph would begin at the first record.
         for record_type in RecordType::DEFAULT_MANAGED {
             counts.insert(record_type.to_string(), 0);
         }
@@ -687,6 +708,7 @@ impl Metrics {
         counts: &BTreeMap<String, usize>,
     ) {
         let mut counts = counts.clone();
+        // A gauge keeps its last value, so a type that no record has any more must be set.
         for record_type in Self::types_of(family, provider) {
             counts.entry(record_type).or_default();
         }

@@ -73,6 +73,7 @@ pub(crate) enum StoreError {
 impl Resource {
     /// Returns the entity tag of metadata and spec (RFC 9110, section 8.8.3).
     pub(crate) fn tag(&self) -> String {
+        // The generation alone would repeat after a deletion and a new creation of the resource.
         format!("\"{}-{}\"", self.generation, digest(&self.body.to_string()))
     }
 
@@ -87,6 +88,7 @@ impl Resource {
         document["apiVersion"] = id.kind.api_version().into();
         document["kind"] = id.kind.name().into();
         document["metadata"]["generation"] = (*generation).into();
+        // Lists of clusters belong to no project.
         if !id.namespace.is_empty() {
             document["metadata"]["namespace"] = id.namespace.as_str().into();
         }
@@ -109,6 +111,7 @@ impl Resource {
         };
         let mut name = metadata.get("name")?.as_str()?.to_owned();
         let spec = document["spec"].as_object_mut()?;
+        // In the API the path names the owner of a list, in a file its `spec`.
         if kind == Kind::List {
             name = match spec.remove("logicalCloud") {
                 Some(cloud) => format!("logical-cloud/{}", cloud.as_str()?),
@@ -180,12 +183,15 @@ impl Store {
         how: Write,
         condition: Condition<'_>,
     ) -> Result<(Written, Resource), StoreError> {
+        // Held while the file is written: two writers of one resource must not leave memory and
+        // disk in different states.
         let mut resources = self.resources.lock();
         let before = resources.get(id);
         if let (Write::Create, Some(before)) = (how, before) {
             return Ok((Written::Exists, before.clone()));
         }
         let generation = match before {
+            // A client may repeat a request whose response was lost.
             Some(before) if before.body == body => before.generation,
             Some(before) => before.generation + 1,
             None => 1,
@@ -195,6 +201,7 @@ impl Store {
             generation,
             body,
         };
+        // Under the lock, so that the condition still holds when the file is written.
         if !condition(before) {
             return Ok((Written::Unmet, resource));
         }
@@ -235,6 +242,7 @@ impl Store {
         write_pretty(
             &path_of(&self.folder, &resource.id),
             &resource.document(),
+            // Parameters contain secrets.
             Attributes::PRIVATE,
         )
     }

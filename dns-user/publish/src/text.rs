@@ -255,9 +255,11 @@ impl<'a> Reader<'a> {
 impl<'a> Fields<'a> {
     /// Takes a member; null counts as absent.
     pub fn optional(&mut self, name: &'static str) -> Option<Reader<'a>> {
+        // Also of an absent member, because `finish` suggests names that it did not find.
         self.known.push(name);
         let index = self.rest.iter().position(|(member, _)| member == name)?;
         let member = self.rest.remove(index);
+        // Go programs and templates write `null` for what is not set.
         Some(self.reader(member)).filter(|reader| reader.node.value != Value::Null)
     }
 
@@ -330,9 +332,11 @@ pub(crate) fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
         .map(|word| (strsim::levenshtein(&lower, &word.to_lowercase()), *word))
         .min();
     match near {
+        // Two slips of the keyboard, or one in four letters: what differs more is another word.
         Some((distance, word)) if distance <= 2.max(name.len() / 4) => {
             format!("did you mean {word:?}? If not, remove it")
         }
+        // A longer list would hide the cause in a message of one line.
         _ if known.len() <= 12 => format!("remove it; known members are {}", known.join(", ")),
         _ => "remove it".to_owned(),
     }
@@ -391,6 +395,8 @@ pub(crate) fn documents(text: &str) -> Vec<RawDocument<'_>> {
         line += 1;
         let end = at + piece.len();
         let marker = piece.trim_end();
+        // Before parsing: a parser stops at the first error of a stream, and a broken document
+        // would take the ones behind it along.
         if marker == "---" || marker.starts_with("--- ") {
             found.push(RawDocument {
                 line: first,
@@ -423,6 +429,8 @@ pub(crate) fn documents(text: &str) -> Vec<RawDocument<'_>> {
 
 /// Parses one document; reports the reason if it is unreadable.
 pub(crate) fn parse(document: RawDocument<'_>, problems: &Problems) -> Option<Node> {
+    // Large lists come from programs, mostly as strict JSON, which needs none of YAML's rules;
+    // everything else is judged by the parser of YAML.
     parse_json(document.text, document.line).or_else(|| parse_yaml(document, problems))
 }
 
@@ -438,6 +446,7 @@ fn parse_yaml(document: RawDocument<'_>, problems: &Problems) -> Option<Node> {
             Some(node)
         }
         Err(error) => {
+            // Some errors, such as an exhausted budget, have no place.
             let line = error.location().map_or(1, |location| location.line());
             let reason = error.without_snippet().to_string();
             problems.add(
@@ -558,6 +567,8 @@ struct Json<'a> {
 impl<'a> Json<'a> {
     fn node(&mut self, depth: usize) -> Option<Node> {
         let line = self.line;
+        // Each level takes a frame of the stack, so `depth` bounds them: a document of brackets
+        // alone would overflow it.
         let value = match self.rest.as_bytes().first()? {
             b'"' => Value::Text(self.text()?),
             b'[' => Value::List(self.list(depth.checked_sub(1)?)?),
@@ -580,6 +591,7 @@ impl<'a> Json<'a> {
         let mut members: Vec<(String, Node)> = Vec::new();
         self.each('}', |json| {
             let line = json.line;
+            // A name without quotes is YAML.
             if !json.rest.starts_with('"') {
                 return None;
             }
@@ -623,6 +635,7 @@ impl<'a> Json<'a> {
         loop {
             match bytes.get(end)? {
                 b'"' => break,
+                // The octet behind a backslash never ends the text.
                 b'\\' => (end, has_escapes) = (end + 2, true),
                 // Line breaks among them.
                 0..0x20 => return None,
@@ -630,6 +643,7 @@ impl<'a> Json<'a> {
             }
         }
         let quoted = self.take(end + 1)?;
+        // Hardly any text has escapes, and a plain copy is faster.
         if has_escapes {
             serde_json::from_str(quoted).ok()
         } else {
@@ -639,6 +653,7 @@ impl<'a> Json<'a> {
 
     /// Parses a scalar without quotes.
     fn plain(&mut self) -> Option<Value> {
+        // A document that ends here is broken; the parser of YAML describes its error.
         let end = self.rest.find([',', ']', '}', ' ', '\t', '\r', '\n'])?;
         Some(match self.take(end)? {
             "null" => Value::Null,
@@ -672,6 +687,7 @@ impl<'a> Json<'a> {
 }
 
 fn has_duplicate(members: &[(String, Node)]) -> bool {
+    // Most maps have a few members, for which a set costs more than comparing all pairs.
     if members.len() > FEW {
         let mut names = HashSet::new();
         return !members.iter().all(|(name, _)| names.insert(&**name));

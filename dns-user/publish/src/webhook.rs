@@ -18,6 +18,7 @@ pub(crate) fn is_media_type(header: &str) -> bool {
 fn is_one_media_type(text: &str) -> bool {
     let mut parts = text.split(';').map(str::trim);
     let essence = parts.next().unwrap_or_default().to_ascii_lowercase();
+    // Clients that are not external-dns, such as an operator's curl, name no version.
     if ["*/*", "application/*"].contains(&essence.as_str()) {
         return true;
     }
@@ -71,6 +72,7 @@ impl Domains {
             regex_exclude,
         } = self;
         let has_regex = !regex_include.is_empty() || !regex_exclude.is_empty();
+        // external-dns ignores the suffixes then, which nobody would expect of a filter.
         if has_regex && !(include.is_empty() && exclude.is_empty()) {
             return Err(DomainsError::Mixed);
         }
@@ -153,6 +155,8 @@ impl Endpoint {
         };
         for target in targets {
             endpoint.targets.push(match *record_type {
+                // As external-dns writes the texts of its owner records; `record` reads them with
+                // and without quotes.
                 RecordType::TXT => format!("\"{}\"", target.as_str()),
                 _ => target.as_str().to_owned(),
             });

@@ -103,6 +103,7 @@ pub(crate) fn routes(api_state: Arc<ApiState>) -> Router {
             path.replacen("/v2/projects/", "/v2/project/", 1),
         ]);
         for path in paths {
+            // The router compares paths as they are, and some clients write what the document has.
             for end in ["", "/"] {
                 router = router
                     .route(&format!("{path}{end}"), collection_methods(scope))
@@ -116,6 +117,7 @@ pub(crate) fn routes(api_state: Arc<ApiState>) -> Router {
         .route("/reload", post(reload))
         .route("/confirm", post(confirm))
         .merge(plain_routes())
+        // Every refusal has the form of a list of problems, these two as well.
         .fallback(|uri: Uri| async move {
             let reason = format!(
                 "{} is not a path of the API; see /v2/openapi.json",
@@ -251,6 +253,7 @@ async fn openapi_document() -> Response {
 }
 
 async fn status(State(api_state): Shared) -> Response {
+    // Serialised under the lock, which costs less than a copy of a status of 10,000 names.
     Json(&*api_state.overview.lock()).into_response()
 }
 
@@ -316,6 +319,7 @@ pub(crate) fn bind_control(
 ) -> io::Result<ControlSocket> {
     let mut gid = None;
     if let Some(name) = group {
+        // Its members would be refused without a reason, so the start fails.
         let Some(found) = Group::from_name(name)? else {
             let problem = format!("group {name:?} does not exist");
             return Err(io::Error::new(io::ErrorKind::NotFound, problem));
@@ -344,12 +348,14 @@ pub(crate) async fn serve_tls(
     names: Option<Vec<String>>,
     routes: Router,
 ) {
+    // Refused in HTTP, not in the handshake, where a client would learn nothing about the cause.
     let refused = Router::new().fallback(|| async {
         (
             StatusCode::FORBIDDEN,
             "the client certificate's common name is not in api.clients\n",
         )
     });
+    // Asked for each connection, so that a rotated certificate applies to the next one.
     let listener = Listener::Tls(listener, Box::new(move || tls.server_config()));
     let server = Server::new("the API", listener);
     server
@@ -382,6 +388,7 @@ pub(crate) fn webhook_routes(writer: AliasWriter, server: ServerClient) -> Route
         .route("/", get(negotiate))
         .route("/records", get(list).post(apply))
         .route("/adjustendpoints", post(adjust))
+        // Not for `/healthz` behind it, which kubelet asks without these headers.
         .layer(middleware::from_fn(check_media_types))
         .route("/healthz", get(async || "OK\n"))
         .with_state(Arc::new(WebhookState {
@@ -396,6 +403,7 @@ async fn check_media_types(request: Request, next: Next) -> Response {
         other_media_type(request.headers(), &header::ACCEPT),
         other_media_type(request.headers(), &header::CONTENT_TYPE),
     ) {
+        // 406 and 415 tell which header is wrong (RFC 9110, sections 15.5.7 and 15.5.16).
         (Some(other), _) => (
             StatusCode::NOT_ACCEPTABLE,
             format!("Accept is {other:?}; accept {MEDIA_TYPE}"),
@@ -468,6 +476,7 @@ impl WebhookState {
         &self,
         endpoints: impl Iterator<Item = &'a Endpoint> + Clone,
     ) -> Result<KnownTargets, Response> {
+        // The lock is released before the server is asked, which may hang.
         let targets = tokio::task::block_in_place(|| self.writer.lock().other_targets(endpoints));
         let targets = targets.map_err(|error| failed(&error))?;
         known_targets(&self.server, targets)

@@ -53,6 +53,7 @@ impl Scope {
             Self::List(ListOwner::LogicalCloud { project, name }) => vec![project, name],
             Self::List(ListOwner::Cluster { provider, name }) => vec![provider, name],
         };
+        // Parts of a path become parts of a file's name in the store.
         let bad = parts.into_iter().find(|part| !is_identifier(part))?;
         Some(format!(
             "{bad:?} in the path is not a valid name; use up to 63 letters, digits, dashes, dots and \
@@ -114,6 +115,7 @@ impl Preconditions {
 fn joined(headers: &HeaderMap, name: header::HeaderName) -> Option<String> {
     let mut values = Vec::new();
     for value in headers.get_all(name) {
+        // The tags of resources are ASCII, so another value matches none of them.
         values.extend(value.to_str().ok());
     }
     if values.is_empty() {
@@ -130,6 +132,7 @@ fn are_of(tags: &str, resource: Option<&Resource>) -> bool {
     };
     let tag = resource.tag();
     let mut tags = tags.split(',').map(str::trim);
+    // Proxies weaken tags when they compress a response; the resource is the same.
     tags.any(|name| name == "*" || name.trim_start_matches("W/") == tag)
 }
 
@@ -137,6 +140,8 @@ fn are_of(tags: &str, resource: Option<&Resource>) -> bool {
 /// is linked (RFC 8288).
 pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page) -> Response {
     let mut found = BTreeMap::new();
+    // Sorted by a map, so that `after` continues where the last page ended although resources were
+    // added or removed.
     for (id, body) in bodies(api_state, |id| scope.includes(id)) {
         if page.after.as_ref().is_none_or(|after| id.name > *after) {
             found.insert(id, body);
@@ -145,6 +150,7 @@ pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page)
     let mut rest = found.into_iter().peekable();
     let mut items = Vec::new();
     let mut last = None;
+    // A page of no items would look like the end of the collection.
     for (id, body) in rest.by_ref().take(page.limit.unwrap_or(usize::MAX).max(1)) {
         items.push(with_status(body, api_state.status_of(&id)));
         last = Some(id.name);
@@ -184,6 +190,7 @@ pub(super) fn write(
         Ok(parsed) => parsed,
         Err(problems) => return bad_request(problems),
     };
+    // A PUT under another name would create a resource that the path does not lead to.
     if let Some(name) = name.filter(|name| *name != own) {
         let reason = format!("{own:?} differs from {name:?} in the path");
         let remedy = "write the same name in both places; a resource cannot be renamed";
@@ -191,6 +198,7 @@ pub(super) fn write(
         return bad_request(vec![problem]);
     }
     let id = scope.id(&own);
+    // Two definitions of one document would be a problem in every scan.
     if let Some(file) = api_state.file_of(&id) {
         return conflict(&format!(
             "{id} is defined by the document {file}; change it there"
@@ -249,6 +257,7 @@ pub(super) fn read(
         {
             found = Some(Resource {
                 id: id.clone(),
+                // No stored resource has it, so a tag of a document never equals one of the store.
                 generation: 0,
                 body,
             });
@@ -289,6 +298,7 @@ pub(super) fn delete(
             "{id} is defined by the document {file}; remove it there"
         ));
     }
+    // A list that names a missing record holds back its intents.
     if let Some(list) = user_of(api_state, &id) {
         return conflict(&format!(
             "{id} is named in {list}; remove it from that list first"
@@ -371,6 +381,7 @@ fn parse(kind: Kind, body: &[u8]) -> Result<(String, u64, Value), Vec<Problem>> 
     let problems = problems.into_vec();
     match found {
         Some(body) if problems.is_empty() => {
+            // `read_spec` requires the name.
             let name = body["metadata"]["name"].as_str().unwrap_or_default();
             Ok((name.to_owned(), node.line, body))
         }
@@ -454,6 +465,7 @@ fn bad_request(problems: Vec<Problem>) -> Response {
 
 /// Returns an error response that refers to no position in the body.
 pub(super) fn refusal(code: StatusCode, reason: &str) -> Response {
+    // Messages are written as "cause; remedy", which every problem of the API has apart.
     let (reason, remedy) = reason.split_once("; ").unwrap_or((reason, ""));
     let problem =
         json!({ "file": BODY, "line": 1, "path": "", "reason": reason, "remedy": remedy });

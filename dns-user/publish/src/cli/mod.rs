@@ -144,6 +144,7 @@ fn exit_code(has_failed: bool) -> ExitCode {
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
     let CommandLine { config, command } = dns_command_line::parse::<CommandLine>();
+    // Before the logs, whose lines have to be printed above the bars.
     let bars = MultiProgress::new();
     start_logs(&bars);
     match execute(config, command, &bars) {
@@ -157,6 +158,7 @@ fn execute(
     command: Command,
     bars: &MultiProgress,
 ) -> anyhow::Result<ExitCode> {
+    // Without the configuration, which need not exist where a package builds manual pages.
     let command = match command {
         Command::Completions(completions) => {
             completions.run(CommandLine::command())?;
@@ -190,6 +192,7 @@ fn execute(
 fn load(path: Option<PathBuf>) -> anyhow::Result<Config> {
     let path = match path {
         Some(path) => path,
+        // A file that is named must exist; the usual one need not.
         None if PathBuf::from(USUAL).exists() => PathBuf::from(USUAL),
         None => return Ok(Config::default()),
     };

@@ -128,6 +128,7 @@ impl TransferOwner {
             names,
             dry_run,
         } = self;
+        // An empty text in a script's variable would adopt or release everything.
         if from.is_empty() || to.is_empty() {
             bail!(
                 "an owner is empty; use `adopt` for records without an owner, and `retire --keep-records` to \
@@ -171,6 +172,7 @@ impl Change {
         match self {
             Self::Adopt(names) => {
                 let wanted = records.iter().filter(|record| {
+                    // What another owner has is taken by `transfer-owner` only.
                     record.labels.owner().is_empty()
                         && is_named(names, record)
                         && is_wanted(target, record)
@@ -226,6 +228,7 @@ impl OwnershipChange {
         target: &Target,
         (mut engine, listing): Prepared,
     ) -> anyhow::Result<Vec<String>> {
+        // An owner record without an owner cannot be written.
         if engine.rules.owner.is_empty() {
             return Ok(vec![
                 "its registry is noop, which has no ownership; set registry to txt".to_owned(),
@@ -234,6 +237,7 @@ impl OwnershipChange {
         let planned = self.planned(target, &engine, &listing);
         let mut failures = unlisted(&listing);
         if let Some(nothing) = self.nothing
+            // A misspelt name or owner must not look like success.
             && planned.is_empty()
         {
             failures.push(nothing.to_owned());
@@ -245,6 +249,7 @@ impl OwnershipChange {
             self.confirmed,
             Colour::Auto,
         ))?;
+        // A record that somebody keeps by hand loses its data once it is owned.
         for (found, wanted) in differing(target, &planned) {
             complain(&format!(
                 "{}: the next `apply` changes {found} to the wanted {wanted}",
@@ -259,6 +264,7 @@ impl OwnershipChange {
                 &listing,
                 &planned,
                 self.confirmed,
+                // A command has one round: what conflicts is reported, and everything else is done.
                 OnConflict::Isolate,
                 &|_| {},
             )
@@ -291,12 +297,14 @@ impl OwnershipChange {
                 id: zone.id.clone(),
                 plan: self.change.plan(target, owner, &in_scope),
                 owned: engine.owned(&in_scope.records),
+                // An operator watches a command; only the deletions of one run are limited.
                 recent: 0,
             });
         }
         Planned {
             zones,
             notes: Vec::new(),
+            // No document is asked, so a retirement always needs a confirmation.
             wanted: 0,
         }
     }
@@ -307,6 +315,8 @@ impl OwnershipChange {
         for record in records {
             let is_in_scope = match &self.domains[..] {
                 [] => filter.matches(&record.name),
+                // Named domains replace the filters: records outside of a narrowed filter are what
+                // `retire` is for.
                 domains => domains.iter().any(|domain| record.name.is_within(domain)),
             };
             if is_in_scope {

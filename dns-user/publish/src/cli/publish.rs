@@ -111,11 +111,13 @@ impl PlanArguments {
             text.push_str(&plan_text(&target.name(), &planned, &failures, None, color));
             objects.insert(target.name(), plan_json(&planned, &failures));
         }
+        // Both were made for all providers first: half a JSON document is none.
         if json {
             print(&(serde_json::to_string_pretty(&objects)? + "\n"))?
         } else {
             print(&text)?
         }
+        // As with `terraform plan -detailed-exitcode`, a script tells changes from a failure.
         Ok(match (failed, changes) {
             (true, _) => ExitCode::FAILURE,
             (false, true) => ExitCode::from(2),
@@ -148,6 +150,7 @@ impl Apply {
         let (read, mut failed) = read_sources(config).await?;
         let targets = selection.of(&read)?;
         if let Some(deletions) = confirm_deletions
+            // Without a running publisher the command publishes itself.
             && UnixStream::connect(&config.socket).is_ok()
         {
             let providers = targets.iter().map(|target| target.name()).collect();
@@ -161,6 +164,7 @@ impl Apply {
         for target in targets {
             let name = target.name();
             let problems = match prepare(target, &options).await {
+                // The record itself says so, to `run` as well.
                 Ok((engine, listing)) if target.record.parameters.is_set("dry-run") => {
                     let planned = engine.plan(&listing, &target.desired);
                     let failures = unlisted(&listing);
@@ -213,6 +217,7 @@ async fn publish(
     let style =
         ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} names, {elapsed}, {eta} left")?;
     let bar = ProgressBar::hidden();
+    // Only a visible bar needs the number of changes, which takes a plan.
     if io::stderr().is_terminal() {
         let planned = engine.plan(&listing, &target.desired);
         let changes: usize = planned
@@ -238,6 +243,7 @@ async fn publish(
                 report.applied()
             ))?;
             let state = ProviderState::of_report(&report, &ProviderState::default());
+            // Remarks concern names that no document wants, so they fail nothing.
             complain_of(&target.name(), &state.remarks(target));
             state.problems(target)
         }

@@ -97,6 +97,7 @@ impl Folder {
         let mut scan = Scan::default();
         let mut places: BTreeMap<DocumentId, (PathBuf, u64)> = BTreeMap::new();
         let files = self.files(&mut scan);
+        // A removed file withdraws its documents; `files` keeps those of an unreadable folder.
         self.good.retain(|file, _| files.contains(file));
         self.read.retain(|file, _| files.contains(file));
         self.texts.retain(|file, _| files.contains(file));
@@ -109,9 +110,12 @@ impl Folder {
                 is_complete,
                 is_illegible,
             } = reading;
+            // What a legible version held is known, so only that is kept.
             scan.holds_unknown |= is_illegible && good.is_empty();
             let mut next = BTreeMap::new();
             for document in &state.documents {
+                // The first one in the order of the paths wins, so that a scan does not depend on
+                // which file changed.
                 let first = places.get(&document.id);
                 if let Some((file, line)) = first {
                     state.problems.push(duplicate(&path, document, file, *line));
@@ -167,6 +171,7 @@ impl Folder {
         let held = good.or_insert_with(|| remembered(path)).len();
         let stamp = FileStamp::of(path);
         if let Some(known) = self.read.get(path)
+            // Without a stamp the file was illegible, and is read again in each scan.
             && stamp.is_some()
             && known.stamp == stamp
         {
@@ -193,6 +198,7 @@ impl Scan {
                     Content::Fleet(names) => names.is_unreadable,
                     Content::UpdateRecord(_) | Content::List(..) | Content::Intent(_) => false,
                 };
+                // The name of an entry is unreadable, so any record of the document may be meant.
                 if is_damaged {
                     self.held.insert(document.id.resource());
                 }
@@ -207,6 +213,7 @@ impl Scan {
         match (id.kind, before) {
             (Kind::Endpoint | Kind::Fleet, _) => drop(self.held.insert(id.resource())),
             (_, Some(before)) => self.documents.push(before),
+            // There is no provider to publish with; its records stay in the zones.
             (Kind::UpdateRecord, None) => {}
             (Kind::List | Kind::Intent, None) => self.holds_intents = true,
         }
@@ -259,6 +266,7 @@ fn read_file(
         Err(error) => return illegible(unreadable(path, &error)),
     };
     let problems = Problems::of(path.display().to_string());
+    // Before parsing: a text that was cut off between two documents has no syntax error.
     check_text(path, &text, count, texts.get(path), &problems);
     if problems.count() > 0 {
         return illegible(FileState {
@@ -274,6 +282,7 @@ fn read_file(
         let last_line = document.line + document.text.lines().count() as u64;
         let found = match text::parse(document, &problems) {
             Some(node) => Document::read_all(&node, last_line, &problems),
+            // The other documents of the file are parsed all the same.
             None => {
                 is_illegible = true;
                 vec![None]
@@ -282,6 +291,7 @@ fn read_file(
         is_complete &= found.iter().all(Option::is_some);
         documents.extend(found.into_iter().flatten());
     }
+    // Only a text that was understood as a whole can tell whether the next one lacks its end.
     if is_complete {
         texts.insert(path.to_owned(), text);
     }
@@ -337,6 +347,7 @@ fn illegible(state: FileState) -> Reading {
 /// Returns the remedy for a text that lacks the end of `before`; `None` if it lacks nothing, or has done so for
 /// [`WRITING`], which must be intended.
 fn missing_end(path: &Path, text: &str, before: &str) -> Option<&'static str> {
+    // An interrupted write of the same or nearly the same text leaves a beginning of it.
     let rest = before.strip_prefix(text)?;
     if rest.is_empty() {
         return None;
@@ -346,12 +357,14 @@ fn missing_end(path: &Path, text: &str, before: &str) -> Option<&'static str> {
         return Some("write the file completely, and end it with a line break");
     }
     let written = fs::metadata(path).ok()?.modified().ok()?;
+    // A modification time in the future gives no age, and the text counts.
     let age = SystemTime::now().duration_since(written).ok()?;
     (age < WRITING)
         .then_some("wait a minute if that is intended; the file may still be being written")
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
+    // The tree of a document takes several times its text, so a large file could take all memory.
     if fs::metadata(path)?.len() > MAX_FILE_SIZE {
         return Err(io::Error::other(format!(
             "it is larger than {} MiB",
@@ -401,6 +414,7 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
         return Ok(vec![path.to_owned()]);
     }
     let mut found = atomic::read_folder(path)?;
+    // Editors and package managers leave other files there, such as `x.yml~` and `x.yml.dpkg-new`.
     found.retain(|file| is_document_file(file));
     Ok(found)
 }
@@ -558,6 +572,7 @@ impl Document {
             && let Some(text) = version.text()
             && text != kind.api_version()
         {
+            // The document is read nevertheless, so that its other problems are shown at once.
             version.problem(
                 format!("{} has another apiVersion", kind.name()),
                 format!("write apiVersion: {}", kind.api_version()),
@@ -572,6 +587,7 @@ impl Document {
             None => Some(DEFAULT_PROJECT.to_owned()),
         };
         let labels = read_labels(members.optional("labels"));
+        // Kubernetes and the store count it; in an operator's file it is usually missing.
         let generation = members.optional_as("generation", |value| value.integer(0..=u64::MAX));
         let named = Metadata::read(&mut members);
         let (id, content) = match kind {
@@ -601,12 +617,15 @@ impl Document {
 
 /// Returns a digest from which changes are detected.
 pub(crate) fn digest(text: &str) -> String {
+    // It is kept in status files, so it must be the same in every version of this program, which
+    // the standard library does not promise of its hashes.
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
     dns_kit::hex(&digest.as_ref()[..8])
 }
 
 /// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.
 fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
+    // Without `fields`, which would report a problem: other documents are no lists.
     let Value::Map(members) = &root.node.value else {
         return None;
     };
@@ -629,6 +648,7 @@ fn read_kind(reader: &Reader<'_>) -> Option<Kind> {
 
 fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option<Content> {
     match kind {
+        // Their entries are read one by one, so the content is valid whatever an entry is.
         Kind::Endpoint | Kind::Fleet => {
             let spec = fields.required("spec")?;
             finish(fields);
@@ -675,6 +695,7 @@ fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option
     let id = DocumentId::of_list(&owner);
     let mut content = None;
     if let Some((list, mut spec)) = RecordList::read_open(&mut root.fields()?) {
+        // They have been read above; the list itself does not know them.
         drop((spec.optional("logicalCloud"), spec.optional("cluster")));
         spec.finish();
         content = Some(Content::List(owner, list));
@@ -720,6 +741,8 @@ pub(crate) struct ProviderResult {
 impl StatusFile {
     /// Reads the status file of a file of documents; `None` if it is missing or unreadable.
     pub(crate) fn read(documents: &Path) -> Option<Self> {
+        // A damaged status file costs generations and the memory of damaged files, never records,
+        // so it is replaced without a word.
         serde_json::from_slice(&fs::read(path_beside(documents)).ok()?).ok()
     }
 
@@ -760,6 +783,7 @@ impl StatusFile {
 pub(crate) fn read_json<T: Default + DeserializeOwned>(path: &Path) -> Result<T, String> {
     match bounded::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+        // The first start has no state.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
         Err(error) => Err(error.to_string()),
     }
@@ -799,6 +823,7 @@ impl Watch {
     pub(crate) fn start(documents: &[PathBuf]) -> Self {
         let (sender, events) = mpsc::channel(1);
         let mut single = documents.to_vec();
+        // A file that the configuration names may have any extension, so its path is compared.
         single.retain(|path| !path.is_dir());
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             if may_change_documents(&event, &single) {
@@ -820,6 +845,7 @@ impl Watch {
     }
 
     pub(crate) async fn changed(&mut self) {
+        // The watcher could not be started, or has ended; the interval remains.
         if self.events.recv().await.is_none() {
             std::future::pending::<()>().await;
         }
@@ -832,6 +858,7 @@ fn may_change_documents(event: &notify::Result<notify::Event>, single: &[PathBuf
         return true;
     };
     let mut paths = event.paths.iter();
+    // Reading the documents is an access itself: without this, each scan would cause the next one.
     !event.kind.is_access() && paths.any(|path| is_document_file(path) || single.contains(path))
 }
 
@@ -843,6 +870,8 @@ fn watch_folders(watcher: &mut impl Watcher, documents: &[PathBuf]) -> notify::R
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
+        // The folder of a single file is watched: a watch of the file follows its inode, which a
+        // rename replaces.
         if !folders.contains(&folder) && folder.is_dir() {
             folders.push(folder);
             watcher.watch(folder, RecursiveMode::NonRecursive)?;

@@ -74,6 +74,7 @@ pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
         match name {
             Some(name) if item.problems.count() == before => found.names.push(name),
             _ => match external {
+                // With its name known, the document's other records can change.
                 Some(external) => found.damaged.push(external),
                 None => found.is_unreadable = true,
             },
@@ -101,6 +102,7 @@ fn read_entry(
         None => Some(DEFAULT_HOLD),
     };
     fields.finish();
+    // Three members, because the text of a group could as well be an alias.
     let internal = match &given[..] {
         [(member, reader)] => read_internal(member, reader),
         others => {
@@ -116,6 +118,7 @@ fn read_entry(
         }
     };
     if let Some(name) = &external
+        // Two entries may have different TTLs and hold times, of which neither is right.
         && !seen.insert(name.clone())
     {
         entry.problem(
@@ -147,6 +150,7 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
     let name = match member {
         "group" => {
             let labels = text.trim_end_matches('.').split('.').count();
+            // Group, network, deployment, and a domain of at least one label.
             if labels < 4 {
                 return reader.refuse(
                     format!("{text:?} is not a group"),
@@ -195,11 +199,13 @@ impl HealthHistory {
             unchecked,
         } = found;
         let known = self.unhealthy.entry(name.clone()).or_default();
+        // What the server no longer mentions is healthy, or no instance of the name any more.
         known.retain(|address, illness| {
             let is_unchecked = unchecked.contains(address);
             unhealthy.contains(address) || is_unchecked && now - illness.seen < MAX_UNCHECKED
         });
         for address in unhealthy {
+            // The hold time counts from the first observation, however often the server repeats it.
             let illness = known.entry(*address).or_insert(Illness {
                 since: now,
                 seen: now,
@@ -219,6 +225,7 @@ impl HealthHistory {
         let mut over = BTreeSet::new();
         let mut next = None;
         for (address, illness) in self.unhealthy.get(name).into_iter().flatten() {
+            // Per name, because two documents may publish one name with different hold times.
             let end = illness.since + hold;
             if end <= now {
                 over.insert(*address);
@@ -237,6 +244,7 @@ impl HealthHistory {
             for (address, illness) in unhealthy {
                 let elapsed = now.saturating_duration_since(illness.since).as_millis();
                 let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+                // By the wall clock, since a monotonic one starts anew with the machine.
                 addresses.insert(*address, wall.saturating_sub(elapsed));
             }
             if !addresses.is_empty() {
@@ -251,6 +259,7 @@ impl HealthHistory {
         let wall = milliseconds(wall);
         let mut restored = Self::default();
         for (name, saved) in &saved.0 {
+            // The file may have been edited, and such a name is never asked for.
             let Ok(name) = FleetDomain::from_text(name) else {
                 continue;
             };
@@ -258,7 +267,11 @@ impl HealthHistory {
             for (address, begin) in saved {
                 let elapsed = Duration::from_millis(wall.saturating_sub(*begin));
                 let illness = Illness {
+                    // The monotonic clock may not reach back that far after a restart of the
+                    // machine; then the hold time begins again.
                     since: now.checked_sub(elapsed).unwrap_or(now),
+                    // The limit for unchecked instances counts from the start, because the server
+                    // may not have checked them in between.
                     seen: now,
                 };
                 unhealthy.insert(*address, illness);
@@ -271,6 +284,7 @@ impl HealthHistory {
 impl SavedHealth {
     /// Returns whether both have the same addresses, at whatever times.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
+        // Times differ by the resolution of two clocks, which would write the file in every round.
         self.addresses().eq(other.addresses())
     }
 
@@ -328,6 +342,7 @@ impl ServerClient {
     /// Asks for the addresses of names. After an error the last known state stays in use.
     pub(crate) async fn ask(&self, queries: &[AddressQuery]) -> anyhow::Result<Vec<Answer>> {
         let mut answers = Vec::with_capacity(queries.len());
+        // The server refuses a longer list, so that one request cannot occupy it for long.
         for part in queries.chunks(MAX_ADDRESS_QUERIES) {
             let found = self.exchange(part).await;
             answers.extend(found.map_err(|error| anyhow!("{}: {error}", self.socket.display()))?);
@@ -354,6 +369,7 @@ impl ServerClient {
             }
             (status, body) => bail!("{status}: {}", String::from_utf8_lossy(&body).trim_end()),
         };
+        // Answers have no names: after a missing one, each would be taken for another name's.
         if answers.len() != queries.len() {
             bail!(
                 "{} answers for {} names; update server and publisher",
@@ -396,6 +412,7 @@ impl Fleet {
         for (name, hold) in names {
             queries.push(AddressQuery {
                 name: name.to_string(),
+                // The server leaves these out, unless nothing else remains.
                 withdrawn: self.history.withdrawn(name, *hold, now).0,
             });
         }
@@ -407,6 +424,7 @@ impl Fleet {
     }
 
     fn observe(&mut self, name: &FleetDomain, hold: Duration, answer: Answer, now: Instant) {
+        // A name that the server does not know says nothing about the health of its instances.
         if let Ok(found) = &answer {
             self.history.observe(name, found, now);
         }
@@ -452,6 +470,7 @@ impl Fleet {
                     record.targets.extend(target.ok());
                 }
             }
+            // An empty set would keep existing records, although the fleet has none of this family.
             if !record.targets.is_empty() {
                 sets.push(record);
             }

@@ -76,6 +76,7 @@ pub(crate) async fn known_targets(
     let answers = server.ask(&queries).await?;
     let mut known = KnownTargets::new();
     for (target, answer) in targets.into_iter().zip(answers) {
+        // An alias may point to a name of the fleet that has no addresses at the moment.
         if answer != Err(NoAddresses::Foreign) {
             known.insert(target);
         }
@@ -103,6 +104,7 @@ impl AliasWriter {
                 ..
             },
         ) = ServerClient::of_server(server)?;
+        // The server would not read the file, and acknowledged changes would have no effect.
         if !is_matched(&pattern, alias_file) {
             bail!(
                 "webhook.alias_file: {} does not match alias_files_glob {pattern:?} of {}; choose a file that \
@@ -147,12 +149,14 @@ impl AliasWriter {
     ) -> Result<KnownTargets, WriteError> {
         let records = self.load()?;
         let mut names = BTreeSet::new();
+        // A target may be another name of the same message, which the server does not know yet.
         for endpoint in endpoints.clone() {
             names.extend(Name::parse(&endpoint.dns_name).ok());
         }
         names.extend(records.into_values().map(|record| record.name));
         let mut targets = KnownTargets::new();
         for endpoint in endpoints {
+            // The text of an owner record is no name.
             if endpoint.record_type == "TXT" {
                 continue;
             }
@@ -189,6 +193,7 @@ impl AliasWriter {
             };
             match record {
                 Ok(record) => adjusted.push(Endpoint {
+                    // `record` drops them, and external-dns would lose the resource.
                     labels: endpoint.labels.clone(),
                     ..Endpoint::of(&plain(record))
                 }),
@@ -196,10 +201,12 @@ impl AliasWriter {
             }
         }
         let names: BTreeSet<String> = refused.keys().cloned().collect();
+        // external-dns asks every minute; the same names are logged once.
         if names != self.refused {
             let news = refused
                 .iter()
                 .filter(|(name, _)| !self.refused.contains(*name));
+            // The first ones show the cause; a cluster may have thousands.
             for (name, reason) in news.take(3) {
                 tracing::warn!(
                     name,
@@ -227,6 +234,8 @@ impl AliasWriter {
         } = changes;
         for record in read(delete)?.into_iter().chain(read(update_old)?) {
             match records.remove(&record.key()) {
+                // The protocol has no compare-and-set, so this comparison is all that stops a
+                // message made from an old listing.
                 Some(found) if found.targets == record.targets => {}
                 _ => return Err(WriteError::Conflict(record.name)),
             }
@@ -234,6 +243,7 @@ impl AliasWriter {
         let mut added = read(create)?;
         added.extend(read(update_new)?);
         let added: Vec<Record> = added.into_iter().map(plain).collect();
+        // After the deletions, so that no new alias points to a name that goes.
         let mut names = BTreeSet::new();
         for record in records.values().chain(&added) {
             names.insert(record.name.clone());
@@ -245,12 +255,14 @@ impl AliasWriter {
                     reason,
                 })?;
             let name = record.name.clone();
+            // external-dns believes that the name is free: its listing is older than the records.
             if records.insert(record.key(), record).is_some() {
                 return Err(WriteError::Conflict(name));
             }
         }
         self.check(&records)?;
         let listed: Vec<Endpoint> = records.values().map(Endpoint::of).collect();
+        // The records first: after a crash between both files, `list` makes the aliases of them.
         let text = serde_json::to_vec(&listed).unwrap_or_default();
         atomic::replace_own(&self.state_file, &text, Attributes::PRIVATE)
             .map_err(|error| unusable(&self.state_file, &error.cause))?;
@@ -284,6 +296,7 @@ impl AliasWriter {
 
     fn write_aliases(&self, records: &Records) -> Result<(), WriteError> {
         let text = alias_text(records);
+        // The server reads a changed file at once; an unchanged one must not cost a reload.
         if bounded::read(&self.alias_file).is_ok_and(|current| current == text) {
             return Ok(());
         }
@@ -353,6 +366,7 @@ impl AliasWriter {
         served.retain(|record| record.record_type != RecordType::TXT);
         for pair in served.windows(2) {
             let types = [pair[0].record_type, pair[1].record_type];
+            // Sets are sorted by name, so those of one name are neighbours.
             if pair[0].name == pair[1].name && types.contains(&RecordType::CNAME) {
                 return Err(WriteError::Unfit {
                     name: pair[0].name.to_string(),
@@ -362,6 +376,7 @@ impl AliasWriter {
         }
         let text = alias_text(records);
         let ours = self.alias_file.display().to_string();
+        // With the server's other files: an alias may close a loop with one that an operator wrote.
         let mut files: Vec<(String, Vec<u8>)> = vec![(ours.clone(), text)];
         // A malformed pattern matches no file; the server reports it.
         let mut paths = glob(&self.alias_files).unwrap_or_default();
@@ -389,6 +404,7 @@ fn is_matched(pattern: &str, file: &Path) -> bool {
     let patterns: Vec<&str> = pattern.split('/').collect();
     let parts: Vec<&str> = file.split('/').collect();
     let mut pairs = patterns.iter().zip(&parts);
+    // As in a shell, a wildcard matches no slash.
     patterns.len() == parts.len()
         && pairs.all(|(pattern, part)| {
             values::pattern_matches(pattern.as_bytes(), part.as_bytes()).unwrap_or(false)
@@ -409,6 +425,7 @@ fn read(endpoints: &[Endpoint]) -> Result<Vec<Record>, WriteError> {
 
 fn plain(record: Record) -> Record {
     Record {
+        // external-dns would send what no listing shows again and again.
         ttl: None,
         properties: BTreeMap::new(),
         ..record
@@ -425,6 +442,7 @@ fn unusable(path: &Path, error: &io::Error) -> WriteError {
 /// Returns a name in the form of an alias file; `None` if it has none.
 fn alias_of(name: &Name) -> Option<String> {
     let text = name.as_str();
+    // Alias files write the label that stands for any other as `_`.
     let (below, rest) = match text.strip_prefix("*.") {
         Some(rest) => ("_.", rest),
         None => ("", text),
@@ -432,6 +450,7 @@ fn alias_of(name: &Name) -> Option<String> {
     let is_usable = rest
         .bytes()
         .all(|octet| octet.is_ascii_alphanumeric() || b"-._".contains(&octet))
+        // A literal `_` as the first label would be read as that.
         && !rest.starts_with("_.")
         && !name.is_root();
     is_usable.then(|| format!("{below}{rest}"))

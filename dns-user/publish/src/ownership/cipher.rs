@@ -25,6 +25,7 @@ impl Cipher {
 
     /// Parses a key of 32 octets, or its base64 (standard or URL-safe).
     pub fn new(key: &str) -> Result<Self, KeyError> {
+        // No base64 of 32 octets has 32 characters, so the two forms cannot be confused.
         let decoded = if key.len() == Self::KEY_LEN {
             key.as_bytes().to_vec()
         } else {
@@ -47,6 +48,8 @@ impl Cipher {
     /// Encrypts with a random nonce; `None` without random numbers.
     pub fn encrypt(&self, text: &str) -> Option<String> {
         let mut nonce = [0; NONCE_LEN];
+        // A nonce used twice would reveal both texts and the key of the authentication, so a
+        // counter that a restart resets does not do.
         SystemRandom::new().fill(&mut nonce).ok()?;
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
         encoder.write_all(text.as_bytes()).ok()?;
@@ -66,6 +69,7 @@ impl Cipher {
         let plain = self.0.open_in_place(nonce, Aad::empty(), sealed).ok()?;
         let mut text = Vec::new();
         let unpacked = GzDecoder::new(&*plain)
+            // A small text may unpack to gigabytes.
             .take(MAX_TEXT)
             .read_to_end(&mut text);
         // external-dns accepts uncompressed texts.

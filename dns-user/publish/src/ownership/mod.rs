@@ -55,6 +55,7 @@ impl Registry {
         let (texts, mut bare) = self.separate(&records);
         let mut used: HashMap<Key, Key> = HashMap::new();
         for record in &mut bare {
+            // Its owner record would exceed 255 octets, so none was ever written.
             let Some(key) = self.owner_key(record, apex) else {
                 continue;
             };
@@ -63,6 +64,7 @@ impl Registry {
                 used.insert(key, record.key());
             }
         }
+        // After all current forms: a text that fits a second record, too, is ambiguous.
         let (mut earlier, ambiguous) = self.read_earlier(apex, &texts, &mut bare, &mut used);
         let mut notes = Vec::new();
         let mut earlier_sets = BTreeMap::new();
@@ -73,6 +75,7 @@ impl Registry {
             }
             let key = record.key();
             if ambiguous.contains(&key) {
+                // Without an owner neither of the two is changed.
                 record.labels = Labels::default();
                 notes.push(Note::on(record, Reason::Ambiguous));
             }
@@ -109,6 +112,7 @@ impl Registry {
                     continue;
                 };
                 let is_unowned = record.labels.0.is_empty();
+                // Records of several types at one name share the earlier form, which has no type.
                 let other = used.get(&key).filter(|other| other.name != record.name);
                 match other {
                     Some(other) if is_unowned => ambiguous.extend([record.key(), other.clone()]),
@@ -136,6 +140,7 @@ impl Registry {
                 bare.push(record.clone());
                 continue;
             }
+            // A TXT set may hold texts of others, which must survive every change.
             let (owner_texts, others) = self.split(record);
             if !owner_texts.is_empty() {
                 texts.insert(record.key(), owner_texts);
@@ -237,6 +242,7 @@ fn orphans(
             orphans.push(orphan);
         }
     }
+    // The texts come from a hash map, whose order would change the display from run to run.
     orphans.sort_by(|a, b| (a.key(), a.labels.owner()).cmp(&(b.key(), b.labels.owner())));
     orphans
 }
@@ -271,6 +277,7 @@ impl Registry {
         for action in &change.actions {
             pending.apply(action)?;
         }
+        // With the name's own change, so that nothing is written only because of its form.
         pending.replace_earlier_forms(change)?;
         Ok(Transaction {
             name: change.name.clone(),
@@ -285,6 +292,7 @@ pub(crate) fn remove_collisions(
     view: &View,
     transactions: &mut Vec<Transaction>,
 ) -> Vec<(Name, OwnershipError)> {
+    // Of all transactions: one name's owner record may meet another one's CNAME.
     let mut texts = HashSet::new();
     for transaction in transactions.iter() {
         for step in &transaction.steps {
@@ -354,6 +362,8 @@ impl PendingSets<'_> {
     fn apply(&mut self, action: &Action) -> Result<(), OwnershipError> {
         match action {
             Action::Create(record) => {
+                // An owner record without a record may belong to a publisher that lost the record
+                // and will create it again.
                 self.refuse_claimed(record)?;
                 self.put(record, None);
                 self.own(record)
@@ -368,11 +378,14 @@ impl PendingSets<'_> {
                 Ok(())
             }
             Action::Release(record) => {
+                // Requires the record as listed: what is released is what the operator saw.
                 self.touch(record.key());
                 self.disown(record);
                 Ok(())
             }
             Action::DropOrphan(record) => {
+                // Between the listing and this change its publisher may have created the record,
+                // which would then lose its owner.
                 self.require_claimants(record);
                 self.remove_texts(record.key(), record.labels.owner());
                 Ok(())
@@ -408,6 +421,7 @@ impl PendingSets<'_> {
     }
 
     fn touch(&mut self, key: Key) -> &mut Option<Record> {
+        // Every set that a transaction looks at is part of it, so that the provider compares it.
         let listed = self.view.listed.get(&key);
         self.sets.entry(key).or_insert_with(|| listed.cloned())
     }
@@ -418,11 +432,13 @@ impl PendingSets<'_> {
         if let Some(before) = before
             && before.targets == record.targets
             && before.properties == record.properties
+            // A wanted set without a TTL keeps the one that it has.
             && (record.ttl.is_none() || record.ttl == before.ttl)
         {
             return;
         }
         let mut after = Record {
+            // No listed set has labels, so each would seem to differ from it.
             labels: Default::default(),
             ..record.clone()
         };
@@ -452,9 +468,11 @@ impl PendingSets<'_> {
 
     /// Writes the owner record, unless the zone contains an equal one.
     fn own(&mut self, record: &Record) -> Result<(), OwnershipError> {
+        // With `registry: noop` there are no owner records.
         if record.labels.owner().is_empty() {
             return Ok(());
         }
+        // A comma would end the label, and the rest would be read as further labels.
         for value in record.labels.0.values() {
             check_value(value)?;
         }
@@ -464,6 +482,8 @@ impl PendingSets<'_> {
             });
         };
         let texts = self.owner_texts(&key);
+        // An encrypted text differs each time, because of its nonce; writing it again would change
+        // the zone in every round.
         if texts.iter().any(|(_, labels)| *labels == record.labels) {
             return Ok(());
         }
@@ -493,6 +513,7 @@ impl PendingSets<'_> {
         };
         let owner = record.labels.owner();
         for (_, labels) in self.owner_texts(&key) {
+            // The own text without a record is an orphan, which the new record takes over.
             if !owner.is_empty() && labels.owner() != owner {
                 return Err(OwnershipError::Claimed {
                     name: record.name.clone(),
@@ -542,6 +563,7 @@ impl PendingSets<'_> {
                 .iter()
                 .any(|action| action.record().key() == record.key())
             {
+                // Its ownership moves to another owner record, so it must still be as listed.
                 self.touch(record.key());
                 self.own(record)?;
             }
@@ -562,6 +584,8 @@ impl PendingSets<'_> {
         let mut steps = Vec::new();
         let mut creates = Vec::new();
         for (key, after) in sets {
+            // The differences between listing and result: whoever wrote in between makes the
+            // transaction fail.
             match (view.listed.get(&key).cloned(), after) {
                 (None, None) => steps.push(Step::RequireAbsent(key.name, key.record_type)),
                 (None, Some(after)) => {
@@ -575,6 +599,7 @@ impl PendingSets<'_> {
                 (Some(before), Some(after)) => steps.push(Step::Replace { before, after }),
             }
         }
+        // Only a new set can meet a rival: an existing one excludes it already.
         let rivals: &[RecordType] = match creates[..] {
             [] => &[],
             [RecordType::CNAME, ..] => &BESIDE_ALIAS,
@@ -671,6 +696,7 @@ impl Mapper {
     pub fn new(prefix: &str, suffix: &str, wildcard: &str) -> Result<Self, AffixError> {
         let texts = [prefix, suffix, wildcard];
         let [prefix, suffix, wildcard] = texts.map(|text| text.trim().to_ascii_lowercase());
+        // External-dns refuses both as well.
         if !prefix.is_empty() && !suffix.is_empty() {
             return Err(AffixError::Both);
         }
@@ -679,7 +705,8 @@ impl Mapper {
             suffix,
             wildcard,
         };
-        // An affix that is invalid in names would leave every record without an owner.
+        // An affix that is invalid in names would leave every record without an owner. No type that
+        // is managed by default has a longer name than `cname`.
         let probe = mapper.text_of("x.invalid", "cname");
         Name::parse(&probe).map_err(|error| AffixError::Unusable(error.to_string()))?;
         Ok(mapper)
@@ -687,8 +714,10 @@ impl Mapper {
 
     /// Returns the name in external-dns's form. It may be too long to be valid.
     pub fn text_of(&self, name: &str, record_type: &str) -> String {
+        // External-dns writes `a-www`.
         let record_type = record_type.to_ascii_lowercase();
         let has_template = self.prefix.contains(TEMPLATE) || self.suffix.contains(TEMPLATE);
+        // The type stands where the template is, and only there.
         let before = if has_template {
             String::new()
         } else {
@@ -728,12 +757,15 @@ impl Mapper {
         }
         // With external-dns, such a record stays without an owner, and is never changed again.
         let hash = digest::digest(&digest::SHA256, name.as_str().as_bytes());
+        // With 128 bits, two names of a zone hardly ever share an owner record, and 32 digits leave
+        // room for an affix.
         let label = dns_kit::hex(&hash.as_ref()[..16]);
         let mut above = if name == apex {
             Some(name.clone())
         } else {
             name.parent()
         };
+        // Outside of the zone, the server would refuse the whole message (NOTZONE).
         while let Some(parent) = above.filter(|parent| parent.is_within(apex)) {
             let below = if parent.is_root() {
                 label.clone()
@@ -768,6 +800,7 @@ impl Mapper {
         if self.suffix.is_empty() {
             return strip(&self.prefix, |affix| text.strip_prefix(affix));
         }
+        // A suffix may contain dots, so it ends behind as many labels as it has itself.
         let dots = self.suffix.matches('.').count();
         let end = text
             .match_indices('.')
@@ -826,11 +859,13 @@ const HERITAGE: &str = "external-dns";
 pub fn parse_labels(text: &str) -> Option<Labels> {
     let mut labels = Labels::default();
     let mut is_ours = false;
+    // External-dns writes quotes, which a value that was not read as quoted strings still has.
     for token in text.trim_matches('"').split(',') {
         let Some((key, value)) = token.split_once('=') else {
             continue;
         };
         if key == "heritage" {
+            // Another program's text with the same key is no owner record.
             if value != HERITAGE {
                 return None;
             }
@@ -855,6 +890,7 @@ pub fn write_labels(labels: &Labels) -> String {
 /// Checks that a value survives [`write_labels()`] and [`parse_labels()`].
 pub fn check_value(value: &str) -> Result<(), ValueError> {
     for character in value.chars() {
+        // A quote would end the string, and a backslash begins an escape (RFC 1035, section 5.1).
         let is_separator = matches!(character, ',' | '"' | '\\');
         if is_separator || !character.is_ascii() || character.is_ascii_control() {
             return Err(ValueError {

@@ -83,6 +83,7 @@ pub(crate) fn shared_root<S: 'static>(
     other: &dyn Any,
     may_share: impl FnOnce(&S, &S) -> bool,
 ) -> Vec<Name> {
+    // Settings of another provider reach other zones.
     match other.downcast_ref() {
         Some(other) if may_share(one, other) => vec![Name::root()],
         _ => Vec::new(),

@@ -435,6 +435,7 @@ impl Waiting {
         while groups.len() < count {
             let group = match self.halves.pop() {
                 Some(half) => half,
+                // Halves first: their transactions precede all that were not sent yet.
                 None if self.next < transactions.len() => {
                     let rest = &transactions[self.next..];
                     self.next..self.next + sender.fitting(rest).clamp(1, rest.len())
@@ -470,6 +471,8 @@ async fn send_all<Sender: GroupSender>(
             .collect();
         let begin = Instant::now();
         let sent = sender.send(&contents).await;
+        // A slow server must not get more work at once, and after a refusal the transaction at
+        // fault is looked for one message at a time.
         let is_quick =
             begin.elapsed() < QUICK && sent.iter().all(|one| *one == TransactionResult::Applied);
         window = if is_quick {
@@ -477,6 +480,7 @@ async fn send_all<Sender: GroupSender>(
         } else {
             1
         };
+        // Backwards, so that the halves of the first group are on top of the stack.
         for (group, result) in groups.into_iter().zip(sent).rev() {
             let is_broken = result.is_of_service();
             refusals += usize::from(result != TransactionResult::Applied);
@@ -485,6 +489,8 @@ async fn send_all<Sender: GroupSender>(
                 TransactionResult::Conflict => on_conflict == OnConflict::Isolate,
                 TransactionResult::Failed(_) => true,
             };
+            // Each isolated transaction takes several messages; a server that refuses everything
+            // would get thousands.
             if is_broken || refusals > MAX_REFUSALS {
                 failure = Some(result);
             } else if is_divided && group.len() > 1 {
@@ -497,6 +503,7 @@ async fn send_all<Sender: GroupSender>(
             }
         }
     }
+    // Without a failure every transaction has a result.
     let rest = failure.unwrap_or(TransactionResult::Conflict);
     let results = results.into_iter();
     results
@@ -527,6 +534,7 @@ pub(crate) async fn apply_verified(
         let found = match list_zone(provider, &batch.zone).await {
             Ok(found) => found,
             Err(error) => {
+                // What the service did is unknown, so nothing may be repeated.
                 for (place, _) in unproven {
                     results[place] = TransactionResult::Failed(error.clone());
                 }
@@ -537,6 +545,7 @@ pub(crate) async fn apply_verified(
         for (place, reason) in unproven {
             match remainder(&batch.transactions[place], &found) {
                 Remainder::Nothing => results[place] = TransactionResult::Applied,
+                // Listing and planning again is the same answer as to any other writer.
                 Remainder::Changed => results[place] = TransactionResult::Conflict,
                 Remainder::Steps(_) if is_repeated => {
                     results[place] = TransactionResult::Failed(reason);
@@ -596,6 +605,7 @@ async fn repeat(
         let mut places = Vec::new();
         let mut transactions = Vec::new();
         for (place, steps) in part {
+            // The additions of a transaction must not be sent if its deletions were refused.
             if matches!(results[place], TransactionResult::Unproven(_)) {
                 let name = batch.transactions[place].name.clone();
                 places.push(place);
@@ -607,6 +617,7 @@ async fn repeat(
         }
         let repeated = Batch {
             zone: batch.zone.clone(),
+            // There is no further listing that could decide, since a change is repeated once.
             on_conflict: OnConflict::Isolate,
             transactions,
         };
@@ -647,6 +658,7 @@ fn remainder(transaction: &Transaction, found: &Found) -> Remainder {
             {
                 steps.push(Step::Create(record.clone()));
             }
+            // Nothing has happened to this set: the service has ignored the step.
             Step::Replace { .. } | Step::Delete(_) if step.holds(found) => steps.push(step.clone()),
             _ => return Remainder::Changed,
         }
@@ -682,6 +694,7 @@ impl Http {
                 .map_err(|error| settings(error.to_string()))?;
             Arc::new(config)
         };
+        // Connections are kept: a round makes many requests to one server.
         let client = HttpClient::new((*config).clone(), usize::MAX);
         Ok(Self { client, limits })
     }

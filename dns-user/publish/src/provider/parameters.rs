@@ -78,6 +78,7 @@ impl Parameter {
 
 /// Parameters of every provider (`extdns_general`), in the order of the document.
 #[rustfmt::skip]
+// One row each, so that they can be compared with the document.
 pub(crate) const GENERAL: &[Parameter] = &[
     Parameter::new("request-timeout", Duration).ignored(KUBERNETES),
     Parameter::new("contour-load-balancer", Text).ignored(KUBERNETES).by_default("heptio-contour/contour"),
@@ -149,6 +150,7 @@ impl Setting {
 impl ParameterKind {
     pub(crate) fn read(self, value: &Reader<'_>) -> Option<Setting> {
         if let text::Value::Text(text) = &value.node.value
+            // First of all, because the messages below repeat the text.
             && text.len() > MAX_TEXT
         {
             return value.refuse(
@@ -157,6 +159,7 @@ impl ParameterKind {
             );
         }
         let text = match (self, &value.node.value) {
+            // The document's schema has a text for these switches, its example a boolean.
             (Boolean, _) | (SwitchOrBoolean, text::Value::Bool(_)) => {
                 return value.boolean().map(Setting::Boolean);
             }
@@ -164,6 +167,7 @@ impl ParameterKind {
             _ => value.text()?,
         };
         match self {
+            // Only checked: a record is returned as it was written.
             Duration => {
                 let parsed = parse_duration(text).map_err(|error| format!("{text:?} {error}"));
                 value.accept(parsed, "use a number with a unit, such as 30s or 1m")?;

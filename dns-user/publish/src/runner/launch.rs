@@ -40,6 +40,7 @@ impl LaunchOptions {
             let key = fs::read_to_string(path).map_err(|error| {
                 settings(format!("{}: cannot be read: {error}", path.display()))
             })?;
+            // An editor ends the file with a line break.
             let made = Cipher::new(key.trim());
             cipher = Some(made.map_err(|error| settings(format!("{}: {error}", path.display())))?);
         }
@@ -54,6 +55,7 @@ impl LaunchOptions {
     /// Saves the recent deletions of a provider for the next process.
     pub fn save_deletions(&self, name: &str, deletions: &RecentDeletions) {
         let mut all = match self.saved_deletions() {
+            // Nearly every round: nothing was deleted, and nothing has to be written.
             Ok(all) if all.get(name).unwrap_or(&RecentDeletions::default()) == deletions => return,
             Ok(all) => all,
             // `launch` has reported it.
@@ -78,6 +80,7 @@ impl LaunchOptions {
 ///
 /// An error names the provider and the remedy.
 pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, ProviderError> {
+    // Before anything is opened: neither of the two may publish until one is changed.
     if let Some(rival) = &target.rival {
         return Err(settings(rival.clone()));
     }
@@ -100,6 +103,7 @@ fn open(
     name: &str,
     options: &LaunchOptions,
 ) -> Result<Engine, ProviderError> {
+    // First, because they name the remedy; parsing the settings would stop at the first of them.
     let obstacles = record.obstacles();
     if !obstacles.is_empty() {
         return Err(settings(obstacles.join("; ")));
@@ -118,9 +122,11 @@ fn open(
         cipher: options.cipher.clone(),
     };
     let rules = rules(&parameters, options)?;
+    // Only checked: `fill_targets` uses them, and reports no error.
     default_targets(&parameters)?;
     parameters.flag("force-default-targets")?;
     let definition = record.provider.definition();
+    // The default address could be another record's peer, which would get these names.
     if definition.is_peer && parameters.text("webhook-provider-url").is_none() {
         return Err(settings(format!(
             "{} is served by external-dns through its webhook: start it beside the publisher as `{}`, and set \
@@ -186,12 +192,14 @@ pub fn options_problems(config: &Config, publication: &Publication) -> Vec<Strin
 /// Fills entries without targets. Without default targets such an entry is a problem.
 pub(super) fn fill_targets(publication: &mut Publication, options: &LaunchOptions) {
     for (name, target) in &mut publication.targets {
+        // No variable of the environment has default targets.
         let parameters = parameters(&target.record, name, options, |_| None);
         // `open` reports errors.
         let defaults = default_targets(&parameters).unwrap_or_default();
         if defaults.is_empty() && target.untargeted.is_empty() {
             continue;
         }
+        // Not shared yet: the workers get their copies later.
         let target = Arc::make_mut(target);
         if !defaults.is_empty() && parameters.flag("force-default-targets").unwrap_or_default() {
             target.clear_targets();
@@ -270,6 +278,7 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, 
     if creates_pointers {
         managed.insert(RecordType::PTR);
     }
+    // Exclusion wins, as with domains.
     for excluded in record_types(parameters, "exclude-record-types")? {
         managed.remove(&excluded);
     }
@@ -317,6 +326,7 @@ impl Claim {
     fn of(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Option<Self> {
         let parameters = parameters(record, name, options, environment);
         let rules = rules(&parameters, options).ok()?;
+        // Without an owner nothing is ever deleted (`registry: noop`).
         if rules.owner.is_empty() {
             return None;
         }
@@ -331,6 +341,7 @@ impl Claim {
 
     /// Returns the zone, if any, in which both would delete the other's names.
     fn shared_zone(&self, other: &Self) -> Option<Name> {
+        // One of the two is enough: it deletes the names of the other, which creates them again.
         let deletes = self.rules.policy == Policy::Sync || other.rules.policy == Policy::Sync;
         let is_same_owner = self.rules.owner == other.rules.owner && self.affixes == other.affixes;
         if !deletes || !is_same_owner {

@@ -58,6 +58,7 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Publishes until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let options = LaunchOptions::of(&config)?;
+    // Before the files beside it are swept: its lock keeps a second publisher away from them.
     let store = Store::open(&config.store)?;
     for file in [HEALTH_FILE, DELETIONS_FILE] {
         // A command that saves deletions at this very moment reports that it could not.
@@ -78,6 +79,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         options,
     });
     let documents = [&config.documents[..], std::slice::from_ref(&config.store)].concat();
+    // Before the first scan, so that a change in between is not missed.
     let mut watch = Watch::start(&documents);
     let mut workers = Workers::default();
     let mut status = StatusWriter::default();
@@ -102,6 +104,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
                 () = api_state.change.notified() => {}
                 _ = hangup.recv() => {}
                 () = tokio::time::sleep_until(state.next.into()) => {}
+                // A round has ended: only the status is new, and nothing has to be read.
                 () = shared.changed.notified() => {
                     shared.write_status(&mut status, &state);
                     continue;
@@ -111,6 +114,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             }
             break;
         }
+        // A deployment writes several files; reading after the first would publish a mixture.
         if Instant::now() < state.next {
             tokio::time::sleep(DEBOUNCE).await;
         }
@@ -124,6 +128,7 @@ fn log_start(config: &Config, state: &SourceState) {
         control = %config.socket.display(),
         "started"
     );
+    // Warnings only: a provider's document may come later, through the API.
     for problem in options_problems(config, &state.publication) {
         tracing::warn!("{problem}");
     }
@@ -156,6 +161,7 @@ struct FollowedFleet {
 pub async fn read_once(config: &Config) -> anyhow::Result<SourceState> {
     let mut sources = Sources::new(config)?;
     if let Some(fleet) = &mut sources.fleet {
+        // Two writers of the file would overwrite each other, and the running publisher knows more.
         fleet.health_file = None;
     }
     Ok(sources.read().await)
@@ -205,6 +211,7 @@ impl Sources {
     }
 
     async fn read_all(&mut self) -> SourceState {
+        // Files may lie on a file system that is slow; the API must answer meanwhile.
         let scan = tokio::task::block_in_place(|| self.folder.scan());
         let now = Instant::now();
         let mut next = now + SCAN_INTERVAL;
@@ -220,6 +227,7 @@ impl Sources {
         };
         let mut problem = None;
         if !names.is_empty() {
+            // The last answers stay in use: that a server restarts must withdraw no address.
             if let Err(error) = followed.fleet.ask(&names).await {
                 problem = Some(format!(
                     "the fleet's addresses and health are unknown: {error}"
@@ -247,6 +255,7 @@ impl FollowedFleet {
     fn new(path: &Path, config: &Config) -> anyhow::Result<Self> {
         let (server, _) = ServerClient::of_server(path)?;
         let health_file = config.store.with_file_name(HEALTH_FILE);
+        // Not an error of the start: without the file, unhealthy addresses are withdrawn later.
         let saved = read_json(&health_file).unwrap_or_else(|error| {
             tracing::warn!(
                 file = %health_file.display(), error,
@@ -284,6 +293,7 @@ impl FollowedFleet {
     }
 
     fn log(&mut self, problem: Option<&str>) {
+        // The server is asked every 5 s; the log names a failure and its end.
         if self.problem.as_deref() != problem {
             match problem {
                 Some(problem) => tracing::warn!("{problem}; the last known state stays in use"),
@@ -318,6 +328,8 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
     if let Some(webhook) = &config.webhook {
         let listener = bind(webhook.address, "serve external-dns's webhook protocol").await?;
         let (writer, server) = alias_writer(config, webhook)?;
+        // Only `run` sweeps: `check` prepares a writer too, and must not remove a running
+        // publisher's unfinished file.
         writer.sweep();
         serve("the webhook", listener, api::webhook_routes(writer, server));
     }
@@ -374,6 +386,7 @@ impl Workers {
             .0
             .extract_if(.., |name, _| !publication.targets.contains_key(name))
         {
+            // A record of the same name may return with another provider, whose state this is not.
             shared.states.lock().remove(&name);
             shared.api_state.metrics.forget(&name);
             tracing::info!(
@@ -390,6 +403,7 @@ impl Workers {
             match self.0.get(name) {
                 Some(worker) => {
                     worker.targets.send_if_modified(|current| {
+                        // Every scan makes new targets; an equal one costs no listing.
                         let is_new = !current.wants_the_same(target);
                         if is_new {
                             *current = target.clone();
@@ -421,6 +435,7 @@ impl Workers {
 /// Returns the time after which a target without a finished round is late.
 fn time_limit(target: &Target) -> Duration {
     let interval = target.record.parameters.duration("interval");
+    // Three rounds may fail for a reason that passes, and each may take its time.
     interval.unwrap_or_default() * 3 + Duration::from_secs(60)
 }
 
@@ -445,6 +460,8 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
         let target = targets.borrow_and_update().clone();
         let begun = Instant::now();
         if let Some((before, _)) = &launched
+            // An engine remembers what others have undone, so it is kept while only the wanted
+            // records change.
             && (before.record != target.record || before.rival != target.rival)
         {
             launched = None;
@@ -484,9 +501,11 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
         let pause = interval.max(MIN_PAUSE).mul_f64(0.9 + 0.2 * fastrand::f64());
         tokio::select! {
             changed = targets.changed() => {
+                // The record was removed, or the process ends.
                 if changed.is_err() {
                     return;
                 }
+                // A program may rewrite documents without a pause; zones are not listed as fast.
                 tokio::time::sleep(MIN_PAUSE.saturating_sub(begun.elapsed())).await;
             }
             received = confirmations.recv() => confirmation = received,
@@ -525,6 +544,7 @@ impl Shared {
         } else {
             engine.reconcile(&target.desired, confirmed, &|_| {}).await
         };
+        // Also after an error: a part of the zones may have been changed before it.
         self.options.save_deletions(name, &engine.deletions);
         let labels = &[name];
         metrics
@@ -584,6 +604,7 @@ impl Shared {
         ] {
             family.with_label_values(labels).set(gauge(value));
         }
+        // Some zones may work while others fail, which an alert must show.
         if report.zones.iter().any(|zone| zone.failure.is_some()) {
             metrics.registry_errors.with_label_values(labels).inc();
         }
@@ -620,6 +641,7 @@ impl Shared {
             }
             states.insert(name.to_owned(), state);
         }
+        // The main loop, which is woken below, takes the same lock.
         drop(states);
         self.api_state.end_round(name, problem);
         self.changed.notify_one();

@@ -128,6 +128,7 @@ impl Intent {
         let mut outcome = IntentOutcome::default();
         // Keyed by update record and by whether the name is the public one.
         let mut wanted: BTreeMap<(String, bool), BTreeSet<&str>> = BTreeMap::new();
+        // Without a name nothing is published; `read` has refused domains without one.
         let Some(first) = &self.external_name else {
             return outcome;
         };
@@ -140,6 +141,7 @@ impl Intent {
                 for record in outcome.records_of(&owner, lists, &is_record) {
                     let addresses = wanted.entry((record, true)).or_default();
                     for cluster in &placement.clusters {
+                        // A logical cloud has one public name for all its clusters.
                         addresses.extend(cluster.public.iter().map(String::as_str));
                     }
                 }
@@ -148,6 +150,7 @@ impl Intent {
                 for cluster in &placement.clusters {
                     for record in outcome.records_of(&cluster.cluster, lists, &is_record) {
                         let addresses = wanted.entry((record, false)).or_default();
+                        // Addresses of other clusters may not be reachable from this one's network.
                         addresses.extend(cluster.local.iter().map(String::as_str));
                     }
                 }
@@ -212,6 +215,8 @@ fn records(
     ttl: Option<u32>,
 ) -> Result<Vec<Record>, String> {
     let owner = Name::parse(name).map_err(|error| error.to_string())?;
+    // Without records the name would be withdrawn, which an intent whose addresses are still to
+    // come does not mean.
     if addresses.is_empty() {
         return Err(format!(
             "{name}: no cluster has an address for it; add addresses to the placements"
@@ -317,6 +322,8 @@ impl RecordList {
         let before = problems.count();
         let metadata = fields.required_as("metadata", |reader| {
             let metadata = Metadata::read_member(reader)?;
+            // The document binds records by a list of this name only; any other is a list of
+            // something else.
             if metadata.name != Self::NAME {
                 let name = reader.fields()?.optional("name")?;
                 name.problem(
@@ -357,6 +364,7 @@ impl RecordList {
 
     /// Returns the distinct names of the records, in order.
     pub fn records(&self) -> Vec<&str> {
+        // Two keys may name one record, which must not get the same sets twice.
         let mut seen = BTreeSet::new();
         let names = self.pairs.iter().map(|(_, record)| record.as_str());
         names.filter(|name| seen.insert(*name)).collect()

@@ -102,12 +102,14 @@ impl UpdateRecord {
             .definition()
             .all_obstacles(&Parameters(parameters.texts()));
         for name in ["domain-filter", "exclude-domains"] {
+            // A restriction was meant, but all names would be published.
             if parameters.is_blank(name) {
                 found.push(format!(
                     "{name} is empty, which filters nothing; name domains, or remove it"
                 ));
             }
         }
+        // This registry keeps ownership in AWS Cloud Map, which only external-dns reaches.
         if parameters.text("registry") == Some("aws-sd") {
             found.push(
                 "registry aws-sd is not available in bosh-dns-publish; use txt or noop, or run external-dns itself \
@@ -208,6 +210,7 @@ fn read_user_data(
     let one = fields.optional(lower);
     let other = fields.optional(camel);
     if let (Some(_), Some(other)) = (&one, &other) {
+        // Which of the two is meant is not known.
         other.problem(
             format!("{lower} is also set"),
             format!("keep one of {lower} and {camel}"),
@@ -229,6 +232,7 @@ pub(crate) fn read_identifier(reader: &Reader<'_>) -> Option<String> {
 
 /// Returns whether a text is valid in a URL and in a Kubernetes label.
 pub(crate) fn is_identifier(text: &str) -> bool {
+    // As labels of Kubernetes, from which documents come; they become file names here.
     text.len() <= 63
         && text.starts_with(|letter: char| letter.is_ascii_alphanumeric())
         && text.ends_with(|letter: char| letter.is_ascii_alphanumeric())

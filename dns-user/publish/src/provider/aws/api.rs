@@ -102,6 +102,7 @@ impl Api {
         query: &[(&str, &str)],
         body: String,
     ) -> Result<Element, ProviderError> {
+        // They are valid for five minutes at least, longer than a call's attempts by default.
         let credentials = self.credentials().await?;
         let path = format!("/{VERSION}/{path}");
         let AwsSettings {
@@ -121,6 +122,7 @@ impl Api {
         };
         let mut attempt = 0;
         loop {
+            // Each attempt anew: AWS accepts a signature for five minutes.
             let request = unsigned.sign(endpoint, &credentials)?;
             match self.exchange(endpoint, request).await {
                 Err(ProviderError::Throttled { .. }) if attempt < *retries => {
@@ -139,6 +141,7 @@ impl Api {
         request: Request<Full<Bytes>>,
     ) -> Result<Element, ProviderError> {
         let response = self.http.send(server, request).await?;
+        // Errors have a body of XML as well, which names the cause.
         let parsed = Element::parse(response.body());
         if response.status() == StatusCode::OK {
             return parsed.map_err(|error| bad_answer(server, error));
@@ -149,6 +152,7 @@ impl Api {
             .find("Message")
             .map_or("no reason given", |message| message.text.trim());
         let server = server.to_owned();
+        // Route 53 answers this error in two forms: of its own, and as any other error.
         if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
             let mut messages = Vec::new();
             if let Some(list) = answer.find("Messages") {
@@ -171,6 +175,7 @@ impl Api {
                 wait: LONG_PAUSE,
             });
         }
+        // 5xx is temporary, so no name is at fault and the batch is not halved.
         Err(if status.is_server_error() {
             ProviderError::Unreachable {
                 server,
@@ -211,6 +216,7 @@ fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderErr
             values.insert(name.trim().to_owned(), value.trim().to_owned());
         }
     }
+    // A name without a value counts as absent, as an empty variable does.
     values.retain(|_, value| !value.is_empty());
     let key_id = values.remove("aws_access_key_id");
     let secret = values.remove("aws_secret_access_key");
@@ -254,11 +260,13 @@ impl Api {
             return Ok(given.clone());
         }
         if let Some((credentials, until)) = &self.temporary
+            // The token may be used by the calls of a long round after this check.
             && SystemTime::now() + RENEWAL < *until
         {
             return Ok(credentials.clone());
         }
         let base = match (given, web_identity, shared_file) {
+            // With a role, they only sign the request for its credentials; nothing keeps them.
             (Some(given), _, _) => (given.clone(), SystemTime::now()),
             (None, Some((file, role)), _) => self.of_web_identity(file, role).await?,
             // Read again from time to time, because other programs renew it.
@@ -279,6 +287,7 @@ impl Api {
 
     /// Fetches the credentials of the machine's instance profile (IMDSv2).
     async fn of_machine(&self) -> Result<(Credentials, SystemTime), ProviderError> {
+        // The last source, so its failure is mostly a missing setting and not one of the service.
         self.fetch_profile().await.map_err(|error| {
             settings(format!(
                 "Route 53 needs credentials: AWS_ACCESS_KEY_ID is not set, and this machine has no instance \
@@ -353,6 +362,7 @@ impl Api {
         file: &Path,
         role: &str,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
+        // Read each time: Kubernetes replaces the file before the token expires.
         let token = fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
         let form = role_form("AssumeRoleWithWebIdentity", role, Some(token.trim()));
         let request = Request::post(format!("{}/", self.settings.token_endpoint))
@@ -439,6 +449,8 @@ impl Element {
         loop {
             match reader.read_event()? {
                 Event::Start(start) => {
+                    // Elements are dropped and searched recursively, so a reply of a hostile peer
+                    // could overflow the stack.
                     if open.len() > MAX_DEPTH {
                         bail!("elements are nested too deeply");
                     }
@@ -465,6 +477,7 @@ impl Element {
                     let text = &mut innermost(&mut open)?.text;
                     match (reference.resolve_char_ref()?, &*reference.decode()?) {
                         (Some(character), _) => text.push(character),
+                        // Other entities than XML's five need a document type, which no reply has.
                         (None, name) => text.push_str(
                             resolve_predefined_entity(name)
                                 .with_context(|| format!("unknown entity {name}"))?,
@@ -475,6 +488,7 @@ impl Element {
                 Event::Comment(_) | Event::Decl(_) | Event::PI(_) | Event::DocType(_) => {}
             }
         }
+        // The first entry is no element: it collects the document's root.
         let [root] = &mut open[..] else {
             bail!("it is truncated")
         };
@@ -551,6 +565,7 @@ impl Unsigned<'_> {
         let host = endpoint
             .split_once("://")
             .map_or(endpoint, |(_, host)| host);
+        // In alphabetical order, as the canonical request lists them (SigV4).
         let headers = [("content-type", self.content_type), ("host", host)];
         let mut uri = format!("{endpoint}{}", self.path);
         if !self.query.is_empty() {

@@ -193,6 +193,7 @@ impl AwsSettings {
             tags: tags(parameters),
             zone_ids,
             domains,
+            // Above the limit Route 53 refuses each batch, and with 0 no change would fit.
             batch_size: batch_size.clamp(1, MAX_CHANGES),
             batch_interval: parameters
                 .duration("aws-batch-change-interval", Duration::from_secs(1))?,
@@ -267,6 +268,7 @@ fn shared_file(parameters: &Parameters) -> Option<(PathBuf, String)> {
         .path("aws-shared-credentials-file")
         .or_else(|| std::env::home_dir().map(|home| home.join(".aws/credentials")))?;
     let is_meant = profile.is_some() || parameters.text("aws-shared-credentials-file").is_some();
+    // A file that the operator names must exist: another account would be changed without it.
     (is_meant || file.exists()).then(|| (file, profile.unwrap_or("default").to_owned()))
 }
 
@@ -321,11 +323,13 @@ impl Aws {
             for zone in page.list("HostedZones") {
                 hosted.extend(self.accept(zone)?);
             }
+            // At most 100 zones are in one page.
             if page.text_of("IsTruncated") != "true" {
                 break;
             }
             page.text_of("NextMarker").clone_into(&mut marker);
         }
+        // Zones are listed without their tags, which cost further calls.
         if !self.api.settings.tags.is_empty() {
             hosted = self.with_tags(hosted).await?;
         }
@@ -356,6 +360,7 @@ impl Aws {
         };
         let accepted = wanted.is_none_or(|wanted| wanted == visibility)
             && (zone_ids.is_empty() || zone_ids.iter().any(|suffix| id.ends_with(suffix.as_str())))
+            // The listing of a zone takes a call for each 300 sets.
             && domains.may_contain(&apex);
         Ok(accepted.then(|| Zone {
             id,
@@ -433,11 +438,14 @@ impl Aws {
                 }
             }
         }
+        // A deletion has to repeat a set exactly as Route 53 lists it, with properties that a
+        // record does not have.
         self.listed.insert(id.to_owned(), listed);
         Ok(records)
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
+        // Out of the map, because the sender below needs `self`; the next listing fills it again.
         let listed = self.listed.remove(&batch.zone).unwrap_or_default();
         let max_changes = self.api.settings.batch_size;
         let mut changes = Vec::with_capacity(batch.transactions.len());
@@ -470,6 +478,8 @@ fn convert(
     max_changes: usize,
 ) -> Result<SetChanges, ProviderError> {
     for step in &transaction.steps {
+        // Only what is written: a listed set may have properties that Route 53 knows and this
+        // program does not.
         if let Step::Create(record) | Step::Replace { after: record, .. } = step
             && let Some(reason) = sets::unfit(record)
         {
@@ -524,6 +534,7 @@ impl GroupSender for BatchSender<'_> {
         }
         let path = format!("hostedzone/{}/rrset", self.zone);
         let result = self.aws.api.post(&path, &sets::request(groups[0])).await;
+        // Also after an error, which Route 53 counts as a request.
         self.aws.last_batch = Some(Instant::now());
         vec![match result {
             Ok(_) => TransactionResult::Applied,

@@ -28,6 +28,7 @@ impl<'a> Account<'a> {
 impl AwsSettings {
     /// Returns whether a zone may pass the filters of both. What only might differ counts as the same.
     pub(super) fn may_share_zones(&self, other: &Self) -> bool {
+        // Each partition of AWS has an endpoint, and zones of its own.
         self.endpoint == other.endpoint
             && self.account() == other.account()
             && self.shares_visibility(other)
@@ -36,9 +37,12 @@ impl AwsSettings {
     }
 
     fn account(&self) -> Account<'_> {
+        // A role decides whose zones are reached, whatever signs the request for it.
         if let Some(role) = &self.role {
             Account::of_role(role)
         } else if let Some(credentials) = &self.credentials {
+            // Two keys may be of one account, which only AWS knows; then the engine keeps contested
+            // names.
             Account::AccessKey(&credentials.key_id)
         } else if let Some((_, role)) = &self.web_identity {
             Account::of_role(role)
@@ -52,6 +56,7 @@ impl AwsSettings {
     fn shares_visibility(&self, other: &Self) -> bool {
         match (self.visibility, other.visibility) {
             (Some(one), Some(other)) => one == other,
+            // Without the filter, zones of both kinds are reached.
             _ => true,
         }
     }
@@ -75,6 +80,7 @@ impl AwsSettings {
     fn shares_tags(&self, other: &Self) -> bool {
         for (key, value) in &self.tags {
             for (other_key, other_value) in &other.tags {
+                // A filter without a value accepts each.
                 let differs = value.is_some() && other_value.is_some() && value != other_value;
                 if key == other_key && differs {
                     return false;

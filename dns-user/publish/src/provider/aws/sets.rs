@@ -39,6 +39,7 @@ const MAX_WEIGHT: u8 = u8::MAX;
 
 /// Returns the reason, if any, why Route 53 would refuse a record because of its properties.
 pub(super) fn unfit(record: &Record) -> Option<String> {
+    // Route 53 refuses a batch as a whole, and its message may not name the property.
     for (name, value) in &record.properties {
         let remedy = match name.as_str() {
             "aws/weight" if value.parse::<u8>().is_err() => {
@@ -70,6 +71,7 @@ pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
     if let Some(alias) = set.child("AliasTarget") {
         let target = Name::parse(&octal_to_decimal(alias.text_of("DNSName")))?;
         record.targets.insert(Target::alias(&target));
+        // An alias set has no TTL of its own; with one, wanted and listed sets are equal.
         record.ttl = Some(DEFAULT_TTL);
         for (property, value) in [
             (ALIAS, "true"),
@@ -83,6 +85,7 @@ pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
     record.ttl = set.text_of("TTL").parse().ok();
     for value in set.list("ResourceRecords") {
         let text = value.text_of("Value");
+        // Only names and texts are escaped by Route 53.
         let text = if record_type == RecordType::TXT {
             octal_to_decimal(text)
         } else {
@@ -109,6 +112,7 @@ pub(super) fn write(record: &Record) -> Element {
     if !record.set_identifier.is_empty() {
         children.push(Element::text("SetIdentifier", &record.set_identifier));
     }
+    // The schema orders the elements, and Route 53 refuses others: HealthCheckId is the last one.
     let [routing @ .., (health_check, health_check_element)] = &ROUTING;
     let mut location = Vec::new();
     for (name, element) in GEOLOCATION {
@@ -125,6 +129,7 @@ pub(super) fn write(record: &Record) -> Element {
     }
     if is_alias(record) {
         let health = match record.property(TARGET_HEALTH) {
+            // As external-dns by default.
             "" => "true",
             health => health,
         };
@@ -164,6 +169,7 @@ fn value_text(record_type: RecordType, target: &Target) -> String {
         return target.as_str().to_owned();
     }
     let octets = target.text_octets();
+    // A TXT record has at least one string (RFC 1035, section 3.3.14).
     if octets.is_empty() {
         return "\"\"".to_owned();
     }
@@ -198,6 +204,7 @@ fn octal_to_decimal(text: &str) -> String {
                 rewritten.push_str(&format!("\\{octet:03}"));
                 rest = &escape[4..];
             }
+            // An escape of one character: it must not begin another escape itself.
             None => {
                 let length = 1 + escape.chars().nth(1).map_or(0, char::len_utf8);
                 rewritten.push_str(&escape[..length]);
@@ -226,6 +233,7 @@ pub(super) fn adjust(desired: &mut Vec<Record>, balancers: BalancerRecords) {
     for mut record in desired.drain(..) {
         record
             .properties
+            // What Route 53 does not keep would differ from the listed set in every round.
             .retain(|name, value| name.starts_with("aws/") || (name == ALIAS && value == "true"));
         let target = first_target(&record);
         let alias = match balancers {
@@ -246,7 +254,9 @@ pub(super) fn adjust(desired: &mut Vec<Record>, balancers: BalancerRecords) {
         record.set_property(ALIAS, "true");
         record.set_property(TARGET_ZONE, zone);
         let health = record.properties.entry(TARGET_HEALTH.to_owned());
+        // A document may decide for itself.
         health.or_insert_with(|| evaluate_health.to_string());
+        // A balancer may have addresses of both families; an alias without any answers nothing.
         for record_type in [RecordType::A, RecordType::AAAA] {
             adjusted.push(Record {
                 record_type,
@@ -311,6 +321,7 @@ const ZONES: &[(&str, &str)] = &[
 fn hosted_zone(target: &str) -> Option<&'static str> {
     for (suffix, zone) in ZONES {
         if let Some(before) = target.strip_suffix(suffix)
+            // At the boundary of a label: `notcloudfront.net` is another domain.
             && before.ends_with('.')
         {
             return Some(zone);
@@ -428,6 +439,8 @@ pub(super) fn request(group: &[SetChanges]) -> Element {
     for one in group {
         sorted.extend(&one.changes);
     }
+    // All deletions first, so that no CREATE meets the set that it replaces. Names and types only
+    // make equal batches equal.
     sorted.sort_by_key(|(verb, set)| (*verb == CREATE, set.text_of("Name"), set.text_of("Type")));
     let mut changes = Vec::with_capacity(sorted.len());
     for (verb, set) in sorted {

@@ -68,6 +68,7 @@ impl Txn {
     /// Requires that a key, and all keys below it, were not written after a revision.
     pub(super) fn compare_unchanged(&mut self, key: &[u8], revision: i64) {
         let next = (revision + 1).to_string();
+        // A new record has a key below the name's; without the slash, longer names would count.
         let below = [key, b"/"].concat();
         // `0` follows `/` in ASCII.
         let end = [key, b"0"].concat();
@@ -126,6 +127,7 @@ impl Etcd {
     /// Returns all keys that start with `prefix`, which ends with a slash, at one revision of the
     /// store, and this revision.
     pub(super) async fn range(&mut self, prefix: &str) -> Result<(i64, Vec<Pair>), ProviderError> {
+        // All pages have one revision, which etcd may forget before the last of them.
         for _ in 0..MAX_COMPACTIONS {
             match self.range_once(prefix).await {
                 Err(ProviderError::Refused { reason, .. }) if reason.contains("compacted") => {}
@@ -150,6 +152,7 @@ impl Etcd {
             let start = STANDARD.encode(&from);
             let stop = STANDARD.encode(&end);
             let mut body = json!({"key": start, "range_end": stop, "limit": PAGE.to_string()});
+            // All pages at one revision, or a record that moves between two pages would be missing.
             if let Some(revision) = revision {
                 body["revision"] = revision.to_string().into();
             }
@@ -164,6 +167,7 @@ impl Etcd {
                 });
             }
             match pairs.last() {
+                // The smallest key above the last one.
                 Some(last) if response.more => from = [&last.key[..], b"\0"].concat(),
                 _ => return Ok((revision.unwrap_or(0), pairs)),
             }
@@ -205,6 +209,7 @@ impl Etcd {
     }
 
     async fn authenticate(&mut self) -> Result<(), ProviderError> {
+        // The request for a token needs none.
         self.token = None;
         let Some((name, password)) = &self.user else {
             return Ok(());
@@ -269,6 +274,7 @@ impl Etcd {
             .or(answer["message"].as_str())
             .unwrap_or("no reason given")
             .to_owned();
+        // Not every version of etcd answers 401, so the text decides as well.
         let is_token = text.contains("invalid auth token") || text.contains("user name is empty");
         if response.status() == StatusCode::UNAUTHORIZED || is_token {
             return Err(ProviderError::Refused {
@@ -277,6 +283,7 @@ impl Etcd {
             });
         }
         let reason = format!("{} ({text})", response.status());
+        // A member without a leader; another one may have one.
         Err(if response.status() == StatusCode::SERVICE_UNAVAILABLE {
             ProviderError::Unreachable { server, reason }
         } else {
@@ -408,6 +415,7 @@ fn host_type(host: &str, name: &Name) -> RecordType {
     let is_reverse = [".in-addr.arpa", ".ip6.arpa"]
         .iter()
         .any(|suffix| name.as_str().ends_with(suffix));
+    // The format has no types: a name below a reverse zone is a pointer, elsewhere an alias.
     match RecordType::of_host(host) {
         RecordType::CNAME if is_reverse => RecordType::PTR,
         other => other,

@@ -87,6 +87,7 @@ impl CoreDnsSettings {
             urls.push(url.trim_end_matches('/').to_owned());
         }
         if urls.is_empty() {
+            // etcd's default, which external-dns has as well.
             urls.push("http://localhost:2379".to_owned());
         }
         let prefix = parameters
@@ -158,6 +159,7 @@ impl Listed {
             }
             let key = record.key();
             let sets = self.sets.entry(key.clone()).or_default();
+            // One value may belong to two sets, of its host and of its text.
             sets.push(pair.key.clone());
             records.entry(key).or_insert(record).targets.insert(target);
         }
@@ -198,6 +200,7 @@ impl CoreDns {
                 }
             };
             let strict_owner = &self.settings.strict_owner;
+            // As external-dns with `--coredns-strictly-owned`.
             if strict_owner.is_some() && service.owner != *strict_owner {
                 continue;
             }
@@ -228,6 +231,7 @@ impl CoreDns {
             converted.push(self.convert(&batch.transactions[*place]));
         }
         let sent = send_groups(&mut self.etcd, converted, batch.on_conflict, progress).await;
+        // Each place is overwritten: `send_groups` returns a result for each transaction.
         let mut results = vec![TransactionResult::Conflict; order.len()];
         for (place, result) in order.into_iter().zip(sent) {
             results[place] = result;
@@ -243,11 +247,13 @@ impl CoreDns {
         for step in &transaction.steps {
             let (name, before, after) = match step {
                 Step::Require(record) => (&record.name, Some(record), Some(record)),
+                // The comparison of the name's keys below covers it.
                 Step::RequireAbsent(name, _) => (name, None, None),
                 Step::Create(record) => (&record.name, None, Some(record)),
                 Step::Delete(record) => (&record.name, Some(record), None),
                 Step::Replace { before, after } => (&before.name, Some(before), Some(after)),
             };
+            // A second comparison of one name would only use up the limit.
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -262,9 +268,12 @@ impl CoreDns {
         }
         for name in names {
             let directory = key_of(&self.settings.prefix, name);
+            // Against the revision of the listing: keys that another writer has added have none
+            // that could be compared.
             txn.compare_unchanged(&directory, self.listed.revision);
         }
         for (key, service) in edits {
+            // A value without host and text answers nothing.
             if service.is_empty() {
                 txn.write(&key, None);
             } else {
@@ -297,6 +306,7 @@ impl CoreDns {
             let Some((_, listed)) = self.listed.services.get(key) else {
                 continue;
             };
+            // An earlier step may have changed the host of the value, and this one its text.
             let current = edits.get(key).unwrap_or(listed).clone();
             let same = wanted
                 .iter()
@@ -312,6 +322,7 @@ impl CoreDns {
                 }
                 None => current.without(record_type),
             };
+            // What is not written cannot conflict with another writer.
             if edited == *listed {
                 edits.remove(key);
             } else {
@@ -354,6 +365,8 @@ impl CoreDns {
             // As external-dns does: each target has a separate key below the name, which `targetstrip` cuts off.
             let mut key = directory.clone();
             if !is_pointer {
+                // Two targets of one name hardly ever get the same number; if they do, the next
+                // listing lacks one of them, and it is written again.
                 key.extend(format!("/{:08x}", fastrand::u32(..)).bytes());
             }
             let service = Service {
@@ -372,6 +385,7 @@ impl CoreDns {
 impl Provider for CoreDns {
     fn adjust(&self, desired: &mut Vec<Record>) {
         for record in desired {
+            // Properties that a value cannot hold would differ from the listed set in every round.
             record.properties.retain(|name, _| name == GROUP);
         }
     }

@@ -71,6 +71,7 @@ impl Transfer {
 
     /// Processes the next message, without its signature. Returns whether it was the last one.
     pub(super) fn take(&mut self, message: &[u8]) -> Result<bool, TransferError> {
+        // A server that never sends the last SOA would fill the memory.
         self.left = self
             .left
             .checked_sub(message.len())
@@ -81,6 +82,7 @@ impl Transfer {
         if header.id != self.id || !header.is_response() {
             return Err(TransferError::OtherQuestion);
         }
+        // Also in a later message: a server may give up in the middle.
         if header.rcode() != 0 {
             return Err(TransferError::Code(header.rcode()));
         }
@@ -93,6 +95,7 @@ impl Transfer {
         }
         for _ in 0..header.counts[1] {
             let record = reader.record()?;
+            // What follows the last SOA belongs to no transfer; the server may have mixed two.
             if self.is_complete {
                 return Err(TransferError::Trailing);
             }
@@ -116,6 +119,7 @@ impl Transfer {
 
     /// Keeps a record between the first SOA and the last one.
     fn keep(&mut self, message: &[u8], record: RawRecord) -> Result<(), TransferError> {
+        // It would be planned in a zone to which it does not belong.
         if !record.name.is_within(&self.apex) {
             return Err(TransferError::Outside(record.name));
         }
@@ -124,6 +128,7 @@ impl Transfer {
         }
         let target = decode(message, &record)?;
         let mut set = Record::new(record.name, record.record_type, []);
+        // The first record's: all records of a set have one TTL (RFC 2181, section 5.2).
         set.ttl = Some(record.ttl);
         let key = set.key();
         let set = self.records.entry(key.clone()).or_insert(set);
@@ -143,6 +148,7 @@ impl Transfer {
         is_new: bool,
     ) -> Result<(), WireError> {
         let canonical = encode(RecordType::TXT, &target)?;
+        // Nearly all texts: one string, or strings that are full but for the last one.
         if is_new && canonical == data {
             return Ok(());
         }
@@ -171,6 +177,7 @@ impl Transfer {
             return Err(TransferError::Incomplete);
         }
         let mut sets: Vec<Record> = records.into_values().collect();
+        // A server ignores the deletion of this NS set (RFC 2136, section 3.4.2.3).
         sets.retain(|set| set.record_type != RecordType::NS || set.name != apex);
         Ok((sets, texts))
     }
@@ -178,6 +185,7 @@ impl Transfer {
 
 fn soa_serial(message: &[u8], data: usize) -> Result<u32, WireError> {
     let mut reader = MessageReader::at(message, data);
+    // The primary's name and the mailbox of the administrator (RFC 1035, section 3.3.13).
     reader.name()?;
     reader.name()?;
     reader.u32()
@@ -241,6 +249,7 @@ impl Encoded {
         let mut largest = 0;
         for step in &transaction.steps {
             if let Step::Create(record) | Step::Replace { after: record, .. } = step {
+                // Unlike a zone file, an update has no default of its own.
                 let ttl = record.ttl.unwrap_or(DEFAULT_TTL);
                 largest = largest.max(record.targets.len());
                 for data in data_of(record, listed)? {
@@ -281,6 +290,7 @@ fn same(
 /// Returns the data of a set, as listed where it was listed.
 fn data_of(record: &Record, listed: &ListedTexts) -> Result<Vec<Vec<u8>>, WireError> {
     let texts = match record.record_type {
+        // A server compares data octet by octet, and `"ab"` differs from `"a" "b"`.
         RecordType::TXT if !listed.is_empty() => {
             listed.get(&record.key()).map_or(&[][..], Vec::as_slice)
         }
@@ -310,14 +320,17 @@ pub(super) fn fitting(transactions: &[Encoded]) -> usize {
             octets += transaction.len();
             records.0 += u32::from(transaction.prerequisites.count);
             records.1 += u32::from(transaction.updates.count);
+            // Each section counts its records in 16 bits (RFC 1035, section 4.1.1).
             octets <= MAX_MESSAGE && records.0.max(records.1) <= u32::from(u16::MAX)
         })
         .count()
+        // A transaction that fits no message was refused by `fits`.
         .max(1)
 }
 
 pub(super) fn message(id: u16, zone: &Name, group: &[Encoded]) -> Vec<u8> {
     let mut message = question(id, UPDATE, zone, RecordType::SOA.0);
+    // All prerequisites precede the updates, and all must hold (RFC 2136, section 3.2).
     for transaction in group {
         append(&mut message, 1, &transaction.prerequisites);
     }
@@ -349,6 +362,7 @@ pub(super) struct WireError(pub(super) &'static str);
 /// Starts a message with the question, or zone, `name record_type IN`.
 pub(super) fn question(id: u16, opcode: u16, name: &Name, record_type: u16) -> Vec<u8> {
     let mut message = Vec::with_capacity(512);
+    // Flags are zero but for the opcode: recursion is not desired of an authoritative server.
     for word in [id, opcode << 11, 1, 0, 0, 0] {
         message.extend(word.to_be_bytes());
     }
@@ -412,6 +426,7 @@ pub(super) fn push_name(octets: &mut Vec<u8>, name: &Name) {
 
 /// Appends a name that ends with a pointer to the message's zone.
 fn push_name_below(octets: &mut Vec<u8>, name: &Name, zone: &Name) {
+    // A pointer to the root takes two octets, the root itself one.
     if zone.is_root() || !name.is_within(zone) {
         return push_name(octets, name);
     }
@@ -420,6 +435,7 @@ fn push_name_below(octets: &mut Vec<u8>, name: &Name, zone: &Name) {
         octets.push(label.len() as u8);
         octets.extend(label);
     }
+    // Every server reads pointers (RFC 1035, section 4.1.4), and the zone ends each owner name.
     octets.extend(ZONE_POINTER);
 }
 
@@ -589,6 +605,7 @@ impl<'a> MessageReader<'a> {
                 1..=63 => labels.push(reader.octets(usize::from(length))?),
                 192.. => {
                     let target = usize::from(length & 0x3f) << 8 | usize::from(reader.u8()?);
+                    // The reader continues behind the first pointer, wherever that leads.
                     if !is_behind_pointer {
                         self.at = reader.at;
                         is_behind_pointer = true;
@@ -703,6 +720,7 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
         }
     };
     let is_read = reader.at > record.data.start;
+    // A name in the data must not reach into the next record.
     if is_read && reader.at != record.data.end {
         return Err(WireError("data of another length"));
     }
@@ -756,6 +774,7 @@ impl ChangedSet<'_> {
         let mut found = BTreeSet::new();
         for _ in 0..header.counts[1] {
             let record = reader.record()?;
+            // Behind a CNAME, records of its target follow, which are not the set.
             let is_asked = record.name == *self.name
                 && record.record_type == self.record_type
                 && record.class == CLASS_IN;

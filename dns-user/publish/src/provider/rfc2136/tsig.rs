@@ -122,6 +122,7 @@ impl TsigKey {
         );
         let mut data = Vec::new();
         push_name(&mut data, &self.algorithm_name);
+        // The time has 48 bits (RFC 8945, section 4.2).
         data.extend(&now.to_be_bytes()[2..]);
         data.extend(FUDGE.to_be_bytes());
         data.extend((code.len() as u16).to_be_bytes());
@@ -141,6 +142,7 @@ impl TsigKey {
         append(message, 3, &record);
         Ok(Verifier {
             key: self,
+            // A response's signature covers the one of its request (RFC 8945, section 5.3).
             covered: with_length(&code),
             is_first: true,
             unsigned: 0,
@@ -221,9 +223,11 @@ impl Verifier<'_> {
             17 => return Err(TsigError::UnknownKey(self.key.name.clone())),
             _ => {}
         }
+        // Another algorithm under the same name could be a weaker one.
         if signature.key != self.key.name || signature.algorithm != self.key.algorithm_name {
             return Err(TsigError::OtherKey);
         }
+        // The signature covers the message as it was before the signature was added.
         message.truncate(signature.start);
         let additional = u16::from_be_bytes([message[10], message[11]]).saturating_sub(1);
         message[10..12].copy_from_slice(&additional.to_be_bytes());
