@@ -91,6 +91,7 @@ impl Bus {
             .connection_timeout(attempt)
             .ping_interval(Duration::from_secs(*ping_every))
             .name(name)
+            // A machine may start before nats-server, and must not depend on the order.
             .retry_on_initial_connect()
             .custom_inbox_prefix(format!("_INBOX.{name}"))
             .event_callback(move |event| {
@@ -219,7 +220,9 @@ pub fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
         .require_tls(true)
         .tls_client_config(config)
         .connection_timeout(MAX_ATTEMPT)
+        // An agent without a connection is of no use, and nobody would restart it.
         .max_reconnects(None)
+        // Names that a cluster announces may lead nowhere from this network.
         .ignore_discovered_servers()
         .reconnect_delay_callback(pause)
 }
@@ -238,9 +241,11 @@ async fn follow_rotation(client: Client, tls: Arc<RotatingTls>) {
         ticks.tick().await;
         tls.poll();
         let newest = tls.current().generation;
+        // A connection keeps the certificate with which it was made.
         if newest != used {
             used = newest;
             tracing::info!("certificates were rotated; reconnecting to NATS");
+            // The client has ended, and the process with it.
             if client.force_reconnect().await.is_err() {
                 return;
             }
@@ -308,10 +313,12 @@ pub fn nats_server_config<'a>(
             folder.display().to_string()
         );
     }
+    // With users, nats-server refuses everybody else.
     text.push_str("authorization {\n  users: [\n");
     let mut publish = vec![agent_subject("*")];
     let mut subscribe = vec!["director.>".to_owned()];
     if jetstream.is_some() {
+        // It creates the bucket, and writes and deletes objects.
         publish.extend(["$JS.API.>", "$O.>"].map(str::to_owned));
         subscribe.push("_INBOX.bosh-dns-sync-publisher.>".to_owned());
     }

@@ -73,7 +73,11 @@ impl Dataset {
             .map(|instance| ids.instance(&instance.id))
             .collect();
         let mut ordered: Vec<_> = numbers.into_iter().zip(&inventory.instances).collect();
+        // In the order of the files, one new instance would move every row behind it, and no patch
+        // would be small.
         ordered.sort_by_key(|(number, _)| *number);
+        // Before the rows, which refer to them; ids are allocated in a fixed order, so that the
+        // same inventory gets the same ones.
         let groups = group_ids(inventory, ids);
         let mut dataset = Self {
             records: Vec::new(),
@@ -97,6 +101,7 @@ impl Dataset {
                     placeholder_type: alias.placeholder_type.clone(),
                 };
                 let rows = dataset.aliases.entry(alias.domain.clone()).or_default();
+                // Several groups of a deployment may provide one link, with the same aliases.
                 if !rows.contains(&row) {
                     rows.push(row);
                 }
@@ -133,6 +138,7 @@ impl Dataset {
             let below = format!("{group}.{network}.{deployment}.{}", inventory.domain);
             self.records
                 .push((address.clone(), format!("{id}.{below}")));
+            // A director writes these names only if it is configured to.
             if inventory.index_records {
                 self.records
                     .push((address.clone(), format!("{index}.{below}")));
@@ -295,6 +301,7 @@ impl Ids {
 /// Returns the number of a name; allocates it if missing. Entries are never removed, so the number
 /// of entries is the highest number.
 fn allocate(numbers: &mut BTreeMap<String, u64>, name: &str) -> u64 {
+    // An id is never given to another name: clients may have it in the names that they ask for.
     if let Some(number) = numbers.get(name) {
         return *number;
     }

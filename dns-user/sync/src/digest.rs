@@ -48,6 +48,7 @@ impl MultiDigest {
                 continue;
             };
             let right_length = hex.len() == KNOWN[strength].1.output_len() * 2;
+            // A digest that is cut off can match nothing, and a weaker one beside it still can.
             if !right_length || !hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
                 continue;
             }
@@ -104,6 +105,7 @@ pub fn make_patch(old: &[u8], new: &[u8]) -> io::Result<Vec<u8>> {
     encoder.set_parameter(CParameter::WindowLog(window(old.len() + new.len())))?;
     // A patch consists mostly of matches far back in the old version.
     encoder.set_parameter(CParameter::EnableLongDistanceMatching(true))?;
+    // The frame then states the length, which the agent needs before it allocates.
     encoder.set_pledged_src_size(Some(new.len() as u64))?;
     encoder.write_all(new)?;
     encoder.finish()
@@ -124,6 +126,7 @@ pub fn apply_patch(old: &[u8], patch: &[u8], limit: usize) -> io::Result<Vec<u8>
         }
     };
     let mut context = DCtx::create();
+    // The old version is not copied.
     context.ref_prefix(old).map_err(zstd_error)?;
     let mut new = Vec::with_capacity(length);
     context.decompress(&mut new, patch).map_err(zstd_error)?;
@@ -137,6 +140,7 @@ fn zstd_error(code: usize) -> io::Error {
 /// Returns the smallest window that holds `bytes` bytes, as a power of two.
 fn window(bytes: usize) -> u32 {
     let needed = usize::BITS - bytes.leading_zeros();
+    // A larger window would have to be allowed explicitly by whoever decompresses.
     needed.clamp(*WINDOW.start(), *WINDOW.end())
 }
 

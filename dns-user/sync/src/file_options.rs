@@ -46,6 +46,7 @@ fn group_of_folder(path: &Path) -> Option<u32> {
 /// Parses an octal file mode.
 fn octal(text: &str) -> Result<u32, &'static str> {
     match u32::from_str_radix(text, 8) {
+        // No bits for set-user-ID or the like, which a data file never needs.
         Ok(mode) if mode <= 0o777 => Ok(mode),
         _ => Err("expected an octal mode such as 640"),
     }

@@ -92,6 +92,7 @@ pub async fn send(
             cause,
         })?;
     match response.status() {
+        // A store answers PUT with 200, 201 or 204 (RFC 9110, section 9.3.4).
         status if status.is_success() => Ok(response.into_body()),
         status => Err(HttpError::Status {
             url: shown.to_owned(),
@@ -184,6 +185,7 @@ pub fn anonymous_client(ca: Option<&Path>) -> Result<ClientConfig, TlsError> {
 /// Returns the path `<first byte of sha1(blob id) as two hexadecimal digits>/<blob id>`.
 pub fn blob_path(blob: &str) -> String {
     let hash = digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, blob.as_bytes());
+    // As the director's client spreads blobs over folders; any other path is another blob.
     format!("{:02x}/{blob}", hash.as_ref()[0])
 }
 
@@ -200,6 +202,7 @@ fn signature(secret: &str, path: &str, now: u64, seconds: u64) -> String {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
     URL_SAFE_NO_PAD.encode(hmac::sign(
         &key,
+        // In the order in which a director's blobstore checks them.
         format!("GET{path}{now}{seconds}").as_bytes(),
     ))
 }

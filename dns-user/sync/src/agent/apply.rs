@@ -73,6 +73,7 @@ impl Applier {
         let report = self.disk.call(|records| Ok(records.report())).await?;
         self.metrics.version.set(report.version.cast_signed());
         self.held.send_if_modified(|held| {
+            // Without a change nobody is woken: the file is looked at every second.
             let changed = *held != report;
             held.clone_from(&report);
             changed
@@ -95,12 +96,14 @@ impl Applier {
     }
 
     async fn try_apply(&mut self, announcement: &Announcement) -> anyhow::Result<Report> {
+        // Read again, because another program may have replaced the file since.
         let held = self.report().await?;
         let ours = held.version;
         let announced = announcement.version;
         // As a BOSH agent: it confirms, and changes nothing.
         if announced <= ours {
             if announced > 0 && announced < ours {
+                // Mostly a late repetition, but perhaps a second publisher.
                 self.metrics.lower.inc();
                 tracing::info!(
                     announced,
@@ -145,10 +148,13 @@ impl Applier {
             spread_ms,
             size,
         } = announcement.extra.clone().unwrap_or_default();
+        // The size is announced, and the digest is checked afterwards: until then it bounds what a
+        // wrong blob can take.
         let longest = match usize::try_from(size) {
             Ok(size @ 1..) => size.min(self.store.longest),
             _ => self.store.longest,
         };
+        // A patch for another version would fail its digest after the work.
         if let Some(patch) = patch.filter(|patch| patch.from == ours && ours > 0) {
             match self
                 .by_patch(patch, digest.clone(), announcement.version, longest)
@@ -173,6 +179,7 @@ impl Applier {
         let spread = Duration::from_millis(spread_ms).min(MAX_SPREAD);
         let mut newest = self.announced.subscribe();
         let bytes = tokio::select! {
+            // A newer version makes the download useless, even one that has just ended.
             biased;
             Ok(_) = newest.wait_for(|newest| *newest > announcement.version) => {
                 bail!("a newer version was announced meanwhile");
@@ -200,6 +207,7 @@ impl Applier {
     ) -> anyhow::Result<()> {
         let frame = STANDARD.decode(&patch.zstd).map_err(unusable)?;
         let old = self.disk.call(|records| records.bytes()).await?;
+        // Megabytes are decompressed, which would delay the messages of the bus.
         let patched =
             tokio::task::spawn_blocking(move || digest::apply_patch(&old, &frame, longest)).await;
         let patched = patched.map_err(unusable)?.map_err(unusable)?;

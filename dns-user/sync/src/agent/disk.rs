@@ -71,7 +71,9 @@ impl Disk {
         let path = options.records.clone();
         std::thread::Builder::new()
             .name("records".to_owned())
+            // A thread, not a task: a call to a file system that hangs cannot be cancelled.
             .spawn(move || {
+                // Beside a BOSH agent, the unfinished files are that agent's.
                 if !options.mute {
                     atomic::sweep(&options.records);
                     atomic::sweep(&options.hosts_file);
@@ -104,6 +106,7 @@ impl Disk {
                 let _ = answer.send(call(records));
             }
         });
+        // A full queue means that the thread hangs in an earlier call.
         let is_queued = self.jobs.try_send(job).is_ok();
         match tokio::time::timeout(LIMIT, answered).await {
             Ok(Ok(result)) if is_queued => result,
@@ -141,6 +144,7 @@ pub(super) struct Records {
 impl Records {
     /// Returns the file's current state; reads the file only if it changed.
     pub(super) fn report(&mut self) -> Report {
+        // With `--mute` the file is the BOSH agent's, and says nothing about what was checked.
         if self.checked.is_some() {
             return self.held.clone();
         }
@@ -167,6 +171,7 @@ impl Records {
         if !self.read {
             self.written = found.clone();
         }
+        // Version 0 makes the publisher send the version again.
         self.held = if edited { NOTHING } else { found };
         self.stamp = stamp;
         self.read = true;
@@ -223,8 +228,10 @@ impl Records {
         digest: &MultiDigest,
         announced: u64,
     ) -> Result<(), DiskError> {
+        // Before anything is parsed: bytes of another origin must not reach the parser.
         digest.verify(&bytes)?;
         let read = dataset::Read::parse(&bytes).map_err(DiskError::Content)?;
+        // As a BOSH agent does: an old blob under a new number would be refused by no later check.
         if read.version != announced {
             return Err(DiskError::Version {
                 found: read.version,
@@ -240,6 +247,7 @@ impl Records {
             self.checked = Some(bytes);
             return Ok(());
         }
+        // First, as a BOSH agent does: with the records there, the version counts as installed.
         write_hosts(&self.options, &read)?;
         let attributes = self.options.attributes.of(&self.options.records);
         let written = atomic::replace(&self.options.records, &bytes, attributes)?;
@@ -256,6 +264,7 @@ impl Records {
 }
 
 fn stamp_of(facts: &fs::Metadata) -> Option<Stamp> {
+    // The inode as well, because a replacement may fall into the same tick of the clock.
     Some((facts.modified().ok()?, facts.ino(), facts.len()))
 }
 

@@ -195,6 +195,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
                 }
             }
         }
+        // The older ones are then answered without a download.
         waiting.sort_by_key(|(announcement, _)| std::cmp::Reverse(announcement.version));
         for (announcement, reply_to) in waiting.drain(..) {
             let done = applier.apply(&announcement).await;
@@ -210,6 +211,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
             }
             if !mute {
                 let answer = match done {
+                    // A director gets exactly the reply that it knows.
                     Ok(report) => Reply::Synced(message::wants_report(&reply_to).then_some(report)),
                     Err(problem) => Reply::Exception(problem.to_string()),
                 };
@@ -249,10 +251,12 @@ async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Repor
                     return;
                 }
             }
+            // At random times, so that a fleet that started together does not report together.
             () = tokio::time::sleep(every.mul_f64(0.5 + fastrand::f64())) => {}
         }
         let subject = message::reply_subject(ASK, &options.id, "hello");
         let body = held.borrow_and_update().write();
+        // Only a client that has ended fails here; without a connection, messages are queued.
         if bus.client.publish(subject, body.into()).await.is_err() {
             return;
         }

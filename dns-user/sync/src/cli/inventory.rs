@@ -148,6 +148,7 @@ impl Add {
         for (network, address) in self.networks {
             networks
                 .entry(network)
+                // A repeated network has an address of the other family.
                 .and_modify(|held| held.add(address))
                 .or_insert_with(|| address.into());
         }
@@ -173,6 +174,7 @@ pub(super) async fn call(
     files: &TlsFiles,
     body: Option<Bytes>,
 ) -> anyhow::Result<Bytes> {
+    // One request for each command, so no connection is kept.
     let client = HttpClient::new(
         files
             .load("api", AcceptedName::Host)?
@@ -330,9 +332,11 @@ impl Address {
                 ..group.name(&ids)?
             });
         }
+        // The short form has the instance's number, the long form its id as the first label.
         if let Some(uuid) = uuid {
             criteria.numbers = vec![known(ids.instances.get(&uuid), "instance", &uuid)?];
         }
+        // A director always names the network in the short form of a link.
         criteria.networks = vec![known(
             ids.networks.get(&group.network),
             "network",

@@ -111,6 +111,7 @@ struct NatsConfig {
 pub fn main() -> ExitCode {
     let CommandLine { command } = dns_command_line::parse::<CommandLine>();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    // The client logs each attempt to connect; `ConnectFailures` does it with cause and remedy.
     let filter = filter.unwrap_or_else(|_| "info,async_nats=warn".into());
     let colours = io::stderr().is_terminal();
     let bars = MultiProgress::new();
@@ -171,6 +172,7 @@ impl io::Write for Log {
 
 /// `publish`, with a progress bar where standard error is a terminal.
 async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
+    // A process that runs for ever, or has no agents, has no progress.
     if options.watch || options.local.is_some() {
         return distributor::run(options, |_| {})
             .await
@@ -296,6 +298,8 @@ impl StatusOptions {
             }
         };
         let count = registry.count();
+        // A fleet without a version, or one whose newest is not announced yet, is not synced,
+        // although no agent lags.
         let synced = count.complete() && registry.version > 0 && newest <= registry.version;
         let code = if synced {
             ExitCode::SUCCESS

@@ -76,6 +76,7 @@ pub(super) async fn spawn(
     tokio::spawn(server.run(
         move |client: &Client| {
             let name = client.common_name().unwrap_or_default();
+            // Agents have certificates of the same CA, and must not change the inventory.
             if clients.contains(&name) {
                 return router.clone();
             }
@@ -99,6 +100,7 @@ async fn status(Extract(desk): Extract<PublisherApi>) -> Json<AgentRegistry> {
 }
 
 async fn change(Extract(desk): Extract<PublisherApi>, Json(change): Json<Change>) -> Response {
+    // It waits for a file lock and for the disk.
     let done = tokio::task::spawn_blocking(move || {
         let PublisherApi {
             source,
@@ -108,6 +110,7 @@ async fn change(Extract(desk): Extract<PublisherApi>, Json(change): Json<Change>
         source.change(&Folder::open(&state), change)
     });
     let problem = match done.await {
+        // The change is on disk; the version that contains it follows (RFC 9110, section 15.3.3).
         Ok(Ok(())) => return StatusCode::ACCEPTED.into_response(),
         Ok(Err(error)) => error.to_string(),
         Err(error) => error.to_string(),

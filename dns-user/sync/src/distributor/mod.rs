@@ -81,7 +81,9 @@ struct Distributor {
 
 /// Runs `publish`. Returns whether all agents hold the version.
 pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::Result<bool> {
+    // Datasets and patches of megabytes are freed after each version.
     dns_kit::memory::return_large_buffers();
+    // First, because of its lock: a second publisher on this folder must not even connect.
     let writer = StateWriter::open(&options)?;
     if let Some(file) = options.local.clone() {
         return write_locally(&options, writer, &file).await.map(|()| true);
@@ -109,6 +111,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
     std::thread::Builder::new()
         .name("writer".to_owned())
         .spawn(move || writer.run(&work, &said))?;
+    // New for each process: nobody reads the subject of replies to an earlier one.
     let process = format!("{OURS}{}", state::blob_id());
     let tasks = Tasks::new(
         bus.client.clone(),
@@ -140,6 +143,7 @@ async fn serve(
     shared: &Shared,
     metrics: &PublisherMetrics,
 ) -> anyhow::Result<()> {
+    // A single publication ends before anybody could use the API.
     if let (Some(address), true) = (options.api, options.watch) {
         let api = PublisherApi {
             source: options.source.clone(),
@@ -195,6 +199,7 @@ impl Distributor {
             .await?;
         let mut messages = select(own, reports);
         let mut ticks = tokio::time::interval(TICK);
+        // After a pause of the whole machine, a burst of ticks would only repeat the same step.
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(self.options.timeout);
         let mut ended = std::pin::pin!(dns_kit::until_ended());
@@ -203,12 +208,15 @@ impl Distributor {
                 message = messages.next() => {
                     let message = message.context("the subscription ended")?;
                     self.plan.on_message(&message.subject, &message.payload, now_ms(), fastrand::f64());
+                    // A fleet that reconnects sends thousands of reports at once; the next tick
+                    // acts on all of them.
                     continue;
                 }
                 event = self.events.recv() => self.on_event(event.context("the thread of the state folder ended")?)?,
                 done = self.tasks.next() => self.done(done),
                 _ = ticks.tick() => {}
                 () = &mut ended => {
+                    // Interrupted, a single publication succeeds only if it was complete anyway.
                     let complete = self.plan.announced() && self.plan.registry.count().complete();
                     self.write_last().await;
                     return Ok(self.options.watch || complete);
@@ -219,6 +227,7 @@ impl Distributor {
             self.metrics.set(&self.plan, count);
             progress(count);
             if self.options.watch {
+                // A running publisher goes on: the log and `agents_disagreeing` tell the operator.
                 self.plan.take_disagreement();
                 continue;
             }
@@ -274,6 +283,7 @@ impl Distributor {
         let mut now = StepInput {
             ms: now_ms(),
             unix: unix_now(),
+            // Known from the server's greeting only, so it stands for the connection as well.
             max_payload: connected.then(|| self.bus.client.max_payload()),
             random: &mut random,
             sign: &|blob, now, good_for| store.signed_url(blob, now, good_for),
@@ -319,6 +329,7 @@ impl Distributor {
             StateEvent::Failed(error) => {
                 self.metrics.inventory_good.set(0);
                 self.plan.commit_failed(now_ms());
+                // Without any version there is nothing that could stay in use.
                 if !self.options.watch || !self.plan.has_version() {
                     return Err(error);
                 }
@@ -374,6 +385,7 @@ impl Distributor {
 
     /// Logs a failure; repeats of the last one are rate-limited.
     fn log_failure(&mut self, text: String) {
+        // A different failure is news, however soon it follows.
         if text == self.last_failure && self.failures.admit_any().is_none() {
             return;
         }
@@ -384,6 +396,7 @@ impl Distributor {
     /// Writes the registry a last time, unless the disk hangs.
     async fn write_last(&mut self) {
         let registry = serde_json::to_vec(&self.plan.registry).unwrap_or_default();
+        // A full queue means a disk that hangs; the process must end nevertheless.
         if self.jobs.try_send(Job::WriteRegistry(registry)).is_err() {
             tracing::warn!("{NO_LAST_WRITE}");
             return;
@@ -511,6 +524,7 @@ async fn write_locally(
                 tracing::error!(
                     "cannot use the inventory; the last good version stays in use: {error:#}"
                 );
+                // Other errors are in the inventory, whose next change is noticed by its stamps.
                 if is_of_the_disk(&error) {
                     writer.retry();
                 }
@@ -534,6 +548,7 @@ fn write_version(
     file: &Path,
 ) -> anyhow::Result<()> {
     let committed = writer.commit(options.above)?;
+    // The server reads the file again whenever it is replaced.
     if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
         atomic::replace(file, &committed.bytes, options.attributes.of(file))?;
         let version = committed.made.version;
@@ -633,6 +648,7 @@ impl Tasks {
                 for attempt in 1..=DELETIONS {
                     let deleted = store.delete(&blob).await;
                     let Err(error) = deleted else { break };
+                    // The others are still deleted; the last error stands for all of them.
                     if attempt == DELETIONS {
                         result =
                             Err(error).with_context(|| format!("version {version}, blob {blob}"));
@@ -648,6 +664,8 @@ impl Tasks {
     fn ask(&mut self, questions: Vec<(String, AgentCall)>) {
         let client = self.client.clone();
         let process = self.process.clone();
+        // Not counted against the bandwidth: a question has a few hundred bytes, and the answer
+        // decides the next version.
         self.running.spawn(async move {
             let question = Announcement {
                 source: BlobLocation::Blob("-".to_owned()),
@@ -697,6 +715,7 @@ impl Tasks {
                     ));
                     let length = body.len() as u64;
                     let publish = client.publish(message::agent_subject(&agent), body.into());
+                    // If the connection hangs, the queue is full and `publish` waits without end.
                     let published = tokio::time::timeout(SEND_DEADLINE, publish).await;
                     published
                         .context("NATS accepts no messages")?
@@ -705,6 +724,7 @@ impl Tasks {
                     bytes += length;
                     let planned = Duration::from_secs_f64(bytes as f64 / bandwidth as f64);
                     let ahead = planned.saturating_sub(begun.elapsed());
+                    // A sleep of a millisecond for each message would cost more than the messages.
                     if ahead > SLACK {
                         tokio::time::sleep(ahead).await;
                     }

@@ -182,6 +182,7 @@ impl Plan {
         newest: Option<&CommittedVersion>,
         above: u64,
     ) -> Self {
+        // An agent may have been reinstalled since, so only what it reports to this process counts.
         registry.forget_reports();
         match newest {
             Some(CommittedVersion {
@@ -201,6 +202,7 @@ impl Plan {
             current: None,
             sending: None,
             allowance: (BURST, 0),
+            // Also without a change: `status` shows at once that all agents are asked again.
             unwritten: true,
             write_at: 0,
             disagreement: None,
@@ -217,6 +219,7 @@ impl Plan {
         if self.phase == Phase::Starting {
             self.phase = Phase::Asking { until: None };
         }
+        // A commit that was not reported yet takes this inventory: the writer reports in order.
         if self.commit != Commit::Running {
             self.commit = Commit::Due(now);
         }
@@ -240,6 +243,7 @@ impl Plan {
             self.allowance.0 -= 1.0;
         }
         let known = self.current.as_ref().map(|current| &current.made);
+        // The same version again, after a change that alters no dataset: its blob keeps its state.
         if known != Some(&made) {
             self.current = Some(Current {
                 made,
@@ -268,6 +272,7 @@ impl Plan {
         let Some(current) = &mut self.current else {
             return;
         };
+        // An upload that was overtaken by a newer version.
         if current.made.version != version {
             return;
         }
@@ -293,6 +298,7 @@ impl Plan {
     }
 
     pub(super) fn sent(&mut self, version: u64, bytes: u64) {
+        // The end of a batch may still be reported after the next one was begun.
         if self.sending == Some(version) {
             self.sending = None;
         }
@@ -329,6 +335,7 @@ impl Plan {
 
     /// Processes a message from the bus.
     pub(super) fn on_message(&mut self, subject: &str, body: &[u8], now: u64, random: f64) {
+        // The subscriptions have wildcards, which match subjects of other lengths.
         let Some((agent, request)) = message::read_reply_subject(subject) else {
             return;
         };
@@ -336,6 +343,7 @@ impl Plan {
             // All agents are contacted once the inventory is read.
             return;
         }
+        // Any agent may send whatever nats-server lets through, and it would be parsed here.
         if body.len() > MAX_REPLY {
             self.ignored += 1;
             return;
@@ -402,6 +410,7 @@ impl Plan {
                         "an agent has a version or digest that this publisher did not make; stop any other publisher, then restart this one"
                     );
                 }
+                // The first one names the other publisher; a single publication fails with it.
                 self.disagreement.get_or_insert((agent.to_owned(), held));
             }
         }
@@ -431,6 +440,7 @@ impl Plan {
             return;
         };
         match until {
+            // Nobody could report a higher version.
             None if self.registry.agents.is_empty() => self.phase = Phase::Open,
             None if now.max_payload.is_some() => {
                 let ids: Vec<String> = self.registry.agents.keys().cloned().collect();
@@ -439,6 +449,7 @@ impl Plan {
                         version: 0,
                         nonce: (now.random)(),
                     };
+                    // A question sets no pause, so its time and its spread do not matter.
                     self.registry.record_call(&id, call, now.ms, 0, 0.0);
                     (id, call)
                 });
@@ -466,6 +477,7 @@ impl Plan {
             .current
             .as_ref()
             .map_or(0, |current| current.bytes.len());
+        // Each version is written to the disk as a whole, so a large fleet gets fewer of them.
         let interval = MIN_INTERVAL_MS.max(length as f64 / WRITTEN_PER_SECOND * 1000.0);
         let (allowed, at) = self.allowance;
         let allowed = (allowed + now.ms.saturating_sub(at) as f64 / interval).min(BURST);
@@ -498,12 +510,14 @@ impl Plan {
         let Some(current) = &mut self.current else {
             return;
         };
+        // An agent that is told of a blob before it is stored would fail, and back off.
         if current.blob != Blob::Stored || self.sending == Some(current.made.version) {
             return;
         }
         let mut ready = Vec::new();
         for (agent, held) in self.registry.due(now.ms) {
             let patch = match held {
+                // Version 0 is no file, to which nothing can be applied.
                 Some(from) if from > 0 && self.settings.patches => {
                     match current.find_patch(from, now.ms, actions) {
                         // The patch is still being created; the agent stays due.
@@ -547,10 +561,12 @@ impl Plan {
         let mut queued = 0_u64;
         for DueAgent { id, patch, is_ours } in ready {
             let from = patch.as_ref().map_or(0, |patch| patch.from);
+            // 512 bytes stand for the rest of the message: the link, the digest, the subjects.
             queued += patch.as_ref().map_or(0, |patch| patch.zstd.len() as u64) + 512;
             let agent = self.registry.agents.get(&id);
             let unsigned = agent.is_some_and(|agent| agent.unsigned);
             let takes_patches = is_ours && self.settings.patches;
+            // Agents with the same version share one, which may hold a patch of 500 KB.
             let announcement = shared.entry((from, is_ours, unsigned)).or_insert_with(|| {
                 let extra = Extra {
                     patch: patch.as_deref().cloned(),
@@ -570,11 +586,13 @@ impl Plan {
                 nonce: (now.random)(),
             };
             let random = (now.random)() as f64 / u64::MAX as f64;
+            // A BOSH agent downloads at once, because it is told of no period.
             let wait = if patch.is_none() && takes_patches {
                 spread
             } else {
                 0
             };
+            // The time limit of a call begins when its message leaves, not when the batch is made.
             let at = now.ms.saturating_add(milliseconds(queued, bandwidth));
             self.registry.record_call(&id, call, at, wait, random);
             batch.push(Outgoing {
@@ -591,6 +609,8 @@ impl Current {
     /// Returns the blob's location; a link is signed again after half of its validity.
     fn signed_source(&mut self, now: &StepInput<'_>, good_for: Duration) -> BlobLocation {
         match &self.source {
+            // A link must outlive the spread of the downloads and their repetitions; one signature
+            // serves all agents meanwhile.
             Some((source, signed)) if !is_over(*signed, good_for / 2, now.unix) => source.clone(),
             _ => {
                 let source = match (now.sign)(&self.made.blob, now.unix, good_for) {
@@ -639,6 +659,7 @@ impl Current {
         match self.patches.get(&from) {
             Some(PatchState::Made(patch)) => Some(patch.clone()),
             Some(PatchState::Requested(at)) if now < at + PATCH_TIMEOUT_MS => None,
+            // The disk hangs, and the whole blob is in the store.
             Some(PatchState::Requested(_)) => Some(None),
             None => {
                 self.patches.insert(from, PatchState::Requested(now));

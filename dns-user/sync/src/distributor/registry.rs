@@ -69,13 +69,16 @@ impl Agent {
     /// Records why the agent did not take the current version.
     fn record_exception(&mut self, problem: String, now: u64, random: f64) -> Verdict {
         self.has_reported = true;
+        // Older BOSH agents know `sync_dns` only. It is no failure, so the next call follows soon.
         if !self.unsigned && is_unknown_method(&problem) {
             self.unsigned = true;
             self.next = now + MIN_GAP_MS;
             return Verdict::Noted;
         }
+        // An agent repeats its reason with each attempt, which one line in the log says.
         let known = self.error.as_ref() == Some(&problem);
         self.error = Some(problem.clone());
+        // 2^6 times the first pause is above the longest one, and a shift by 64 would overflow.
         let pause = (EXCEPTION_PAUSE_MS << self.failures.min(6)).min(MAX_PAUSE_MS);
         self.next = now + jitter(pause, random);
         if known {
@@ -248,6 +251,7 @@ impl AgentRegistry {
 
     pub(crate) fn state(&self, agent: &Agent) -> AgentState {
         match &agent.held {
+            // A BOSH agent confirms what it was told, and keeps a higher version without saying so.
             Some(AgentVersion {
                 version,
                 digest: None,
@@ -277,6 +281,7 @@ impl AgentRegistry {
     pub(crate) fn due(&self, now: u64) -> Vec<(String, Option<u64>)> {
         let mut due = Vec::new();
         for (id, agent) in &self.agents {
+            // A synced agent needs nothing, and one that disagrees would refuse the lower version.
             if agent.next > now || !self.lags(agent) {
                 continue;
             }
@@ -307,10 +312,12 @@ impl AgentRegistry {
         let Some(agent) = self.agents.get_mut(id) else {
             return;
         };
+        // An agent that never answers would let the list grow with every call.
         if agent.calls.len() == OPEN_CALLS {
             agent.calls.remove(0);
         }
         agent.calls.push(call);
+        // A question takes no part in the pauses between announcements.
         if call.version == 0 {
             return;
         }
@@ -333,6 +340,8 @@ impl AgentRegistry {
         let Some(agent) = self.agents.get_mut(id) else {
             return Verdict::Ignored;
         };
+        // The number cannot be guessed, so a reply counts only from who received the call.
+        // nats-server's permissions keep agents apart as well.
         let Some(open) = agent.calls.iter().position(|open| *open == call) else {
             return Verdict::Ignored;
         };
@@ -350,6 +359,7 @@ impl AgentRegistry {
                     return Verdict::Noted;
                 }
                 let before = agent.held.as_ref().map_or(0, |held| held.version);
+                // A late reply must not take back what a newer one has confirmed.
                 if before < call.version {
                     agent.held = Some(AgentVersion {
                         version: call.version,
@@ -386,9 +396,12 @@ impl AgentRegistry {
         };
         let held = AgentVersion {
             version,
+            // Empty without a file: `None` stands for BOSH agents, which report nothing.
             digest: Some(digest.unwrap_or_default()),
         };
         let changed = agent.held.as_ref() != Some(&held);
+        // The first report tells what was before this process, and raises the version; later ones
+        // can only be the work of another publisher.
         let first = !std::mem::replace(&mut agent.has_reported, true);
         agent.patches = patches;
         agent.heard = Some(now);
@@ -400,6 +413,7 @@ impl AgentRegistry {
                 .asked
                 .map_or(0, |asked| asked + MIN_GAP_MS)
                 .min(now + MIN_GAP_MS);
+            // A new or restarted machine may have no records at all, so it does not wait.
             if version < self.version && first {
                 agent.next = 0;
             }

@@ -76,6 +76,7 @@ impl InventoryOptions {
             .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         let read = file::read_nodes(&String::from_utf8_lossy(&bytes))
             .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        // Not an error: a fleet may be empty, and a hosts file always has lines.
         if read.instances().next().is_none() {
             tracing::warn!(
                 file = %path.display(),
@@ -90,6 +91,7 @@ impl InventoryOptions {
     pub(crate) fn load(&self, folder: &Folder) -> anyhow::Result<Inventory> {
         let files = self.files()?;
         let changes: Changes = folder.read(CHANGES)?.unwrap_or_default();
+        // Settled on a copy first: `edit` takes a lock and writes, which most reads need not.
         if !changes.clone().settle(&files).is_empty() {
             let dropped = folder.edit(CHANGES, |changes: &mut Changes| {
                 for (id, reason) in changes.settle(&files) {
@@ -122,14 +124,17 @@ impl InventoryOptions {
     pub(crate) fn change(&self, folder: &Folder, change: Change) -> anyhow::Result<()> {
         let files = self.files()?;
         folder.edit(CHANGES, |changes: &mut Changes| {
+            // Before the new change, which may concern an instance that the files changed.
             changes.settle(&files);
             changes.make(change, &files)?;
+            // Before the file is written: a change that is accepted must be possible.
             Inventory::parse(changes.over(files))?;
             Ok(())
         })
     }
 
     pub(crate) fn stamps(&self) -> Stamps {
+        // The error of a missing folder is reported by the read, which these stamps cause.
         let paths = file::files(self.path()).unwrap_or_else(|_| vec![self.path().to_owned()]);
         stamps(paths)
     }
@@ -149,6 +154,7 @@ fn stamp(path: &Path) -> Option<FileStamp> {
     Some(FileStamp {
         modified: facts.modified().ok()?,
         inode: facts.ino(),
+        // Not every file system has it (statx(2), STATX_BTIME).
         born: facts.created().ok(),
         length: facts.len(),
     })
@@ -229,6 +235,7 @@ impl Quiet {
             let before = known.and_then(|(_, before)| before.as_ref());
             match (before, stamp) {
                 (Some(before), Some(now)) if before == now => {}
+                // Written in place, so its writer may have paused in the middle.
                 (Some(before), Some(now)) if before.is_same_file(now) => return None,
                 (None, None) => {}
                 _ => replaced.push(path.as_path()),

@@ -96,9 +96,11 @@ impl Folder {
     /// Opens and locks a folder for the publisher; creates it if it is missing.
     pub(crate) fn lock(path: &Path) -> Result<Self, StateError> {
         fs::create_dir_all(path.join("datasets")).map_err(StateError::io(path))?;
+        // The kernel frees the lock when the process ends, however it ends (flock(2)).
         let file = File::create(path.join("lock")).map_err(StateError::io(path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StateError::Locked(path.to_owned()))?;
+        // With the lock, this process is the only one that writes versions.
         atomic::sweep_folder(path);
         atomic::sweep_folder(&path.join("datasets"));
         Ok(Self {
@@ -159,10 +161,12 @@ impl Folder {
         name: &str,
         change: impl FnOnce(&mut T) -> Result<(), E>,
     ) -> Result<(), E> {
+        // A file of its own: a rename replaces the edited one, and its lock with it.
         let lock = self.path.join(format!("{name}.lock"));
         let file = File::create(&lock).map_err(StateError::io(&lock))?;
         let _held = Flock::lock(file, FlockArg::LockExclusive)
             .map_err(|(_, errno)| StateError::io(&lock)(errno.into()))?;
+        // Under the lock, or two commands at once would lose one of the changes.
         let mut value = self.read::<T>(name)?.unwrap_or_default();
         change(&mut value)?;
         Ok(self.write(name, &value)?)
@@ -212,12 +216,14 @@ impl Folder {
         };
         if !same {
             let last = newest.max(floor);
+            // Above it, numbers of JSON are not exact everywhere (RFC 8259, section 6).
             if last >= LAST_VERSION {
                 return Err(StateError::NoMoreVersions(last));
             }
             let version = last + 1;
             let bytes = dataset.write(version);
             let path = self.dataset_path(version);
+            // Whatever the error: a full disk has several (ENOSPC, EDQUOT).
             if atomic::replace(&path, &bytes, Attributes::PRIVATE).is_err() {
                 self.give_up_datasets(newest);
                 atomic::replace(&path, &bytes, Attributes::PRIVATE)?;
@@ -234,6 +240,7 @@ impl Folder {
             self.give_up_datasets(newest);
             self.write("state.json", &next)?;
         }
+        // Only now: ahead of the disk, a crash could give one number to two contents.
         *state = next;
         Ok(!same)
     }
@@ -248,6 +255,7 @@ impl Folder {
                 .path()
                 .file_stem()
                 .and_then(|stem| stem.to_str()?.parse::<u64>().ok());
+            // The newest one is what agents download, also after a restart.
             if version.is_some_and(|version| version < newest) {
                 // Agents then download the whole blob instead of a patch.
                 let _ = fs::remove_file(entry.path());
@@ -267,9 +275,11 @@ impl Folder {
         let mut room = bytes;
         for made in state.versions.iter().rev() {
             let facts = fs::metadata(self.dataset_path(made.version));
+            // A dataset that was given up takes no room, but its blob may still be wanted.
             let length = facts.map_or(0, |facts| facts.len());
             // As a director: an agent may still be downloading, and a patch needs the version that an agent has.
             let young = kept < KEPT || made.at.saturating_add(KEPT_SECONDS) >= now;
+            // The newest is the fleet's, and patches start from the one before.
             if kept >= KEPT_AT_LEAST && (length > room || !young) {
                 break;
             }
@@ -293,6 +303,7 @@ impl Folder {
 
 /// Returns a random UUID (RFC 9562, version 4), the form of a director's blob ids.
 pub(crate) fn blob_id() -> String {
+    // Unique, not secret: who may read a blob is decided by the store or by a signed link.
     let random = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{random:032x}");
     format!(

@@ -162,6 +162,7 @@ impl StateWriter {
                 .map(|name| self.folder.path.join(name))
                 .to_vec(),
         );
+        // Before the first inventory a command changes nothing that could be read.
         let by_command = commands != self.commands && self.inventory.is_some();
         let again = self.read_again.is_some_and(|at| now >= at);
         if again {
@@ -174,6 +175,7 @@ impl StateWriter {
         let renamed = is_replaced && replaced.iter().all(|file| is_renamed(file));
         let settled = self.quiet.is_settled(&stamps, now) || is_old(&stamps, SETTLED);
         let complete = is_old(&stamps, COMPLETE) || renamed;
+        // An old or renamed file has no writer that could still be at work.
         let quiet_ms = if again || complete { 0 } else { QUIET_MS };
         let changed = self.quiet.poll(stamps.clone(), now, quiet_ms);
         let is_due = changed || by_command || self.removals_wait && settled;
@@ -182,9 +184,11 @@ impl StateWriter {
         }
         self.commands = commands;
         self.read_again = None;
+        // Whole files stay whole until they change, also if a command makes them be read.
         let is_whole = settled || changed && is_replaced || self.whole.as_ref() == Some(&stamps);
         self.whole = is_whole.then_some(stamps);
         let read = self.load(is_whole).inspect_err(|error| {
+            // The stamps count as read, so nothing else would cause another attempt.
             if is_of_the_disk(error) {
                 self.read_again = Some(now + DISK_PAUSE_MS);
             }
@@ -211,6 +215,7 @@ impl StateWriter {
         if !is_whole {
             let cut = match &self.inventory {
                 Some(before) => inventory.is_cut(before),
+                // After a restart only the ids of the newest version are known.
                 None => removed > 0,
             };
             self.removals_wait = cut;
@@ -227,6 +232,7 @@ impl StateWriter {
                     // A new instance has the address of a missing one: both wait.
                     Err(_) => return Ok(None),
                 },
+                // No inventory has instances to keep, and the fleet has the last version.
                 None if cut => return Ok(None),
                 _ => {}
             }
@@ -244,6 +250,7 @@ impl StateWriter {
     /// Rejects an inventory that removes many instances, unless an operator confirmed the number.
     fn check_removals(&self, removed: usize) -> anyhow::Result<()> {
         let known = self.known.len();
+        // A wrong or truncated file removes most of a fleet; a deployment removes a few machines.
         let allowed = FREE_REMOVALS.max(known / 10);
         if removed <= allowed {
             return Ok(());
@@ -265,9 +272,11 @@ impl StateWriter {
     pub(super) fn commit(&mut self, floor: u64) -> anyhow::Result<Committed> {
         let inventory = self.inventory.as_ref().context("no inventory was read")?;
         let now = unix_now().as_secs();
+        // Before the new dataset, for which a full disk may have no room otherwise.
         let gone = self
             .folder
             .forget_old(&mut self.state, now, self.options.keep_bytes)?;
+        // A copy: ids that are allocated here count only once the state is on disk.
         let mut ids = self.state.ids.clone();
         let dataset = Dataset::build(inventory, &mut ids);
         let new = self
@@ -278,6 +287,7 @@ impl StateWriter {
             .iter()
             .map(|instance| instance.id.clone())
             .collect();
+        // After the commit: a crash before it must not cost the operator's confirmation.
         self.use_up_confirmation()?;
         self.save_stamps()?;
         let made = self
@@ -338,6 +348,7 @@ impl StateWriter {
                 tracing::warn!("cannot make a patch; agents fetch the whole blob: {error}")
             })
             .ok()?;
+        // A patch that is longer than the dataset itself saves nothing.
         (frame.len() <= MAX_PATCH.min(bytes.len())).then(|| Patch {
             from,
             zstd: STANDARD.encode(frame),

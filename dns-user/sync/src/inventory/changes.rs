@@ -81,6 +81,7 @@ impl Changes {
                 group,
                 instance,
             } => {
+                // `add` must not move a machine that has records already.
                 if self.find(&instance.id, files).is_some() {
                     return Err(InventoryError::new(
                         instance.id,
@@ -121,6 +122,7 @@ impl Changes {
                 (id, Some(placed))
             }
         };
+        // Kept with the change: when the files differ from it, they were edited after the command.
         let files = in_files(&id, files);
         self.outstanding.insert(id, Outstanding { wanted, files });
         Ok(())
@@ -152,6 +154,7 @@ impl Changes {
                 });
             }
         }
+        // What is left in the map is in no file, so these are new instances.
         for placed in open.into_values().flatten() {
             group_of(&mut files, &placed)
                 .instances
@@ -195,6 +198,7 @@ impl Outstanding {
         let same = match (&self.wanted, now) {
             (None, None) => true,
             (Some(wanted), Some(now)) => {
+                // Not the whole instance: files may leave out the index, or name another agent.
                 wanted.instance.networks == now.instance.networks
                     && wanted.instance.az == now.instance.az
                     && (&wanted.deployment, &wanted.group) == (&now.deployment, &now.group)

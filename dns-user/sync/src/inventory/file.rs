@@ -120,6 +120,7 @@ impl Addresses {
             .position(|held| held.is_ipv4() == address.is_ipv4());
         match same {
             Some(at) => self.0[at] = address,
+            // A machine that moves to the other family has left its old address.
             None if self.0.len() == 1 => self.0[0] = address,
             None => self.0.push(address),
         }
@@ -181,6 +182,7 @@ fn in_file<E: fmt::Display>(path: &Path) -> impl Fn(E) -> anyhow::Error {
 
 pub(crate) fn read(text: &[u8]) -> anyhow::Result<RawInventory> {
     let is_empty = text.iter().all(u8::is_ascii_whitespace);
+    // An editor may truncate a file before it writes; that must not mean an empty fleet.
     ensure!(
         !is_empty,
         "the file is empty; an empty fleet is `deployments: []`"
@@ -205,6 +207,7 @@ pub(crate) fn load(path: &Path) -> anyhow::Result<RawInventory> {
             index_records,
             deployments,
         } = read;
+        // The order of the files must not decide about the names of the whole fleet.
         if all.domain.is_some() && domain.is_some() && all.domain != domain {
             bail!(
                 "{}: another file has a different `domain`; set it once",
@@ -213,6 +216,7 @@ pub(crate) fn load(path: &Path) -> anyhow::Result<RawInventory> {
         }
         all.domain = all.domain.or(domain);
         all.index_records = all.index_records.or(index_records);
+        // Each file may have a part of a deployment.
         for deployment in deployments {
             match all
                 .deployments
@@ -266,6 +270,7 @@ pub(crate) fn read_nodes(text: &str) -> Result<RawInventory, InventoryError> {
         let Some(written) = words.next() else {
             continue;
         };
+        // A zone index (`fe80::1%eth0`, RFC 4007) means nothing on another machine.
         let address = written.split('%').next().unwrap_or(written);
         let address: IpAddr = address.parse().map_err(|_| {
             InventoryError::new(&place, format!("{written:?} is not an IP address"))
@@ -293,6 +298,7 @@ pub(crate) fn read_nodes(text: &str) -> Result<RawInventory, InventoryError> {
         let network = instances[at].networks.entry(network.clone());
         let addresses = network.or_insert_with(|| address.into());
         for held in addresses.iter() {
+            // Which of the two other machines should use cannot be known.
             if held != address && held.is_ipv4() == address.is_ipv4() {
                 let problem = format!(
                     "{id} has two addresses of one family, {addresses} and {address}; remove one"
@@ -324,6 +330,7 @@ fn of_one_group(deployment: String, group: String, instances: Vec<RawInstance>) 
 
 fn is_reachable(address: IpAddr) -> bool {
     let local = match address {
+        // The hosts file of macOS has 255.255.255.255 as `broadcasthost`.
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
         // fe00::0 is the "local network" of old hosts files.
         IpAddr::V6(address) => {

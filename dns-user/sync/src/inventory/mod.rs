@@ -136,6 +136,7 @@ impl Inventory {
                 checked.add_group(&deployment.name, group)?;
             }
         }
+        // At the end: deployments share ids and addresses.
         checked.check_unique()?;
         Ok(checked)
     }
@@ -146,6 +147,7 @@ impl Inventory {
         let instances: HashMap<&str, &Instance> = self.instances_by_id();
         let lost = before.instances.iter().any(|old| {
             let new = instances.get(old.id.as_str());
+            // Another address is a change; an address that is missing may be the end of a file.
             new.is_none_or(|new| {
                 old.networks
                     .iter()
@@ -226,8 +228,10 @@ impl Inventory {
         }
         for (position, raw) in group.instances.into_iter().enumerate() {
             let place = format!("{place}/{}", raw.id);
+            // It becomes the first label of the instance's name.
             token("id", &raw.id, &place)?;
             if let Some(agent) = &raw.agent_id {
+                // It becomes a token of a subject: a dot or a wildcard would address other agents.
                 token("agent_id", agent, &place)?;
             }
             if raw.networks.is_empty() {
@@ -338,6 +342,7 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
         ));
     }
     let has_placeholder = domain.split('.').any(|label| label == "_");
+    // Without a type the server cannot expand `_`, and without `_` it expands nothing.
     match (has_placeholder, placeholder_type) {
         (true, None) => Err(InventoryError::new(place, "`_` needs a placeholder_type")),
         (false, Some(_)) => Err(InventoryError::new(

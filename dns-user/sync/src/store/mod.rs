@@ -170,6 +170,7 @@ impl S3 {
                 _ => {}
             }
         }
+        // The options are ours; in a signed URL they would be part of the signature.
         bucket.set_query(None);
         bucket.set_path(&name);
         if is_virtual_host {
@@ -192,6 +193,7 @@ impl S3 {
         url.set_path(&format!(
             "{}/{}",
             self.bucket.path().trim_end_matches('/'),
+            // SigV4 signs S3's path as it is sent, with slashes.
             percent_encoded(id).replace("%2F", "/")
         ));
         match &self.credentials {
@@ -292,6 +294,8 @@ impl Store {
         let running = async {
             // The semaphore is never closed.
             let permit = self.folder_calls.clone().acquire_owned().await.ok()?;
+            // A call to a mount that hangs cannot be cancelled. It keeps its thread and its permit,
+            // of which four bound what a hung mount can take.
             let called = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
                 call(&folder)
@@ -329,6 +333,7 @@ impl Store {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
                 let permissions = Attributes {
+                    // Every machine reads the folder, mostly as another user.
                     mode: 0o644,
                     ..Attributes::PRIVATE
                 };
@@ -348,6 +353,7 @@ impl Store {
 
     /// Downloads a blob by its id. The size limit is the lower of `longest` and the options'.
     pub async fn get(&self, id: &str, longest: usize) -> Result<Bytes, StoreError> {
+        // An announcement may lower the limit, but nobody on the bus may raise it.
         let longest = longest.min(self.longest);
         match &self.kind {
             Kind::None => Err(no_store()),
@@ -379,6 +385,7 @@ impl Store {
         let call = HttpCall {
             method: Method::GET,
             url,
+            // A signed link may lead to another host, which must not see the credentials.
             basic: None,
             headers: Some(headers),
             body: Bytes::new(),
@@ -407,6 +414,7 @@ impl Store {
             Kind::JetStream(objects) => objects.delete(id, self.limit).await,
         };
         match gone {
+            // An attempt that timed out may have succeeded, and the next one finds nothing.
             Err(StoreError::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
                 Ok(())
             }
@@ -427,6 +435,7 @@ impl Store {
         };
         match remote {
             Remote::Dav { endpoint, secrets } => {
+                // Without a secret, agents get the blob's id and use credentials of their own.
                 let secret = secrets.signing_secret.as_ref()?;
                 let path = http::signed_blob_path(secret, id, now.as_secs(), good_for.as_secs());
                 Some(format!("{endpoint}/{path}"))
@@ -560,6 +569,8 @@ impl Objects {
         within(limit, async {
             let store = match self.context.get_object_store(&self.bucket).await {
                 Ok(store) => store,
+                // Whatever the error: to create a bucket that exists already, with the same
+                // settings, succeeds.
                 Err(_) => {
                     let config = Config {
                         bucket: self.bucket.clone(),
@@ -591,6 +602,7 @@ impl Objects {
                 .await
                 .map_err(failed)?;
             let info: ObjectInfo = serde_json::from_slice(&info.payload).map_err(failed)?;
+            // JetStream keeps a deleted object's entry, with its name and without chunks.
             if info.deleted {
                 return Err(failed(format!("the blob {id} was deleted")));
             }
@@ -601,6 +613,7 @@ impl Objects {
                 });
             }
             let chunks = format!("$O.{bucket}.C.{}", info.nuid);
+            // Below `longest`, as checked above: a forged entry cannot take more memory.
             let mut bytes = Vec::with_capacity(info.size);
             let mut sequence = 0;
             while bytes.len() < info.size {
@@ -608,6 +621,8 @@ impl Objects {
                     .direct_get_next_for_subject(chunks.clone(), Some(sequence + 1))
                     .await
                     .map_err(failed)?;
+                // Without progress the loop would never end, and a surplus would exceed the memory
+                // that was admitted.
                 if chunk.sequence <= sequence || chunk.payload.len() > info.size - bytes.len() {
                     return Err(failed(format!("the chunks of blob {id} are inconsistent")));
                 }
