@@ -1,9 +1,8 @@
 //! The subset of rtnetlink used by the fast path: links and addresses, events about them, and
 //! classic tc filters for kernels before tcx.
 //!
-//! Only known attributes are read, so newer kernels may send more or longer ones. An unreadable
-//! interface is an error, because an incomplete list of interfaces is of no use. Layouts:
-//! `linux/rtnetlink.h`, `linux/if_link.h`, `linux/pkt_sched.h`, `linux/pkt_cls.h`.
+//! Only known attributes are read, so newer kernels may send more or longer ones. An object that cannot be read is left
+//! out of a list, and an event that cannot be read counts as lost. Layouts: `linux/rtnetlink.h`, `linux/if_link.h`, `linux/pkt_sched.h`, `linux/pkt_cls.h`.
 
 use std::{
     io,
@@ -354,17 +353,12 @@ impl Socket {
     pub(crate) fn ingress_qdisc(&mut self, ifindex: u32) -> io::Result<Option<String>> {
         let body = traffic_message(ifindex, 0, CLSACT, 0);
         let mut found = None;
-        let on_message = |kind, message: &[u8]| {
-            if kind == libc::RTM_NEWQDISC {
-                // After struct tcmsg.
-                let mut attributes = Attributes(message.get(20..).unwrap_or_default());
-                found = attributes
-                    .find(|(kind, _)| *kind == libc::TCA_KIND)
-                    .map(|(_, value)| text(value));
-            }
-        };
         let result = count(Operation::Filters, || {
-            self.request(libc::RTM_GETQDISC, ACK | ECHO, &body, on_message)
+            self.request(libc::RTM_GETQDISC, ACK | ECHO, &body, |kind, message| {
+                if kind == libc::RTM_NEWQDISC {
+                    found = qdisc_kind(message);
+                }
+            })
         });
         match result {
             // ENOENT (`tc_get_qdisc`): the interface has no qdisc at ingress.
@@ -438,24 +432,16 @@ impl Socket {
     pub(crate) fn filters(&mut self, ifindex: u32) -> io::Result<Vec<FilterInfo>> {
         let body = traffic_message(ifindex, 0, CLSACT_INGRESS, 0);
         let mut found: Vec<FilterInfo> = Vec::new();
-        let on_message = |kind, message: &[u8]| {
-            let Some(filter) = (kind == libc::RTM_NEWTFILTER)
-                .then(|| parse_filter(message))
-                .flatten()
-            else {
-                return;
-            };
-            // The kernel sends a message about the priority before the filter itself.
-            match found
-                .last_mut()
-                .filter(|last| last.priority == filter.priority && last.program == 0)
-            {
-                Some(last) => *last = filter,
-                None => found.push(filter),
-            }
-        };
         let result = count(Operation::Filters, || {
-            self.request(libc::RTM_GETTFILTER, DUMP, &body, on_message)
+            self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, message| {
+                if kind == libc::RTM_NEWTFILTER
+                    && let Some(filter) = parse_filter(message)
+                {
+                    // The kernel sends a message about the priority before the filter itself.
+                    found.pop_if(|last| last.priority == filter.priority && last.program == 0);
+                    found.push(filter);
+                }
+            })
         });
         match result {
             // The interface has no such qdisc.
@@ -561,11 +547,11 @@ impl Answer {
                 continue;
             }
             self.interrupted |= flags & DUMP_INTERRUPTED != 0;
-            let code = || body.first_chunk().map(|code| i32::from_ne_bytes(*code));
+            let code = word(body).map(u32::cast_signed);
             let code = match kind {
                 // A dump's error code follows its end marker, if there is one.
-                DONE => code().unwrap_or(0),
-                ERROR => code().unwrap_or(-libc::EPROTO),
+                DONE => code.unwrap_or(0),
+                ERROR => code.unwrap_or(-libc::EPROTO),
                 kind => {
                     on_message(kind, body);
                     continue;
@@ -658,7 +644,21 @@ pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
 
 /// Returns a number in native order.
 fn word(value: &[u8]) -> Option<u32> {
-    value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+    array_at(value, 0).map(u32::from_ne_bytes)
+}
+
+/// Returns the bytes of a field at this offset.
+pub(crate) fn array_at<const LENGTH: usize>(bytes: &[u8], at: usize) -> Option<[u8; LENGTH]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+/// Returns the address of a family at this offset, in network order.
+pub(crate) fn address_at(bytes: &[u8], at: usize, is_v6: bool) -> Option<IpAddr> {
+    if is_v6 {
+        array_at::<16>(bytes, at).map(IpAddr::from)
+    } else {
+        array_at::<4>(bytes, at).map(IpAddr::from)
+    }
 }
 
 fn traffic_message(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
@@ -746,21 +746,25 @@ fn parse_event(message: &Message<'_>) -> NetworkEvent {
     event.unwrap_or(NetworkEvent::Lost)
 }
 
+/// Returns whether data of a link have this attribute, and it is not zero.
+fn has_flag(data: &[u8], wanted: u16) -> bool {
+    // A flag without a value (geneve, GRE), or a byte (vxlan, bridge).
+    Attributes(data).any(|(kind, value)| kind == wanted && value.first() != Some(&0))
+}
+
 /// Reads the attributes specific to the kind of link (`IFLA_VXLAN_*`, `IFLA_GENEVE_*`,
 /// `IFLA_GRE_*`, `IFLA_BR_*`).
 fn read_kind(link: &mut Link, data: &[u8]) {
-    // A flag without a value (geneve, GRE), or a byte (vxlan, bridge).
-    let has = |wanted: u16| {
-        Attributes(data).any(|(kind, value)| kind == wanted && value.first() != Some(&0))
-    };
     match link.kind.as_deref() {
         // `IFLA_VXLAN_COLLECT_METADATA`, and so on.
-        Some("vxlan") => link.collects_metadata = has(25),
-        Some("geneve") => link.collects_metadata = has(6),
-        Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan") => link.collects_metadata = has(18),
+        Some("vxlan") => link.collects_metadata = has_flag(data, 25),
+        Some("geneve") => link.collects_metadata = has_flag(data, 6),
+        Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan") => {
+            link.collects_metadata = has_flag(data, 18)
+        }
         // It has no other mode (Linux 5.7).
         Some("bareudp") => link.collects_metadata = true,
-        Some("bridge") => link.filters_vlans = has(7),
+        Some("bridge") => link.filters_vlans = has_flag(data, 7),
         _ => {}
     }
 }
@@ -794,22 +798,16 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
     // struct ifaddrmsg: family, prefix, flags, scope, index.
     let (&header, attributes) = message.split_first_chunk::<8>()?;
     let [_family, prefix, _flags, _scope, index @ ..] = header;
-    let read = |value: &[u8]| match value.len() {
-        4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
-        16 => value
-            .first_chunk::<16>()
-            .map(|octets| IpAddr::from(*octets)),
-        _ => None,
-    };
     let mut own = None;
     let mut other = None;
     let mut broadcast = None;
     for (kind, value) in Attributes(attributes) {
+        let address = address_at(value, 0, value.len() == 16);
         match kind {
-            libc::IFA_LOCAL => own = read(value),
+            libc::IFA_LOCAL => own = address,
             // The same address, or the peer's.
-            libc::IFA_ADDRESS => other = read(value),
-            libc::IFA_BROADCAST => broadcast = read(value),
+            libc::IFA_ADDRESS => other = address,
+            libc::IFA_BROADCAST => broadcast = address,
             _ => {}
         }
     }
@@ -819,6 +817,16 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
         prefix,
         broadcast,
     })
+}
+
+/// Returns the kind of a qdisc, which follows `struct tcmsg`.
+fn qdisc_kind(message: &[u8]) -> Option<String> {
+    for (kind, value) in Attributes(message.get(20..)?) {
+        if kind == libc::TCA_KIND {
+            return Some(text(value));
+        }
+    }
+    None
 }
 
 fn parse_filter(message: &[u8]) -> Option<FilterInfo> {

@@ -268,29 +268,19 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             self.meets = Meets::No;
         }
         let protocol: u16 = if packet.is_v6() { 0x86dd } else { 0x0800 };
-        let name = |device: &Option<Device>| {
-            let mut bytes = [0; 16];
-            for (place, byte) in bytes
-                .iter_mut()
-                .zip(device.iter().flat_map(|device| device.name().bytes()))
-            {
-                *place = byte;
-            }
-            bytes
-        };
-        let index = |device: &Option<Device>| device.as_ref().map_or(0, Device::ifindex);
-        let layer = |device: &Option<Device>| device.as_ref().map_or(0, |device| device.layer);
+        let input = packet.input.as_ref();
+        let output = packet.output.as_ref();
         // `NFT_META_PROTOCOL`, priority, indexes, names and types of both interfaces; then
         // `_SKUID`, `_NFPROTO`, `_L4PROTO`, `_PKTTYPE` and `_SECPATH`.
         let known: Option<Vec<u8>> = match key {
             Some(1) => Some(protocol.to_be_bytes().to_vec()),
             Some(2) => Some(vec![0; 4]),
-            Some(4) => Some(index(&packet.input).to_ne_bytes().to_vec()),
-            Some(5) => Some(index(&packet.output).to_ne_bytes().to_vec()),
-            Some(6) => Some(name(&packet.input).to_vec()),
-            Some(7) => Some(name(&packet.output).to_vec()),
-            Some(8) => Some(layer(&packet.input).to_ne_bytes().to_vec()),
-            Some(9) => Some(layer(&packet.output).to_ne_bytes().to_vec()),
+            Some(4) => Some(index_of(input).to_ne_bytes().to_vec()),
+            Some(5) => Some(index_of(output).to_ne_bytes().to_vec()),
+            Some(6) => Some(name_of(input).to_vec()),
+            Some(7) => Some(name_of(output).to_vec()),
+            Some(8) => Some(layer_of(input).to_ne_bytes().to_vec()),
+            Some(9) => Some(layer_of(output).to_ne_bytes().to_vec()),
             Some(10) if packet.is_of_server() => {
                 let owner = packet.facts.owner(packet.from);
                 owner.map(|user| user.to_ne_bytes().to_vec())
@@ -331,10 +321,12 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let overlaps = offset < open.end && open.start < offset + length;
         // Even one byte of the client makes the outcome depend on it.
         self.is_open |= overlaps;
-        let bytes: Option<Vec<u8>> = header
-            .get(offset..offset + length)
-            .and_then(|bytes| bytes.iter().copied().collect());
-        if let Some(bytes) = bytes.filter(|_| !overlaps) {
+        let Some(bytes) = header.get(offset..offset + length) else {
+            return;
+        };
+        // One unknown byte is enough for an unknown register.
+        let known: Option<Vec<u8>> = bytes.iter().copied().collect();
+        if !overlaps && let Some(bytes) = known {
             self.set(Some(register), &bytes);
         }
     }
@@ -482,12 +474,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let operation = fields.number(2);
         let found = at.and_then(|at| self.get(at, wanted.len()));
         let bits = at.and_then(|at| self.registers.get(at..at + wanted.len()));
-        // One known bit that differs decides.
-        let differs = bits.is_some_and(|bits| {
-            bits.iter()
-                .zip(&wanted)
-                .any(|((value, known), wanted)| (value ^ wanted) & known != 0)
-        });
+        let mut differs = false;
+        for ((value, known), wanted) in bits.unwrap_or_default().iter().zip(&wanted) {
+            // One known bit that differs decides.
+            differs |= (value ^ wanted) & known != 0;
+        }
         let meets = match (found, operation) {
             // `NFT_CMP_EQ` to `NFT_CMP_GTE`: like memcmp, because numbers are in network order.
             (Some(found), Some(operation)) => Meets::known(match operation {
@@ -521,9 +512,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let source = fields.register(1);
         let target = fields.register(2);
         let length = fields.number(3).unwrap_or(0) as usize;
-        let found = source
-            .and_then(|at| self.registers.get(at..at + length))
-            .map(<[_]>::to_vec);
+        let found = source.and_then(|at| Some(self.registers.get(at..at + length)?.to_vec()));
         if let Some(at) = target {
             self.forget(at, length.next_multiple_of(4));
         }
@@ -534,15 +523,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             (found, mask, xor, fields.number(6))
         {
             // A mask makes the bits that it clears known.
-            let bytes: Vec<(u8, u8)> = found
-                .iter()
-                .zip(mask)
-                .zip(xor)
-                .map(|((&(value, known), mask), xor): ((&(u8, u8), u8), u8)| {
-                    let known = known | !mask;
-                    ((value & mask ^ xor) & known, known)
-                })
-                .collect();
+            let mut bytes = Vec::with_capacity(length);
+            for (((value, known), mask), xor) in found.into_iter().zip(mask).zip(xor) {
+                let known = known | !mask;
+                bytes.push(((value & mask ^ xor) & known, known));
+            }
             self.set_bits(target, &bytes);
         }
     }
@@ -659,45 +644,69 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         Some(SocketAddr::new(ip, port))
     }
 
+    /// Returns whether a register holds this value, or a map may store it there.
+    fn may_hold(&self, register: usize, wanted: &[u8]) -> bool {
+        if let Some(found) = self.get(register, wanted.len()) {
+            return found == wanted;
+        }
+        match self.mapped.iter().find(|(known, _)| *known == register) {
+            Some((_, set)) => set.data().any(|data| data.starts_with(wanted)),
+            None => true,
+        }
+    }
+
+    /// Returns whether NAT to the port in a register, or to the packet's own without one, may be NAT to the endpoint's.
+    fn may_be_port(&self, register: Option<usize>, endpoint: SocketAddr) -> bool {
+        register.is_none_or(|at| self.may_hold(at, &endpoint.port().to_be_bytes()))
+    }
+
     /// Returns whether this expression may redirect packets for other machines to `endpoint`.
     pub(super) fn nat_leads_to(&self, expression: &Expression, endpoint: SocketAddr) -> bool {
         let fields = Fields(&expression.data);
-        // The register holds the value, or a map may store it there.
-        let may_hold = |register: usize, wanted: &[u8]| match self.get(register, wanted.len()) {
-            Some(found) => found == wanted,
-            None => match self.mapped.iter().find(|(known, _)| *known == register) {
-                Some((_, set)) => set.data().any(|data| data.starts_with(wanted)),
-                None => true,
-            },
-        };
-        let port = |register: Option<usize>| {
-            register.is_none_or(|at| may_hold(at, &endpoint.port().to_be_bytes()))
-        };
         match expression.name.as_str() {
             "nat" if fields.number(1) == Some(1) => {
                 // `NFPROTO_INET` covers both address families.
-                let of_family = match fields.number(2) {
+                let is_of_family = match fields.number(2) {
                     Some(2) => endpoint.is_ipv4(),
                     Some(10) => endpoint.is_ipv6(),
                     _ => true,
                 };
-                let address = fields
-                    .register(3)
-                    .is_some_and(|at| may_hold(at, &octets(endpoint.ip())));
+                let Some(address) = fields.register(3) else {
+                    return false;
+                };
                 // An address from a map is followed by the port from the same element.
-                of_family
-                    && address
-                    && (self
-                        .mapped
-                        .iter()
-                        .any(|(at, _)| Some(*at) == fields.register(3))
-                        || port(fields.register(5)))
+                let is_mapped = self.mapped.iter().any(|(at, _)| *at == address);
+                is_of_family
+                    && self.may_hold(address, &octets(endpoint.ip()))
+                    && (is_mapped || self.may_be_port(fields.register(5), endpoint))
             }
-            "redir" => endpoint.ip().is_loopback() && port(fields.register(1)),
+            "redir" => {
+                endpoint.ip().is_loopback() && self.may_be_port(fields.register(1), endpoint)
+            }
             "target" => target(&fields, &fields.text(1), endpoint.is_ipv6()).leads_to(endpoint),
             _ => false,
         }
     }
+}
+
+/// Returns the name as registers hold it: padded with NULs.
+fn name_of(device: Option<&Device>) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    if let Some(device) = device {
+        // Names have at most 15 bytes (`IFNAMSIZ`).
+        for (place, byte) in bytes.iter_mut().zip(device.name().bytes()) {
+            *place = byte;
+        }
+    }
+    bytes
+}
+
+fn index_of(device: Option<&Device>) -> u32 {
+    device.map_or(0, Device::ifindex)
+}
+
+fn layer_of(device: Option<&Device>) -> u16 {
+    device.map_or(0, |device| device.layer)
 }
 
 /// Reads `NFTA_TARGET_*`.
@@ -732,27 +741,26 @@ fn client_range(packet: &Packet, base: Option<u32>) -> Range<usize> {
 
 /// Builds the IP header; unknown bytes are `None`.
 fn network_header(packet: &Packet) -> Vec<Option<u8>> {
-    let (mut header, at) = if packet.is_v6() {
-        (vec![None; 40], (8, 24))
+    let from = octets(packet.from.ip());
+    let to = octets(packet.to.ip());
+    let length = if packet.is_v6() { 40 } else { 20 };
+    let known: Vec<(usize, &[u8])> = if packet.is_v6() {
+        vec![(6, &[17]), (8, &from), (24, &to)]
     } else {
-        (vec![None; 20], (12, 16))
+        // Version, length, DSCP and ECN; not a fragment; UDP.
+        vec![
+            (0, &[0x45, 0]),
+            (6, &[0x40, 0]),
+            (9, &[17]),
+            (12, &from),
+            (16, &to),
+        ]
     };
-    let mut put = |at: usize, bytes: &[u8]| {
+    let mut header = vec![None; length];
+    for (at, bytes) in known {
         for (place, byte) in header[at..].iter_mut().zip(bytes) {
             *place = Some(*byte);
         }
-    };
-    put(at.0, &octets(packet.from.ip()));
-    put(at.1, &octets(packet.to.ip()));
-    if packet.is_v6() {
-        put(6, &[17]);
-    } else {
-        put(0, &[0x45]);
-        // DSCP and ECN.
-        put(1, &[0]);
-        // Not a fragment.
-        put(6, &[0x40, 0]);
-        put(9, &[17]);
     }
     header
 }

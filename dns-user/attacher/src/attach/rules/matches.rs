@@ -1,11 +1,15 @@
 //! Matches and targets of x_tables (`linux/netfilter/xt_*.h`), for legacy tables and `iptables-nft`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+};
 
 use super::{
     facts::Part,
     walk::{Action, Device, Mark, Meets, Open, Packet, QUERY_LENGTHS, REPLY_LENGTHS},
 };
+use crate::attach::netlink::{address_at, array_at};
 
 /// Bits of connection states (`XT_CONNTRACK_STATE_BIT`): invalid, established, related, new.
 const ESTABLISHED: u16 = 1 << 1;
@@ -124,30 +128,35 @@ pub(super) fn meets(name: &str, revision: u8, info: &[u8], packet: &Packet) -> M
 
 /// Reads two bytes in native order.
 pub(super) fn u16_at(info: &[u8], at: usize) -> Option<u16> {
-    info.get(at..)?
-        .first_chunk()
-        .map(|bytes| u16::from_ne_bytes(*bytes))
+    array_at(info, at).map(u16::from_ne_bytes)
 }
 
 /// Reads four bytes in native order.
 pub(super) fn u32_at(info: &[u8], at: usize) -> Option<u32> {
-    info.get(at..)?
-        .first_chunk()
-        .map(|bytes| u32::from_ne_bytes(*bytes))
+    array_at(info, at).map(u32::from_ne_bytes)
+}
+
+const ALL_PORTS: RangeInclusive<u16> = 0..=u16::MAX;
+
+/// Reads a range of ports in native order.
+fn port_range(info: &[u8], at: usize) -> Option<RangeInclusive<u16>> {
+    Some(u16_at(info, at)?..=u16_at(info, at + 2)?)
 }
 
 /// Evaluates `struct xt_udp`: two ranges of ports, and flags that invert them.
 fn ports(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
-    let within = |at: usize, port: u16, invert: u8| {
-        let range = u16_at(info, at)?..=u16_at(info, at + 2)?;
-        Some(range.contains(&port) != (info.get(8)? & invert != 0))
-    };
-    let source = within(0, packet.from.port(), 1)?;
-    let destination = within(4, packet.to.port(), 2)?;
-    let is_any = |at: usize| Some(u16_at(info, at)? == 0 && u16_at(info, at + 2)? == u16::MAX);
+    const INVERT_SOURCE: u8 = 1;
+    const INVERT_DESTINATION: u8 = 2;
+    let sources = port_range(info, 0)?;
+    let destinations = port_range(info, 4)?;
+    let inverted = *info.get(8)?;
+    let source = sources.contains(&packet.from.port()) != (inverted & INVERT_SOURCE != 0);
+    let destination =
+        destinations.contains(&packet.to.port()) != (inverted & INVERT_DESTINATION != 0);
+    // `-m udp` without ports names all of them, which asks nothing of the client.
     Some(match packet.open {
-        Open::Sender if !is_any(0)? => Meets::Client.and(Meets::known(destination)),
-        Open::Receiver if !is_any(4)? => Meets::Client.and(Meets::known(source)),
+        Open::Sender if sources != ALL_PORTS => Meets::Client.and(Meets::known(destination)),
+        Open::Receiver if destinations != ALL_PORTS => Meets::Client.and(Meets::known(source)),
         Open::Neither | Open::Sender | Open::Receiver => Meets::known(source && destination),
     })
 }
@@ -170,27 +179,9 @@ fn multiport(
         return None;
     }
     let flags = *info.first()?;
-    let count = usize::from(*info.get(1)?).min(15);
-    let port = |index: usize| u16_at(info, 2 + index * 2);
-    let is_range = |index: usize| info.get(32 + index).map(|flag| *flag != 0);
-    let listed = |wanted: u16| {
-        let mut index = 0;
-        while index < count {
-            let first = port(index)?;
-            let last = if is_range(index)? {
-                port(index + 1)?
-            } else {
-                first
-            };
-            if (first..=last).contains(&wanted) {
-                return Some(true);
-            }
-            index += if is_range(index)? { 2 } else { 1 };
-        }
-        Some(false)
-    };
-    let source = listed(packet.from.port())?;
-    let destination = listed(packet.to.port())?;
+    let source = lists_port(info, packet.from.port())?;
+    let destination = lists_port(info, packet.to.port())?;
+    // `XT_MULTIPORT_SOURCE`, `_DESTINATION`, `_EITHER`: of either, the known port may suffice.
     let found = match (flags, packet.open) {
         (0, Open::Sender) | (1, Open::Receiver) => return Some(Meets::Client),
         (2.., Open::Sender) if !destination => return Some(Meets::Client),
@@ -200,6 +191,28 @@ fn multiport(
         _ => source || destination,
     };
     Some(Meets::known(found != (*info.get(47)? != 0)))
+}
+
+/// Returns whether `struct xt_multiport_v1` has this port.
+fn lists_port(info: &[u8], wanted: u16) -> Option<bool> {
+    const MAX_PORTS: usize = 15;
+    let count = usize::from(*info.get(1)?).min(MAX_PORTS);
+    let mut index = 0;
+    while index < count {
+        let first = u16_at(info, 2 + index * 2)?;
+        // Marks the first port of a range, whose last one follows.
+        let is_range = *info.get(32 + index)? != 0;
+        let last = if is_range {
+            u16_at(info, 4 + index * 2)?
+        } else {
+            first
+        };
+        if (first..=last).contains(&wanted) {
+            return Some(true);
+        }
+        index += if is_range { 2 } else { 1 };
+    }
+    Some(false)
 }
 
 /// Returns the state bit of the packet's flow; `untracked` is the bit for untracked packets.
@@ -277,7 +290,8 @@ fn addrtype(
 ) -> Option<Meets> {
     const UNICAST: u16 = 1 << 1;
     const LOCAL: u16 = 1 << 2;
-    let of = |is_ours: bool| if is_ours { LOCAL } else { UNICAST };
+    let source_type = if packet.from_us { LOCAL } else { UNICAST };
+    let destination_type = if packet.to_us { LOCAL } else { UNICAST };
     let source = u16_at(info, 0)?;
     let destination = u16_at(info, 2)?;
     let flags = u32_at(info, 4)?;
@@ -289,23 +303,17 @@ fn addrtype(
     if revision != 0 && flags & 0xc != 0 {
         return None;
     }
-    let source = source == 0 || (source & of(packet.from_us) != 0) != invert_source;
+    let source = source == 0 || (source & source_type != 0) != invert_source;
     let destination =
-        destination == 0 || (destination & of(packet.to_us) != 0) != invert_destination;
+        destination == 0 || (destination & destination_type != 0) != invert_destination;
     Some(Meets::known(source && destination))
 }
 
+/// Evaluates `struct xt_iprange_mtinfo`: first and last source, first and last destination, flags.
 fn iprange(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
-    let within = |address: IpAddr, at: usize| match address {
-        IpAddr::V4(ip) => {
-            let bound = |at: usize| info.get(at..)?.first_chunk::<4>().copied();
-            Some((bound(at)?..=bound(at + 16)?).contains(&ip.octets()))
-        }
-        IpAddr::V6(ip) => {
-            let bound = |at: usize| info.get(at..)?.first_chunk::<16>().copied();
-            Some((bound(at)?..=bound(at + 16)?).contains(&ip.octets()))
-        }
-    };
+    let v6 = packet.is_v6();
+    let sources = address_at(info, 0, v6)?..=address_at(info, 16, v6)?;
+    let destinations = address_at(info, 32, v6)?..=address_at(info, 48, v6)?;
     let flags = *info.get(64)?;
     let names_client = match packet.open {
         Open::Neither => false,
@@ -315,8 +323,9 @@ fn iprange(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
     if names_client {
         return Some(Meets::Client);
     }
-    let source = flags & 1 == 0 || within(packet.from.ip(), 0)? != (flags & 0x10 != 0);
-    let destination = flags & 2 == 0 || within(packet.to.ip(), 32)? != (flags & 0x20 != 0);
+    let source = flags & 1 == 0 || sources.contains(&packet.from.ip()) != (flags & 0x10 != 0);
+    let destination =
+        flags & 2 == 0 || destinations.contains(&packet.to.ip()) != (flags & 0x20 != 0);
     Some(Meets::known(source && destination))
 }
 
@@ -380,16 +389,19 @@ fn dscp(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
 
 /// Evaluates `struct xt_tos_match_info`: mask, value, inversion.
 fn tos(&Match { revision, info, .. }: &Match<'_>) -> Option<Meets> {
-    (revision == 1).then_some(())?;
+    if revision != 1 {
+        return None;
+    }
     Some(Meets::known((*info.get(1)? == 0) != (*info.get(2)? != 0)))
 }
 
 /// Evaluates `struct xt_physdev_info`: only packets of a bridge have a physical device.
 fn physdev(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
-    let is_of_bridge =
-        |device: &Option<Device>| device.as_ref().is_some_and(|device| device.is_bridge);
-    if is_of_bridge(&packet.input) || is_of_bridge(&packet.output) {
-        return None;
+    for device in [&packet.input, &packet.output].into_iter().flatten() {
+        // Which port it is, only the kernel knows.
+        if device.is_bridge {
+            return None;
+        }
     }
     let inverted = *info.get(64)?;
     let wanted = *info.get(65)?;
@@ -439,30 +451,31 @@ fn set(
     if compares_counters || u32::from(flags) & RETURN_NOMATCH != 0 {
         return None;
     }
-    // A dimension's bit says whether it is the packet's source.
-    let sides = (1..=dimensions.min(6)).map(|dimension| flags & 1 << dimension != 0);
-    let names_client = match packet.open {
-        Open::Neither => false,
-        Open::Sender => sides.into_iter().any(|is_source| is_source),
-        Open::Receiver => sides.into_iter().any(|is_source| !is_source),
-    };
-    if names_client {
-        return Some(Meets::Client);
+    for dimension in 1..=dimensions.min(6) {
+        // The dimension's bit says whether it is the packet's source.
+        let side = if flags & 1 << dimension != 0 {
+            Open::Sender
+        } else {
+            Open::Receiver
+        };
+        if packet.open == side {
+            return Some(Meets::Client);
+        }
     }
-    let part = |endpoint, device: &Option<Device>| Part {
-        endpoint,
-        device: device
-            .as_ref()
-            .map(|device| device.name().to_owned())
-            .unwrap_or_default(),
-    };
-    let source = part(packet.from, &packet.input);
-    let destination = part(packet.to, &packet.output);
+    let source = part(packet.from, packet.input.as_ref());
+    let destination = part(packet.to, packet.output.as_ref());
     let is_member =
         packet
             .facts
             .ipset(u16_at(info, 0)?, (dimensions, flags), &source, &destination)?;
     Some(Meets::known(is_member != (flags & INVERT != 0)))
+}
+
+fn part(endpoint: SocketAddr, device: Option<&Device>) -> Part {
+    Part {
+        endpoint,
+        device: device.map_or_else(String::new, |device| device.name().to_owned()),
+    }
 }
 
 /// Evaluates `struct xt_owner_match_info` for the server's replies: ranges of users and groups, what to compare, what to
@@ -570,7 +583,9 @@ impl Target<'_> {
 
     /// Evaluates `struct xt_mark_tginfo2`: mark, mask.
     fn marked(&self, mark: Mark) -> Option<Mark> {
-        (self.revision == 2).then_some(())?;
+        if self.revision != 2 {
+            return None;
+        }
         let new = u32_at(self.info, 0)?;
         let mask = u32_at(self.info, 4)?;
         Some(mark.and(!mask).xor(Mark::known(new)))
@@ -580,10 +595,9 @@ impl Target<'_> {
     fn flow_marked(&self, mark: Mark, flow_mark: Mark) -> Option<(Mark, Mark)> {
         const SET: u8 = 0;
         const SAVE: u8 = 1;
-        let word = |at| u32_at(self.info, at);
-        let new = word(0)?;
-        let flow_mask = word(4)?;
-        let mask = word(8)?;
+        let new = u32_at(self.info, 0)?;
+        let flow_mask = u32_at(self.info, 4)?;
+        let mask = u32_at(self.info, 8)?;
         let mode = match self.revision {
             1 => *self.info.get(12)?,
             // Shifted marks are not evaluated.
@@ -616,32 +630,33 @@ struct NewTarget {
 impl NewTarget {
     fn read(name: &str, revision: u8, info: &[u8], v6: bool) -> Option<Self> {
         let is_redirect = name == "REDIRECT";
-        // `struct nf_nat_ipv4_multi_range_compat`: a count, then one range; ports in network order.
-        let (flags, address, ports) = if !v6 && (is_redirect || revision == 0) {
-            let ip = |at: usize| {
-                info.get(at..)?
-                    .first_chunk::<4>()
-                    .map(|octets| IpAddr::from(*octets))
-            };
-            (u32_at(info, 4)?, (ip(8)?, ip(12)?), (info.get(16..20)?))
+        // The offsets of flags, first and last address, and ports, which are in network order.
+        let [flags_at, first_at, last_at, ports_at] = if !v6 && (is_redirect || revision == 0) {
+            // `struct nf_nat_ipv4_multi_range_compat`: a count, then one range.
+            [4, 8, 12, 16]
         } else {
-            // `struct nf_nat_range`, `struct nf_nat_range2`.
-            let ip = |at: usize| {
-                let octets = info.get(at..)?.first_chunk::<16>()?;
-                Some(if v6 {
-                    IpAddr::from(*octets)
-                } else {
-                    IpAddr::from(*octets.first_chunk::<4>()?)
-                })
-            };
-            (u32_at(info, 0)?, (ip(4)?, ip(20)?), (info.get(36..40)?))
+            // `struct nf_nat_range`, `struct nf_nat_range2`: 16 bytes for each address.
+            [0, 4, 20, 36]
         };
-        let port = |bytes: &[u8]| u16::from_be_bytes([bytes[0], bytes[1]]);
-        Some(Self {
-            addresses: (flags & 1 != 0 && !is_redirect).then_some(address),
-            ports: (flags & 2 != 0).then(|| (port(&ports[..2]), port(&ports[2..]))),
+        let flags = u32_at(info, flags_at)?;
+        let first_port = u16::from_be_bytes(array_at(info, ports_at)?);
+        let last_port = u16::from_be_bytes(array_at(info, ports_at + 2)?);
+        let mut target = Self {
+            addresses: None,
+            ports: None,
             is_redirect,
-        })
+        };
+        // `NF_NAT_RANGE_MAP_IPS`, which REDIRECT leaves to the kernel, `NF_NAT_RANGE_PROTO_SPECIFIED`.
+        if flags & 1 != 0 && !is_redirect {
+            target.addresses = Some((
+                address_at(info, first_at, v6)?,
+                address_at(info, last_at, v6)?,
+            ));
+        }
+        if flags & 2 != 0 {
+            target.ports = Some((first_port, last_port));
+        }
+        Some(target)
     }
 
     /// Returns whether the rule leaves every packet's destination unchanged.

@@ -160,17 +160,9 @@ impl PacketFilter {
 
     /// Reads the tables again, reusing nftables tables whose generation has not changed.
     pub(crate) fn read_again(&self) -> io::Result<Self> {
-        let read = |mut socket: Socket| -> io::Result<(nft::Ruleset, Option<u32>)> {
-            // Read before the dump: a change in between is then noticed in the next round.
-            let generation = nft::generation(&mut socket)?;
-            // The dump of a large node has thousands of messages, its generation one.
-            if generation.is_some() && generation == self.generation {
-                return Ok((self.nft.clone(), generation));
-            }
-            Ok((nft::read(&mut socket)?, generation))
-        };
-        let (nft, generation) = match Socket::netfilter().and_then(read) {
+        let (nft, generation) = match self.read_nft() {
             Ok(found) => found,
+            // Without nftables, or without netfilter at all.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -186,6 +178,18 @@ impl PacketFilter {
             nft,
             generation,
         })
+    }
+
+    /// Returns the tables of nftables and their generation.
+    fn read_nft(&self) -> io::Result<(nft::Ruleset, Option<u32>)> {
+        let mut socket = Socket::netfilter()?;
+        // Read before the dump: a change in between is then noticed in the next round.
+        let generation = nft::generation(&mut socket)?;
+        // The dump of a large node has thousands of messages, its generation one.
+        if generation.is_some() && generation == self.generation {
+            return Ok((self.nft.clone(), generation));
+        }
+        Ok((nft::read(&mut socket)?, generation))
     }
 
     /// Returns the objection to answering queries of this client.

@@ -228,13 +228,15 @@ impl Ruleset {
         endpoint: SocketAddr,
         is_exempt: impl Fn(SocketAddr) -> bool,
     ) -> bool {
-        let starts = self.chains.iter().enumerate().filter(|(_, chain)| {
-            chain
-                .base
-                .as_ref()
-                .is_some_and(|base| base.is_nat && usize::try_from(base.hook) == Ok(hook))
-        });
-        let mut chains: Vec<usize> = starts.map(|(index, _)| index).collect();
+        let mut chains = Vec::new();
+        for (index, chain) in self.chains.iter().enumerate() {
+            if let Some(base) = &chain.base
+                && base.is_nat
+                && usize::try_from(base.hook) == Ok(hook)
+            {
+                chains.push(index);
+            }
+        }
         let mut next = 0;
         while let Some(&index) = chains.get(next) {
             next += 1;
@@ -250,12 +252,11 @@ impl Ruleset {
                         return true;
                     }
                 }
-                let named = machine
-                    .verdicts()
-                    .filter_map(|verdict| self.index(chain, verdict.chain()?));
-                for to in named.collect::<Vec<_>>() {
+                for name in machine.verdicts().filter_map(Verdict::chain) {
                     // Several rules may jump to a chain; it is searched once.
-                    if !chains.contains(&to) {
+                    if let Some(to) = self.index(chain, name)
+                        && !chains.contains(&to)
+                    {
                         chains.push(to);
                     }
                 }
@@ -298,14 +299,13 @@ impl Chains for NftPath<'_, '_> {
         let meets = machine.meets;
         let mut actions = Vec::new();
         for verdict in machine.verdicts() {
-            let action = match verdict {
-                Verdict::Jump(name) => ruleset
-                    .index(chain, name)
-                    .map_or(Action::Unknown("a missing chain"), Action::Jump),
-                Verdict::Goto(name) => ruleset
-                    .index(chain, name)
-                    .map_or(Action::Unknown("a missing chain"), Action::Goto),
-                Verdict::Plain(action) => *action,
+            let to = verdict.chain().and_then(|name| ruleset.index(chain, name));
+            let action = match (verdict, to) {
+                (Verdict::Plain(action), _) => *action,
+                (Verdict::Jump(_), Some(to)) => Action::Jump(to),
+                (Verdict::Goto(_), Some(to)) => Action::Goto(to),
+                // Deleted since the chains were listed.
+                (Verdict::Jump(_) | Verdict::Goto(_), None) => Action::Unknown("a missing chain"),
             };
             actions.push((meets, action));
         }

@@ -1,10 +1,10 @@
 //! Rules and sets of nftables as dumped by the kernel (`linux/netfilter/nf_tables.h`): expressions, verdicts, sets, maps and
 //! verdict maps.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use super::{matches, walk::Action};
-use crate::attach::netlink::{Attributes, text};
+use crate::attach::netlink::{Attributes, address_at, array_at, text};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expression {
@@ -74,26 +74,15 @@ pub(super) fn only_destination(rule: &[Expression]) -> Option<SocketAddr> {
         let fields = Fields(&expression.data);
         match expression.name.as_str() {
             "payload" => {
-                let of = |attribute| fields.number(attribute);
-                field = Some((of(2), of(3), of(4)));
+                field = Some((fields.number(2), fields.number(3), fields.number(4)));
             }
             "cmp" if fields.number(2) == Some(0) => {
                 let wanted = fields.get(3).map(value).unwrap_or_default();
                 match field.take() {
-                    Some((Some(1), Some(16), Some(4))) => {
-                        ip = wanted
-                            .first_chunk::<4>()
-                            .map(|octets| IpAddr::from(*octets));
-                    }
-                    Some((Some(1), Some(24), Some(16))) => {
-                        ip = wanted
-                            .first_chunk::<16>()
-                            .map(|octets| IpAddr::from(*octets));
-                    }
+                    Some((Some(1), Some(16), Some(4))) => ip = address_at(&wanted, 0, false),
+                    Some((Some(1), Some(24), Some(16))) => ip = address_at(&wanted, 0, true),
                     Some((Some(2), Some(2), Some(2))) => {
-                        port = wanted
-                            .first_chunk::<2>()
-                            .map(|octets| u16::from_be_bytes(*octets));
+                        port = array_at(&wanted, 0).map(u16::from_be_bytes)
                     }
                     _ => {}
                 }
@@ -114,16 +103,13 @@ pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
     pub(super) fn get(&self, wanted: u16) -> Option<&'a [u8]> {
-        Attributes(self.0)
-            .find(|(kind, _)| *kind == wanted)
-            .map(|(_, value)| value)
+        let (_, value) = Attributes(self.0).find(|(kind, _)| *kind == wanted)?;
+        Some(value)
     }
 
     /// Returns a number in network order.
     pub(super) fn number(&self, wanted: u16) -> Option<u32> {
-        self.get(wanted)?
-            .first_chunk()
-            .map(|bytes| u32::from_be_bytes(*bytes))
+        array_at(self.get(wanted)?, 0).map(u32::from_be_bytes)
     }
 
     pub(super) fn name(&self, wanted: u16) -> Option<String> {

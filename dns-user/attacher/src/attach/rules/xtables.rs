@@ -6,7 +6,6 @@
 
 use std::{
     collections::HashMap,
-    ffi::CString,
     fs::{self, File},
     io,
     net::{IpAddr, SocketAddr},
@@ -132,11 +131,11 @@ pub(super) fn read() -> io::Result<Vec<RuleTable>> {
     let mut tables = Vec::new();
     for (number, v6) in [false, true].into_iter().enumerate() {
         let names = read_list(number)?;
-        for name in ORDER
-            .into_iter()
-            .filter(|name| names.lines().any(|line| line == *name))
-        {
-            tables.extend(RuleTable::read(name, v6)?);
+        for name in ORDER {
+            // The kernel's list has an order of its own.
+            if names.lines().any(|line| line == name) {
+                tables.extend(RuleTable::read(name, v6)?);
+            }
         }
     }
     Ok(tables)
@@ -172,30 +171,31 @@ pub(super) fn leads_to(
     endpoint: SocketAddr,
     is_exempt: impl Fn(SocketAddr) -> bool,
 ) -> bool {
-    let nat = tables
-        .iter()
-        .filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
-    nat.filter_map(|table| Some((table, table.hooks[hook]?)))
-        .any(|(table, start)| {
-            let mut chains = vec![start];
-            let mut next = 0;
-            while let Some(&chain) = chains.get(next) {
-                next += 1;
-                for at in table.chain(chain) {
-                    let Some(entry) = table.entry(at) else { break };
-                    if entry.only_destination().is_some_and(&is_exempt) {
-                        continue;
-                    }
-                    if entry.may_be_udp() && entry.target().leads_to(endpoint) {
-                        return true;
-                    }
-                    if let Some(to) = entry.jump().filter(|to| !chains.contains(to)) {
-                        chains.push(to);
-                    }
+    for table in tables {
+        if table.name != "nat" || table.v6 != endpoint.is_ipv6() {
+            continue;
+        }
+        let mut chains: Vec<usize> = table.hooks[hook].into_iter().collect();
+        let mut next = 0;
+        while let Some(&chain) = chains.get(next) {
+            next += 1;
+            for at in table.chain(chain) {
+                let Some(entry) = table.entry(at) else { break };
+                if entry.only_destination().is_some_and(&is_exempt) {
+                    continue;
+                }
+                if entry.may_be_udp() && entry.target().leads_to(endpoint) {
+                    return true;
+                }
+                if let Some(to) = entry.jump()
+                    && !chains.contains(&to)
+                {
+                    chains.push(to);
                 }
             }
-            false
-        })
+        }
+    }
+    false
 }
 
 impl RuleTable {
@@ -209,23 +209,17 @@ impl RuleTable {
         };
         // Any socket type will do; a raw socket would need CAP_NET_RAW.
         let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-        let title = CString::new(name)?;
-        let named = |mut buffer: Vec<u8>| {
-            buffer[..title.as_bytes().len()].copy_from_slice(title.as_bytes());
-            buffer
-        };
         // `IPT_SO_GET_INFO`: which hooks the table has, and its size.
-        let Some(info) = get(&socket, level, GET_INFO, named(vec![0; INFO_LEN]))? else {
+        let Some(info) = get(&socket, level, GET_INFO, named(name, INFO_LEN))? else {
             return Ok(None);
         };
-        let word = |at: usize| u32_at(&info, at).unwrap_or(0);
-        let valid = word(32);
-        let size = word(80);
+        let valid = u32_at(&info, 32).unwrap_or(0);
+        let size = u32_at(&info, 80).unwrap_or(0);
         // Before the buffer is allocated, since the kernel names the size.
         if size > MAX_TABLE {
             return Err(too_large(name));
         }
-        let mut wanted = named(vec![0; ENTRIES_AT + size as usize]);
+        let mut wanted = named(name, ENTRIES_AT + size as usize);
         wanted[32..36].copy_from_slice(&size.to_ne_bytes());
         // EAGAIN if the size has changed since then (`get_entries`).
         let Some(found) = get(&socket, level, GET_ENTRIES, wanted)? else {
@@ -233,7 +227,9 @@ impl RuleTable {
         };
         let mut hooks = [None; 5];
         for (hook, start) in hooks.iter_mut().enumerate() {
-            *start = (valid & 1 << hook != 0).then(|| word(36 + hook * 4) as usize);
+            if valid & 1 << hook != 0 {
+                *start = u32_at(&info, 36 + hook * 4).map(|start| start as usize);
+            }
         }
         let mut table = Self {
             name,
@@ -295,6 +291,14 @@ impl RuleTable {
         }
         offsets
     }
+}
+
+/// Returns a buffer of this length for a structure that begins with the name of a table.
+fn named(table: &str, length: usize) -> Vec<u8> {
+    let mut buffer = vec![0; length];
+    // Far shorter than `XT_TABLE_MAXNAMELEN`, 32 bytes, so that a NUL follows.
+    buffer[..table.len()].copy_from_slice(table.as_bytes());
+    buffer
 }
 
 /// Calls getsockopt; `None` if the table has changed.
@@ -372,6 +376,14 @@ impl Layout {
     };
 }
 
+/// `IPT_INV_*` and `IP6T_INV_*`: the conditions of an entry's header that are inverted.
+const INVERTED_INPUT: u8 = 1;
+const INVERTED_OUTPUT: u8 = 2;
+const INVERTED_SOURCE: u8 = 8;
+const INVERTED_DESTINATION: u8 = 0x10;
+const INVERTED_FRAGMENT: u8 = 0x20;
+const INVERTED_PROTOCOL: u8 = 0x40;
+
 struct Entry<'a> {
     /// Offset in the table.
     at: usize,
@@ -400,8 +412,13 @@ impl<'a> Entry<'a> {
         (self.target_name().is_empty() && to != self.at + self.length).then_some(to)
     }
 
+    /// Returns whether a condition of the header is inverted (`IPT_INV_*`).
+    fn is_inverted(&self, condition: u8) -> bool {
+        self.bytes[self.layout.flags + 1] & condition != 0
+    }
+
     fn may_be_udp(&self) -> bool {
-        let inverted = self.bytes[self.layout.flags + 1] & 0x40 != 0;
+        let inverted = self.is_inverted(INVERTED_PROTOCOL);
         match u16_at(self.bytes, self.layout.protocol) {
             // Protocol 0 is any.
             Some(0) | None => true,
@@ -411,22 +428,16 @@ impl<'a> Entry<'a> {
 
     /// Returns the only destination address and UDP port that the rule matches.
     fn only_destination(&self) -> Option<SocketAddr> {
-        let Layout {
-            address,
-            flags,
-            matches: first_match,
-            ..
-        } = *self.layout;
+        let address = self.layout.address;
         let [wanted, mask] = [address, 3 * address].map(|at| &self.bytes[at..at + address]);
-        // `IPT_INV_DSTIP`.
-        if self.bytes[flags + 1] & 0x10 != 0 || mask.iter().any(|byte| *byte != 0xff) {
+        if self.is_inverted(INVERTED_DESTINATION) || mask.iter().any(|byte| *byte != 0xff) {
             return None;
         }
         let ip = match wanted {
             [a, b, c, d] => IpAddr::from([*a, *b, *c, *d]),
             wanted => IpAddr::from(*wanted.first_chunk::<16>()?),
         };
-        let mut at = first_match;
+        let mut at = self.layout.matches;
         while at < self.target {
             let size = usize::from(u16_at(self.bytes, at)?);
             let found = self
@@ -443,67 +454,74 @@ impl<'a> Entry<'a> {
 
     /// Returns whether addresses, interfaces and protocol match the packet.
     fn meets_header(&self, packet: &Packet) -> Meets {
-        let Layout {
-            address,
-            devices,
-            flags,
-            fragments,
-            ..
-        } = *self.layout;
-        let inverted = self.bytes[flags + 1];
-        let is_within = |octets: &[u8], at: usize| {
-            let wanted = &self.bytes[at..at + address];
-            let mask = &self.bytes[at + 2 * address..][..address];
-            let mut bytes = octets.iter().zip(wanted).zip(mask);
-            bytes.all(|((octet, wanted), mask)| octet & mask == *wanted)
-        };
-        let is = |ip: IpAddr, at: usize, invert: u8| {
-            // A cell has thousands of these rules, so no address is copied for them.
-            let same = match ip {
-                IpAddr::V4(ip) => is_within(&ip.octets(), at),
-                IpAddr::V6(ip) => is_within(&ip.octets(), at),
-            };
-            same != (inverted & invert != 0)
-        };
-        let through = |device: Option<&Device>, number: usize, invert: u8| {
-            let at = devices + number * 16;
-            let wanted = &self.bytes[at..at + 16];
-            let mask = &self.bytes[at + 32..][..16];
-            if mask.iter().all(|byte| *byte == 0) {
-                return inverted & invert == 0;
-            }
-            let name = device.map_or(&[][..], |device| device.name().as_bytes());
-            let same = wanted
-                .iter()
-                .zip(mask)
-                .enumerate()
-                .all(|(index, (wanted, mask))| {
-                    (name.get(index).unwrap_or(&0) ^ wanted) & mask == 0
-                });
-            same != (inverted & invert != 0)
-        };
-        // `IPT_F_FRAG` matches second and further fragments, and a plain query is not fragmented.
-        let is_fragment_rule =
-            fragments != 0 && self.bytes[flags] & fragments != 0 && inverted & 0x20 == 0;
-        let names = |at: usize| {
-            let mask = &self.bytes[at + 2 * address..][..address];
-            mask.iter().any(|byte| *byte != 0)
-        };
+        let destination_at = self.layout.address;
+        let is_sender = self.is_address(packet.from.ip(), 0, INVERTED_SOURCE);
+        let is_receiver = self.is_address(packet.to.ip(), destination_at, INVERTED_DESTINATION);
         // Conditions on the client's address, if it is left open.
         let (sender, receiver) = match packet.open {
-            Open::Sender if names(0) => (Meets::Client, is(packet.to.ip(), address, 0x10)),
-            Open::Receiver if names(address) => (Meets::Client, is(packet.from.ip(), 0, 8)),
-            Open::Neither | Open::Sender | Open::Receiver => (
-                Meets::known(is(packet.from.ip(), 0, 8)),
-                is(packet.to.ip(), address, 0x10),
-            ),
+            Open::Sender if self.names_address(0) => (Meets::Client, is_receiver),
+            Open::Receiver if self.names_address(destination_at) => (Meets::Client, is_sender),
+            Open::Neither | Open::Sender | Open::Receiver => (Meets::known(is_sender), is_receiver),
         };
         let others = receiver
-            && through(packet.input.as_ref(), 0, 1)
-            && through(packet.output.as_ref(), 1, 2)
+            && self.is_device(packet.input.as_ref(), 0, INVERTED_INPUT)
+            && self.is_device(packet.output.as_ref(), 1, INVERTED_OUTPUT)
             && self.may_be_udp()
-            && !is_fragment_rule;
+            && !self.is_for_fragments();
         sender.and(Meets::known(others))
+    }
+
+    /// Returns whether an address fulfils the condition at this offset.
+    fn is_address(&self, ip: IpAddr, at: usize, inverted: u8) -> bool {
+        // A cell has thousands of these rules, so no address is copied for them.
+        let is_same = match ip {
+            IpAddr::V4(ip) => self.is_within(&ip.octets(), at),
+            IpAddr::V6(ip) => self.is_within(&ip.octets(), at),
+        };
+        is_same != self.is_inverted(inverted)
+    }
+
+    fn is_within(&self, octets: &[u8], at: usize) -> bool {
+        let wanted = &self.bytes[at..];
+        let mut bytes = octets.iter().zip(wanted).zip(self.mask_of(at));
+        bytes.all(|((octet, wanted), mask)| octet & mask == *wanted)
+    }
+
+    /// Returns whether there is a condition on the address at this offset.
+    fn names_address(&self, at: usize) -> bool {
+        self.mask_of(at).iter().any(|byte| *byte != 0)
+    }
+
+    /// Returns the mask of an address, which follows both addresses.
+    fn mask_of(&self, at: usize) -> &'a [u8] {
+        let length = self.layout.address;
+        &self.bytes[at + 2 * length..][..length]
+    }
+
+    /// Returns whether an interface fulfils the condition on the receiving one (0) or the sending one (1).
+    fn is_device(&self, device: Option<&Device>, number: usize, inverted: u8) -> bool {
+        let at = self.layout.devices + number * 16;
+        let wanted = &self.bytes[at..at + 16];
+        let mask = &self.bytes[at + 32..][..16];
+        // Without a name the condition holds, and nothing depends on the interface's.
+        if mask.iter().all(|byte| *byte == 0) {
+            return !self.is_inverted(inverted);
+        }
+        let name = device.map_or(&[][..], |device| device.name().as_bytes());
+        let mut is_same = true;
+        for (index, (wanted, mask)) in wanted.iter().zip(mask).enumerate() {
+            // The mask ends before `+`, and includes the NUL of a whole name.
+            is_same &= (name.get(index).unwrap_or(&0) ^ wanted) & mask == 0;
+        }
+        is_same != self.is_inverted(inverted)
+    }
+
+    /// Returns whether the rule is for second and further fragments (`IPT_F_FRAG`), which plain queries do not have.
+    fn is_for_fragments(&self) -> bool {
+        let fragments = self.layout.fragments;
+        fragments != 0
+            && self.bytes[self.layout.flags] & fragments != 0
+            && !self.is_inverted(INVERTED_FRAGMENT)
     }
 
     fn meets(&self, packet: &Packet) -> Meets {
@@ -581,11 +599,10 @@ struct TablePath<'a, 'p> {
 
 impl Chains for TablePath<'_, '_> {
     fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)> {
-        let at = self
-            .rules
-            .get(&chain)
-            .and_then(|rules| rules.get(rule).copied());
-        let Some(entry) = at.and_then(|at| self.table.entry(at)) else {
+        let Some(&at) = self.rules.get(&chain).and_then(|rules| rules.get(rule)) else {
+            return Vec::new();
+        };
+        let Some(entry) = self.table.entry(at) else {
             return Vec::new();
         };
         let meets = entry.meets(self.packet);
