@@ -121,6 +121,7 @@ impl Report {
 
     fn of(value: &Value) -> Option<Self> {
         let report: Self = serde_json::from_value(value.clone()).ok()?;
+        // The digest is shown to operators and compared with ours, so nothing else may stand there.
         let good = report.digest.as_deref().is_none_or(digest::is_sha256);
         (good && report.version <= crate::dataset::LAST_VERSION).then_some(report)
     }
@@ -247,6 +248,7 @@ pub(crate) fn read_call(body: &[u8]) -> Option<Received> {
         arguments,
         reply_to,
     } = serde_json::from_slice(body).ok()?;
+    // Without a subject there is nowhere to say what is wrong.
     if reply_to.is_empty() {
         return None;
     }
@@ -300,8 +302,14 @@ fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
     let Some(version) = object.get("version").and_then(Value::as_u64) else {
         return Err(wrong);
     };
+    // As in `sync_dns`: a report of a higher version would be malformed, and the agent would never
+    // count as synced.
+    if version > crate::dataset::LAST_VERSION {
+        return Err(CallError::Version);
+    }
     let headers = match object.get("blobstore_headers") {
         Some(Value::Object(headers)) => headers.clone(),
+        // Only some stores need headers, and directors leave the member out otherwise.
         _ => Map::new(),
     };
     let source = BlobLocation::Signed {
@@ -318,6 +326,7 @@ fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
 
 /// Returns our extra argument if present and well-formed; other surplus arguments are ignored.
 fn read_extra(rest: &[Value]) -> Option<Extra> {
+    // Later versions of the protocol may have arguments of their own there.
     serde_json::from_value(rest.first()?.clone()).ok()
 }
 
@@ -367,6 +376,7 @@ impl Reply {
         let reply: Value = serde_json::from_slice(body).unwrap_or_default();
         if reply.get("value").and_then(Value::as_str) == Some("synced") {
             return match reply.get("version") {
+                // A BOSH agent: the word is all that it says.
                 None => Self::Synced(None),
                 Some(_) => match Report::of(&reply) {
                     Some(report) => Self::Synced(Some(report)),
@@ -527,6 +537,8 @@ mod tests {
             r#"{"method":"sync_dns","arguments":["b","d",-1],"reply_to":"r"}"#,
             r#"{"method":"sync_dns","arguments":["b","d",18446744073709551615],"reply_to":"r"}"#,
             r#"{"method":"sync_dns_with_signed_url","arguments":[{"signed_url":"u"}],"reply_to":"r"}"#,
+            // 2^53: the agent's report of it would be malformed.
+            r#"{"method":"sync_dns_with_signed_url","arguments":[{"signed_url":"u","multi_digest":"d","version":9007199254740992}],"reply_to":"r"}"#,
         ] {
             assert!(read_call(body.as_bytes()).unwrap().call.is_err(), "{body}");
         }

@@ -115,10 +115,12 @@ fn split_url(text: &str) -> Option<(String, Option<HeaderValue>)> {
         return None;
     }
     let mut authorization = None;
+    // Out of the URL, which appears in messages, and which hyper would not send as a header.
     if !url.username().is_empty() || url.password().is_some() {
         let password = url.password().unwrap_or_default();
         let pair = [decoded(url.username()), decoded(password)].join(":");
         let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(pair))).ok()?;
+        // So that no log shows the password, which base64 does not hide.
         value.set_sensitive(true);
         authorization = Some(value);
         url.set_username("").ok()?;
@@ -187,6 +189,7 @@ impl Webhook {
         if matches!(status, StatusCode::OK | StatusCode::NO_CONTENT) {
             return Ok(response.into_body());
         }
+        // A peer's text may be long and hold control characters.
         let text = printable_bytes(response.body());
         let reason = format!("{status}: {text}; see the log of the webhook");
         Err(match status {
@@ -223,7 +226,6 @@ impl Webhook {
             .filter()
             .map_err(|error| bad_answer(&self.settings.url, error))?;
         let mut apexes = parse_domains(filter.include.iter().map(String::as_str));
-        apexes.retain(|apex| !apex.is_root());
         if apexes.is_empty() {
             apexes.clone_from(&self.settings.domains);
         }
@@ -231,6 +233,7 @@ impl Webhook {
             apexes.push(Name::root());
         }
         apexes.sort();
+        // Two zones of one apex would each get a part of its records.
         apexes.dedup();
         let (records, warnings) = self.records().await?;
         let mut zones: Vec<Zone> = apexes.into_iter().map(Zone::of).collect();
@@ -238,6 +241,7 @@ impl Webhook {
             let own = zones
                 .iter_mut()
                 .filter(|zone| record.name.is_within(&zone.apex));
+            // The innermost domain, as for zones of a server.
             let zone = own.max_by_key(|zone| zone.apex.labels().count());
             let is_apex = zone.as_ref().is_some_and(|zone| zone.apex == record.name);
             let is_servers = [RecordType::NS, RecordType::SOA].contains(&record.record_type);
@@ -252,6 +256,7 @@ impl Webhook {
             }
         }
         if let Some(first) = zones.first_mut() {
+            // The protocol has no zones, so warnings belong to none; one of them has to show them.
             first.warnings = warnings;
         }
         Ok(zones)
@@ -283,8 +288,10 @@ impl Webhook {
         let mut records = Vec::new();
         let mut resources: BTreeMap<&Name, &Labels> = BTreeMap::new();
         for record in desired {
+            // Not from the peer, which may drop labels: owner records need them.
             resources.insert(&record.name, &record.labels);
             if record.targets.is_empty() {
+                // It keeps the existing set here, and has no meaning in the protocol.
                 records.push(record.clone());
             } else {
                 endpoints.push(Endpoint::of(record));
@@ -326,6 +333,7 @@ impl Webhook {
         batch: &Batch,
         progress: Progress<'_>,
     ) -> Result<Vec<TransactionResult>, ProviderError> {
+        // Listed immediately before, because the peer compares nothing itself.
         let (before, _) = self.records().await?;
         let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
         let mut places = Vec::new();
@@ -360,6 +368,7 @@ impl Provider for Webhook {
 
     fn adjust(&self, desired: &mut Vec<Record>) {
         if let Some((before, adjusted)) = &self.adjusted
+            // The answer applies to exactly the records that were sent.
             && before == desired
         {
             desired.clone_from(adjusted);
@@ -401,6 +410,7 @@ impl GroupSender for Webhook {
                     changes.update_old.push(Endpoint::of(before));
                     changes.update_new.push(Endpoint::of(after));
                 }
+                // The protocol cannot express them; `apply_compared` has compared.
                 Step::Require(_) | Step::RequireAbsent(..) => {}
             }
         }

@@ -93,6 +93,7 @@ fn obstacles(parameters: &Parameters) -> Vec<String> {
         );
         return found;
     }
+    // Messages are not signed, so a key that is left in the record may be anything.
     if parameters.text("rfc2136-insecure") == Some("true") {
         return found;
     }
@@ -125,13 +126,17 @@ fn arguments(name: &str, text: &str) -> Option<Vec<String>> {
     if name != "rfc2136-host" {
         return None;
     }
+    // external-dns has a flag for TLS in place of the scheme.
     if let Some(host) = text.strip_prefix("tls://") {
         let mut words = arguments(name, host)?;
         words.push("--rfc2136-use-tls".to_owned());
         return Some(words);
     }
     Some(match text.rsplit_once(':') {
-        Some((host, port)) if port.parse::<u16>().is_ok() && !host.ends_with(':') => {
+        // An IPv6 address without brackets has no port, although its end may look like one.
+        Some((host, port))
+            if port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']')) =>
+        {
             vec![
                 format!("--rfc2136-host={host}"),
                 format!("--rfc2136-port={port}"),
@@ -166,6 +171,7 @@ impl Rfc2136Settings {
         let mut servers = Vec::new();
         for text in parameters.list("rfc2136-host") {
             let mut server = Server::parse(text)?;
+            // The setting wins, as external-dns's flag, whose host has no port.
             let port = parameters.number("rfc2136-port", server.port.into())?;
             server.port =
                 u16::try_from(port).map_err(|_| settings("rfc2136-port is above 65535"))?;
@@ -268,6 +274,8 @@ impl Rfc2136 {
     async fn connect(&mut self, zone: &Name) -> Result<Connection, ProviderError> {
         let mut result = self.connect_first(zone).await;
         for _ in 1..self.settings.servers.len() {
+            // Only an unreachable server has a substitute: what one server refuses, the next one
+            // refuses as well.
             if !matches!(result, Err(ProviderError::Unreachable { .. })) {
                 break;
             }
@@ -287,6 +295,7 @@ impl Rfc2136 {
     /// A serial number is no proof that a listing is still valid: a server may delay its increment
     /// (RFC 2136, section 3.6), and some never increment it.
     async fn list_zone(&mut self, apex: &Name) -> Result<Vec<Record>, ProviderError> {
+        // If the transfer fails, the texts of the last one are out of date.
         self.texts.remove(apex);
         let mut result = self.transfer(apex).await;
         for _ in 1..self.settings.servers.len() {
@@ -333,6 +342,7 @@ impl Rfc2136 {
         let mut encoded = Vec::with_capacity(batch.transactions.len());
         for transaction in &batch.transactions {
             encoded.push(match Encoded::new(&zone, transaction, &listed) {
+                // Never divided: the server applies each message on its own.
                 Ok(encoded) if encoded.fits() => Ok(encoded),
                 Ok(_) => Err(unfit(&transaction.name, "the change exceeds 64,000 octets")),
                 Err(error) => Err(unfit(&transaction.name, error.to_string())),
@@ -357,6 +367,7 @@ impl Provider for Rfc2136 {
             if record.ttl.is_some() || least > DEFAULT_TTL {
                 record.ttl = Some(record.ttl.unwrap_or(0).max(least));
             }
+            // The protocol has none, so they would differ from the listed sets in every round.
             record.properties.clear();
         }
     }
@@ -399,6 +410,7 @@ impl GroupSender for UpdateSender<'_> {
     async fn send(&mut self, groups: &[&[Encoded]]) -> Vec<TransactionResult> {
         let mut codes = vec![None; groups.len()];
         let failure = self.update(groups, &mut codes).await.err();
+        // What the server still sends on this connection answers messages that are given up.
         if failure.is_some() {
             self.connection = None;
         }
@@ -422,10 +434,12 @@ impl UpdateSender<'_> {
         groups: &[&[Encoded]],
         codes: &mut [Option<u8>],
     ) -> Result<(), ProviderError> {
+        // Connected with the first message: a batch whose transactions are all unfit needs none.
         let connection = match &mut self.connection {
             Some(connection) => connection,
             empty => empty.insert(self.provider.connect(&self.zone).await?),
         };
+        // Messages that wait for a response at the same time must have different ids.
         let first = fastrand::u16(..);
         let zone = &self.zone;
         let messages = groups.iter().zip(0_u16..);
@@ -542,6 +556,7 @@ impl From<TsigError> for Failure {
     fn from(error: TsigError) -> Self {
         use TsigError::{Clock, Other, Rejected, UnknownKey};
         match error {
+            // The server has answered, and the operator has to mend the key or a clock.
             UnknownKey(_) | Rejected | Clock(_) | Other(_) => Self::Refused(error.to_string()),
             _ => Self::BadAnswer(error.to_string()),
         }
@@ -631,6 +646,7 @@ impl Server {
         } else {
             (rest, None)
         };
+        // What looks like a URL of another scheme is a mistake, not a host.
         if host.is_empty() || host.contains('/') {
             return None;
         }
@@ -713,6 +729,7 @@ impl Connection {
         };
         let stream = within(limit, open).await?;
         Ok(Self {
+            // Length and message are two reads, which the buffer makes one system call.
             stream: BufReader::new(stream),
             limit,
             clock,
@@ -734,6 +751,7 @@ impl Connection {
             while waiting.len() < MAX_PIPELINED
                 && let Some((number, mut message)) = messages.next()
             {
+                // Read back from the message, so that callers cannot pass another one.
                 let id = MessageReader::new(&message).header()?.id;
                 let verifier = match key {
                     Some(key) => Some(key.sign(&mut message, self.now())?),
@@ -747,12 +765,14 @@ impl Connection {
             }
             let mut response = self.receive().await?;
             let id = MessageReader::new(&response).header()?.id;
+            // A stray or forged response: what follows it cannot be assigned either.
             let Some((number, verifier)) = waiting.get_mut(&id) else {
                 return Err(WireError("a response to a different message").into());
             };
             if let Some(verifier) = verifier {
                 verifier.verify(&mut response, self.now())?;
             }
+            // A transfer has several messages under one id, so its entry stays until the last one.
             if take(*number, &response)? {
                 if let Some(verifier) = verifier {
                     verifier.finish()?;
@@ -797,6 +817,7 @@ impl Connection {
     async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
         let length =
             u16::try_from(message.len()).map_err(|_| WireError("a message above 65,535 octets"))?;
+        // In one write: the length alone would be a segment of its own without Nagle's algorithm.
         let framed = [&length.to_be_bytes(), message].concat();
         within(self.limit, async {
             self.stream.write_all(&framed).await?;
@@ -817,6 +838,7 @@ impl Connection {
             self.stream.read_exact(&mut message).await?;
             Ok(message)
         };
+        // For each message, not for a whole transfer, whose length depends on the zone.
         within(self.limit, async {
             read.await.map_err(|error: io::Error| match error.kind() {
                 io::ErrorKind::UnexpectedEof => {

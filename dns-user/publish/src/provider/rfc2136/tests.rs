@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::{
-    MAX_PIPELINED, TsigKey, is_cheaper_than_transfer,
+    MAX_PIPELINED, TsigKey, arguments, is_cheaper_than_transfer,
     messages::{
         self, CLASS_IN, Encoded, MessageReader, Records, TYPE_AXFR, Transfer, TransferError,
         append, decode, encode, question,
@@ -257,5 +257,20 @@ fn many_questions_are_left_to_a_transfer() {
     ] {
         let is_cheaper = is_cheaper_than_transfer(questions, records);
         assert_eq!(is_cheaper, expected, "{questions} of {records}");
+    }
+}
+
+#[test]
+fn port_is_told_from_the_end_of_an_address() {
+    for (text, expected) in [
+        ("2001:db8::a:53", &["--rfc2136-host=2001:db8::a:53"][..]),
+        ("2001:db8::1", &["--rfc2136-host=2001:db8::1"]),
+        (
+            "[2001:db8::a]:54",
+            &["--rfc2136-host=[2001:db8::a]", "--rfc2136-port=54"],
+        ),
+        ("ns:54", &["--rfc2136-host=ns", "--rfc2136-port=54"]),
+    ] {
+        assert_eq!(arguments("rfc2136-host", text).unwrap(), expected, "{text}");
     }
 }
