@@ -547,4 +547,29 @@ mod tests {
             [Fault::NotYetValid(1, "2101-01-01 00:00:00 UTC".to_owned())]
         );
     }
+
+    #[test]
+    fn damaged_certificate_has_its_number() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = CertificateParams::default()
+            .self_signed(&key)
+            .unwrap()
+            .pem();
+        assert_eq!(certificates(b"").unwrap_err(), Fault::NoCertificate);
+        assert_eq!(certificates(pem.as_bytes()).unwrap().len(), 1);
+        assert_eq!(
+            certificates([&*pem, &*pem].concat().as_bytes())
+                .unwrap()
+                .len(),
+            2
+        );
+        let damaged = pem.replace("MII", "M*I");
+        let number = |text: String| match certificates(text.as_bytes()).unwrap_err() {
+            Fault::Damaged(number, _) => number,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(number(damaged.clone()), 1);
+        assert_eq!(number([&*pem, &*damaged].concat()), 2);
+        assert_eq!(number([&*pem, &*pem, &*damaged].concat()), 3);
+    }
 }

@@ -572,4 +572,36 @@ mod tests {
         folder.replace(&[certificate, key], None).unwrap_err();
         assert_eq!(fs::read(folder.path.join("x.key")).unwrap(), b"new");
     }
+
+    #[test]
+    fn pair_is_read_from_its_generation() {
+        let place = tempfile::tempdir().unwrap();
+        let make = |generation: &str, text: &str| {
+            fs::create_dir_all(place.path().join(generation)).unwrap();
+            for kind in ["crt", "key"] {
+                let path = place
+                    .path()
+                    .join(generation)
+                    .join(format!("instance.{kind}"));
+                fs::write(path, format!("{text} {kind}")).unwrap();
+            }
+        };
+        assert_eq!(
+            read_pair(place.path(), "instance").err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
+        make("..pair-1", "old");
+        make("..pair-2", "new");
+        symlink("..pair-2", place.path().join(DATA)).unwrap();
+        let pair = read_pair(place.path(), "instance").unwrap();
+        assert_eq!((&*pair.certificate, &**pair.key), ("new crt", "new key"));
+        // A generation without the pair is no race, and one that stays away is none after some tries.
+        for missing in ["other", "instance"] {
+            let error = read_pair(place.path(), missing);
+            assert_eq!(error.is_err(), missing == "other");
+        }
+        fs::remove_dir_all(place.path().join("..pair-2")).unwrap();
+        let error = read_pair(place.path(), "instance").err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
 }

@@ -327,4 +327,15 @@ mod tests {
             assert!(profile.addresses.is_empty());
         }
     }
+
+    #[test]
+    fn guid_is_its_text() {
+        for text in ["a", "6f2a9c1e-0000-4000-8000-000000000001", "a.b_c"] {
+            let guid = Guid::try_from(text.to_owned()).unwrap();
+            assert_eq!(guid.as_str(), text);
+        }
+        for wrong in ["", ".", "..", "a/b", "*.a", "a..b", &"a".repeat(65)] {
+            assert!(Guid::try_from(wrong.to_owned()).is_err(), "{wrong}");
+        }
+    }
 }

@@ -1016,4 +1016,31 @@ mod tests {
         );
         assert!(!undone.applied(&created, now) && undone.applied(&created, now));
     }
+
+    #[test]
+    fn changes_of_a_ttl_alone_are_told_apart() {
+        let record = |target: &str, ttl: Option<u32>, owner: &str| {
+            let mut record = Record::parse("a.example.org", RecordType::A, [target]).unwrap();
+            record.ttl = ttl;
+            let label = crate::record::Labels::OWNER.to_owned();
+            record.labels.0.insert(label, owner.to_owned());
+            record
+        };
+        let before = record("192.0.2.1", Some(60), "own");
+        for (after, change) in [
+            (record("192.0.2.1", Some(300), "own"), Some((Some(60), 300))),
+            (record("192.0.2.1", None, "own"), None),
+            (record("192.0.2.2", Some(300), "own"), None),
+            (record("192.0.2.1", Some(300), "other"), None),
+        ] {
+            let update = Action::Update {
+                before: before.clone(),
+                after,
+            };
+            let found = ttl_change(&update);
+            assert_eq!(found, change.map(|change| (before.key(), change)));
+        }
+        assert_eq!(ttl_change(&Action::Create(before.clone())), None);
+        assert_eq!(ttl_change(&Action::Delete(before)), None);
+    }
 }

@@ -841,4 +841,84 @@ mod tests {
             );
         }
     }
+
+    fn owned(name: &str, owner: &str) -> Record {
+        let mut record = Record::parse(name, RecordType::A, ["192.0.2.1"]).unwrap();
+        let label = Labels::OWNER.to_owned();
+        record.labels.0.insert(label, owner.to_owned());
+        record
+    }
+
+    #[test]
+    fn owners_are_transferred_released_and_retired() {
+        let records = [
+            owned("a.example.org", "one"),
+            owned("b.example.org", "two"),
+            owned("c.example.org", "one"),
+            owned("d.example.org", ""),
+        ];
+        let lines = |plan: Plan| {
+            let actions = plan.changes.iter().flat_map(|change| &change.actions);
+            let mut lines = Vec::new();
+            for action in actions {
+                lines.push(match action {
+                    Action::Update { before, after } => {
+                        format!(
+                            "{} {}>{}",
+                            before.name,
+                            before.labels.owner(),
+                            after.labels.owner()
+                        )
+                    }
+                    Action::Release(record) => format!("{} released", record.name),
+                    Action::Delete(record) => format!("{} deleted", record.name),
+                    other => format!("{other}"),
+                });
+            }
+            lines.join(", ")
+        };
+        assert_eq!(
+            lines(transfer(&records, "two")),
+            "a.example.org one>two, c.example.org one>two, d.example.org >two"
+        );
+        assert_eq!(
+            lines(transfer(&records, "")),
+            "a.example.org released, b.example.org released, c.example.org released"
+        );
+        assert_eq!(
+            lines(retire(&records, "one")),
+            "a.example.org deleted, c.example.org deleted"
+        );
+        assert_eq!(lines(retire(&records, "")), "");
+    }
+
+    #[test]
+    fn sets_differ_by_what_is_published() {
+        let one = || owned("a.example.org", "one");
+        let with_ttl = |ttl: u32| Record {
+            ttl: Some(ttl),
+            ..one()
+        };
+        assert!(!differs(&one(), &one()));
+        assert!(differs(&one(), &owned("a.example.org", "two")));
+        for (before, after, expected) in [
+            (60, 60, false),
+            (60, 61, true),
+            (60, 0, false),
+            (0, 1, true),
+        ] {
+            assert_eq!(differs(&with_ttl(before), &with_ttl(after)), expected);
+        }
+        assert!(!differs(&with_ttl(60), &one()), "none is wanted");
+        let mut resource = one();
+        let label = Labels::RESOURCE.to_owned();
+        resource.labels.0.insert(label, "r".to_owned());
+        assert!(!differs(&one(), &resource));
+        let other = Record::parse("a.example.org", RecordType::A, ["192.0.2.2"]).unwrap();
+        let other = Record {
+            labels: one().labels,
+            ..other
+        };
+        assert!(differs(&one(), &other));
+    }
 }

@@ -371,4 +371,57 @@ mod tests {
             .await;
         assert_eq!(*tries.series.lock(), 0);
     }
+
+    #[test]
+    fn every_outcome_has_its_reason() {
+        for (error, reason) in [
+            (TryError::TimedOut, Reason::TimedOut),
+            (TryError::Refused, Reason::Unreachable),
+            (TryError::Reset, Reason::Reset),
+            (TryError::Closed, Reason::Closed),
+            (TryError::WrongReply, Reason::WrongReply),
+            (TryError::Unreadable, Reason::Malformed),
+            (TryError::Tls, Reason::Tls),
+            (TryError::Busy, Reason::GivenUp),
+        ] {
+            assert_eq!(Reason::of(&Err(error)), Some(reason));
+        }
+        for (rcode, reason) in [
+            (0, None),
+            (1, Some(Reason::OtherRcode)),
+            (2, Some(Reason::Servfail)),
+            (3, None),
+            (4, Some(Reason::OtherRcode)),
+            (5, Some(Reason::Refused)),
+            (6, Some(Reason::OtherRcode)),
+        ] {
+            let reply = [0, 1, 0x80, rcode, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
+            let reply = ValidatedReply::new(reply).unwrap();
+            assert_eq!(Reason::of(&Ok(reply)), reason, "{rcode}");
+        }
+    }
+
+    #[tokio::test]
+    async fn failures_are_counted_by_reason() {
+        let tries = FailedTries::new("127.0.0.1:53");
+        for _ in 0..3 {
+            tries.began();
+        }
+        for (reason, times) in Reason::ALL.iter().zip(1..) {
+            for _ in 0..times {
+                tries.failed(*reason);
+            }
+        }
+        let counts: Vec<u64> = tries.by_reason().map(|(_, count)| count).collect();
+        assert_eq!(counts, (1..=Reason::ALL.len() as u64).collect::<Vec<_>>());
+        let state = tries.state();
+        assert_eq!((state.tries, state.failures), (3, counts));
+        // Each reason is logged once in a series.
+        assert_eq!(*tries.series.lock(), (1 << Reason::ALL.len()) - 1);
+        let errors = tries.error_replies();
+        tries.failed(Reason::GivenUp);
+        assert_eq!(tries.error_replies(), errors, "it was not sent");
+        tries.answered();
+        assert_eq!((tries.error_replies(), tries.unanswered()), (0, 0));
+    }
 }

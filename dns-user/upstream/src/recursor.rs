@@ -743,3 +743,97 @@ fn randomise(question: &mut [u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dns_core::config::Compat;
+
+    use super::*;
+    use crate::tests::options;
+
+    fn recursor() -> Recursor {
+        Recursor::new(
+            "127.0.0.1:53",
+            options(0, Compat::default()),
+            &Arc::default(),
+        )
+    }
+
+    fn reply() -> TryResult {
+        ValidatedReply::new([0, 1, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec())
+    }
+
+    #[tokio::test]
+    async fn latencies_are_smoothed_and_counted() {
+        let recursor = recursor();
+        let counters = &recursor.counters;
+        let smoothed = |took: u64| {
+            recursor.note(&reply(), Duration::from_micros(took));
+            counters.latency_us.load(Ordering::Relaxed)
+        };
+        // The first one counts as it is; of others, an eighth.
+        assert_eq!(smoothed(8000), 8000);
+        assert_eq!(smoothed(16_000), 9000);
+        assert_eq!(smoothed(0), 9000 - 1125);
+        assert_eq!(smoothed(250), 7875 - 984 + 31);
+        assert_eq!(smoothed(251), 6922 - 865 + 31);
+        assert_eq!(smoothed(2_500_001), 6088 - 761 + 312_500);
+        recursor.note(&Err(TryError::TimedOut), Duration::from_secs(9));
+        let sum = counters.latency_sum_us.load(Ordering::Relaxed);
+        assert_eq!(sum, 8000 + 16_000 + 1 + 250 + 251 + 2_500_001);
+        let buckets: Vec<u64> = counters
+            .latencies
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed))
+            .collect();
+        assert_eq!(buckets, [2, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1]);
+        let timeouts = counters.failed.by_reason().next();
+        assert!(matches!(timeouts, Some((Reason::TimedOut, 1))));
+    }
+
+    #[tokio::test]
+    async fn silent_recursor_is_probed_now_and_then() {
+        let recursor = recursor();
+        let silence = &recursor.silence;
+        let tries = || silence.tries.load(Ordering::Relaxed);
+        for tried in 1..=SILENT_TRIES {
+            recursor.note(&Err(TryError::TimedOut), Duration::ZERO);
+            // It was not asked.
+            recursor.note(&Err(TryError::Busy), Duration::ZERO);
+            assert_eq!(tries(), tried);
+        }
+        // Any other outcome is a sign of life.
+        recursor.note(&Err(TryError::Refused), Duration::ZERO);
+        assert_eq!(tries(), 0);
+
+        let due = AtomicU64::new(silence.now_ms() + 600_000);
+        assert!(!silence.is_my_turn(&due, Duration::from_secs(1)));
+        due.store(silence.now_ms(), Ordering::Relaxed);
+        let interval = Duration::from_secs(1000);
+        assert!(silence.is_my_turn(&due, interval));
+        assert!(due.load(Ordering::Relaxed) >= 1_000_000);
+        assert!(!silence.is_my_turn(&due, interval), "once");
+    }
+
+    #[tokio::test]
+    async fn dropped_edns_is_found_and_forgotten() {
+        let recursor = recursor();
+        let silence = &recursor.silence;
+        recursor.note_edns(&Err(TryError::TimedOut));
+        recursor.note_edns(&Err(TryError::Reset));
+        assert!(!silence.try_without_edns(), "one is lost now and then");
+        recursor.note_edns(&Err(TryError::TimedOut));
+        assert!(silence.try_without_edns());
+        assert!(!silence.try_without_edns(), "once in a while");
+        assert!(!recursor.drops_edns());
+        assert!(!silence.edns_check_is_due());
+        silence.found_edns_dropped();
+        assert!(recursor.drops_edns());
+        assert!(silence.edns_check_is_due() && !silence.edns_check_is_due());
+        assert!(recursor.drops_edns());
+        recursor.note_edns(&reply());
+        assert!(!recursor.drops_edns());
+        assert_eq!(silence.edns_tries.load(Ordering::Relaxed), 0);
+        assert!(!silence.answered_edns());
+    }
+}

@@ -575,4 +575,12 @@ mod tests {
         // An instance named like a role could pose as any instance.
         refused(&ask("health.bosh-dns", None, &[]), "no instance");
     }
+
+    #[test]
+    fn steps_are_numbered() {
+        let steps = [Step::Trust, Step::Issue, Step::Retire].map(describe);
+        for (number, step) in (1..).zip(steps) {
+            assert!(step.starts_with(&format!("step {number} of 3: ")), "{step}");
+        }
+    }
 }

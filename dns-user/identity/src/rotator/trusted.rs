@@ -259,4 +259,18 @@ mod tests {
         assert!(reopened.former.is_empty());
         Ok(())
     }
+
+    #[test]
+    fn last_pair_of_a_ca_is_noticed() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let mut trusted = Trusted::open(folder.path(), Vec::new(), SystemTime::now())?;
+        let [one, other]: [Arc<str>; 2] = ["one".into(), "other".into()];
+        assert!(!trusted.remove(&one), "it has none");
+        for chain in [&one, &one, &other] {
+            trusted.add(chain);
+        }
+        assert!(!trusted.remove(&one) && trusted.remove(&other) && trusted.remove(&one));
+        assert!(!trusted.remove(&one) && trusted.in_use.is_empty());
+        Ok(())
+    }
 }

@@ -292,4 +292,31 @@ mod tests {
             "{refused}"
         );
     }
+
+    #[test]
+    fn values_have_their_type() {
+        let with = |text: &str| Parameters(BTreeMap::from([("p".to_owned(), text.to_owned())]));
+        let absent = Parameters(BTreeMap::new());
+        let default = Time::from_secs(7);
+        for (text, seconds) in [
+            ("72", Some(72)),
+            ("72s", Some(72)),
+            ("2m", Some(120)),
+            ("x", None),
+        ] {
+            let found = with(text).seconds("p", default);
+            assert_eq!(found.ok(), seconds.map(Time::from_secs), "{text}");
+        }
+        assert_eq!(absent.seconds("p", default).ok(), Some(default));
+        for (text, flag) in [("true", Some(true)), ("false", Some(false)), ("yes", None)] {
+            assert_eq!(with(text).flag("p").ok(), flag, "{text}");
+        }
+        assert_eq!(absent.flag("p").ok(), Some(false));
+        for (text, number) in [("0", Some(0)), ("9", Some(9)), ("-1", None)] {
+            assert_eq!(with(text).number("p", 5).ok(), number, "{text}");
+        }
+        assert_eq!(absent.number("p", 5).ok(), Some(5));
+        assert_eq!(with("/f").path("p"), Some(PathBuf::from("/f")));
+        assert_eq!(absent.path("p"), None);
+    }
 }

@@ -35,7 +35,7 @@ fn query(name: &[u8], qtype: u16) -> Vec<u8> {
 }
 
 /// Returns the parts of a query that are forwarded.
-fn form(compat: Compat) -> Form {
+pub(crate) fn form(compat: Compat) -> Form {
     Form {
         transparent: compat.transparent_forwarding,
         client_subnet: false,
@@ -43,7 +43,7 @@ fn form(compat: Compat) -> Form {
 }
 
 /// Returns the settings of recursors in tests.
-fn options(retries: u32, compat: Compat) -> RecursorOptions {
+pub(crate) fn options(retries: u32, compat: Compat) -> RecursorOptions {
     let matching = if compat.accept_other_questions {
         Matching::Lenient
     } else {

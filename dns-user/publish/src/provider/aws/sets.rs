@@ -663,4 +663,19 @@ mod tests {
             assert_eq!(fitting(&transactions, 10), expected);
         }
     }
+
+    #[test]
+    fn zones_of_balancers_are_known_by_their_suffix() {
+        for (target, zone) in [
+            ("lb.elb.us-west-2.amazonaws.com", Some("Z18D5FSROUN65G")),
+            ("a.b.elb.sa-east-1.amazonaws.com", Some("ZTK26PT1VY4CU")),
+            ("d111.cloudfront.net", Some("Z2FDTNDATAQYW2")),
+            ("x.awsglobalaccelerator.com", Some("Z2BJ6XQ5FK7U4H")),
+            ("cloudfront.net", None),
+            ("notcloudfront.net", None),
+            ("cloudfront.net.example.org", None),
+        ] {
+            assert_eq!(hosted_zone(target), zone, "{target}");
+        }
+    }
 }
