@@ -46,11 +46,9 @@ pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
         for &group in instances.groups_of(row) {
             let group = format!("q-g{}", instances.groups.text(group));
             let Some(group) = plain(&group) else { continue };
-            names.extend(
-                labels
-                    .iter()
-                    .filter_map(|&label| domain.with_labels([label?, group])),
-            );
+            for label in labels.into_iter().flatten() {
+                names.extend(domain.with_labels([label, group]));
+            }
         }
     }
     for (parent, targets) in &snapshot.aliases().below {
@@ -114,8 +112,11 @@ fn ids_of(instances: &InstanceIndex, target: &FileTarget) -> Vec<Symbol> {
     match QueryTarget::read(&all, &instances.domain_names) {
         // Outside the domains, ids of the whole fleet would match: too many to publish unasked.
         Ok(question @ QueryTarget::Within(..)) => {
-            let rows = select(instances, &question, None).rows.into_iter();
-            rows.map(|row| instances.id.values[row as usize]).collect()
+            let mut ids = Vec::new();
+            for row in select(instances, &question, None).rows {
+                ids.push(instances.id.values[row as usize]);
+            }
+            ids
         }
         _ => Vec::new(),
     }
@@ -125,12 +126,10 @@ fn ids_of(instances: &InstanceIndex, target: &FileTarget) -> Vec<Symbol> {
 fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let instances = snapshot.instance_index();
     instances.groups.iter().flat_map(move |(group, text)| {
-        let mut domains: Vec<_> = instances
-            .by_group
-            .rows(group)
-            .iter()
-            .map(|&row| instances.place_of(row).domain)
-            .collect();
+        let mut domains = Vec::new();
+        for &row in instances.by_group.rows(group) {
+            domains.push(instances.place_of(row).domain);
+        }
         domains.sort_unstable();
         domains.dedup();
         let label = format!("q-g{text}");
@@ -212,16 +211,13 @@ fn distinct<'a>(
     let instances = snapshot.instance_index();
     (0..instances.id.dictionary.len() as u32).flat_map(move |id| {
         // An instance has a row for each of its networks, mostly with the same groups.
-        let mut values: SmallVec<[u32; 8]> = instances
-            .id
-            .rows(id)
-            .iter()
-            .flat_map(|&row| values(row))
-            .copied()
-            .collect();
-        values.sort_unstable();
-        values.dedup();
-        values.into_iter().map(move |value| (id, value))
+        let mut found: SmallVec<[u32; 8]> = SmallVec::new();
+        for &row in instances.id.rows(id) {
+            found.extend_from_slice(values(row));
+        }
+        found.sort_unstable();
+        found.dedup();
+        found.into_iter().map(move |value| (id, value))
     })
 }
 

@@ -147,6 +147,7 @@ impl Aliases {
         let of_below = self.below.keys().flat_map(Name::suffixes);
         let mut parents = HashSet::default();
         for parent in of_exact.chain(of_below) {
+            // Copied only if it is new: thousands of aliases share their ancestors.
             if !parents.contains(parent) {
                 parents.insert(Box::from(parent));
             }

@@ -206,6 +206,7 @@ impl Dictionary {
         is_before: impl Fn(&[u8]) -> bool,
         fits: impl Fn(&[u8]) -> bool,
     ) -> &'s [Symbol] {
+        // All strings with one beginning, or one end, are neighbours in this order.
         let start = sorted.partition_point(|&symbol| is_before(self.bytes(symbol)));
         let rest = &sorted[start..];
         &rest[..rest.partition_point(|&symbol| fits(self.bytes(symbol)))]
@@ -277,6 +278,7 @@ pub(crate) struct Column {
 
 impl Column {
     fn new(dictionary: Dictionary, mut values: Vec<Symbol>) -> Self {
+        // A snapshot lives until the file changes, and spare room would live as long.
         values.shrink_to_fit();
         let pairs = value_rows(&values).filter(|&(symbol, _)| symbol != NO_VALUE);
         Self {
@@ -293,11 +295,9 @@ impl Column {
         for piece in edits.pieces() {
             match piece {
                 Piece::Kept(rows) => {
-                    values.extend(
-                        self.values[rows.clone()]
-                            .iter()
-                            .map(|&symbol| symbols.keep(symbol)),
-                    );
+                    for &symbol in &self.values[rows.clone()] {
+                        values.push(symbols.keep(symbol));
+                    }
                 }
                 Piece::Added(row) => values.push(match added.text(*row as Row) {
                     "" => NO_VALUE,
@@ -356,6 +356,7 @@ impl<'d> Renumbering<'d> {
     /// Returns the new symbol of an old one; [`NO_VALUE`] stays.
     #[inline]
     pub(crate) fn keep(&mut self, symbol: Symbol) -> Symbol {
+        // `NO_VALUE` is beyond every list.
         let Some(number) = self.numbers.get_mut(symbol as usize) else {
             return NO_VALUE;
         };

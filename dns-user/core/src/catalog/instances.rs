@@ -130,6 +130,7 @@ impl InstanceIndexBuilder {
             }
         }
         self.last_groups = start;
+        // A file of less than 4 GiB cannot name as many groups.
         self.group_ends.push(self.group_list.len() as u32);
     }
 
@@ -209,16 +210,16 @@ type IndexNumbers = HashMap<i64, Symbol, foldhash::fast::FixedState>;
 /// Numbers the instance indexes and groups the rows by them.
 fn index_postings(indexes: &[Option<i64>]) -> (IndexNumbers, Postings) {
     let mut numbers = IndexNumbers::default();
-    let index_of: Vec<Symbol> = indexes
-        .iter()
-        .map(|index| match index {
+    let mut index_of = Vec::with_capacity(indexes.len());
+    for index in indexes {
+        index_of.push(match index {
             None => NO_VALUE,
             Some(index) => {
                 let next = numbers.len() as Symbol;
                 *numbers.entry(*index).or_insert(next)
             }
-        })
-        .collect();
+        });
+    }
     // No criterion selects the rows without an index.
     let with_index = value_rows(&index_of).filter(|&(index, _)| index != NO_VALUE);
     let postings = Postings::new(numbers.len(), with_index);
@@ -230,10 +231,10 @@ fn place_postings(places: &Places, place: &[PlaceNumber]) -> Postings {
 }
 
 fn domain_postings(domains: &Dictionary, places: &Places, place: &[PlaceNumber]) -> Postings {
-    let domain_of: Vec<Symbol> = place
-        .iter()
-        .map(|&place| places.get(place).domain)
-        .collect();
+    let mut domain_of = Vec::with_capacity(place.len());
+    for &place in place {
+        domain_of.push(places.get(place).domain);
+    }
     Postings::new(domains.len(), value_rows(&domain_of))
 }
 
@@ -518,17 +519,16 @@ impl InstanceIndex {
             match piece {
                 Piece::Kept(rows) => {
                     for row in rows.clone() {
-                        list.extend(
-                            self.groups_of(row as Row)
-                                .iter()
-                                .map(|&group| symbols.keep(group)),
-                        );
+                        for &group in self.groups_of(row as Row) {
+                            list.push(symbols.keep(group));
+                        }
                         ends.push(list.len() as u32);
                     }
                 }
                 Piece::Added(row) => {
-                    let groups = added.groups_of(*row as Row).iter();
-                    list.extend(groups.map(|&group| symbols.add(added.groups.text(group))));
+                    for &group in added.groups_of(*row as Row) {
+                        list.push(symbols.add(added.groups.text(group)));
+                    }
                     ends.push(list.len() as u32);
                 }
             }

@@ -310,16 +310,14 @@ impl Pairs {
 
     fn new(pairs: &[(IpAddr, Box<str>)], instances: &InstanceIndex) -> Self {
         let mut others = Dictionary::default();
-        let list: Box<[_]> = pairs
-            .iter()
-            .map(|(address, text): &(IpAddr, Box<str>)| {
-                (*address, PairName::of(text, instances, &mut others))
-            })
-            .collect();
+        let mut list = Vec::with_capacity(pairs.len());
+        for (address, text) in pairs {
+            list.push((*address, PairName::of(text, instances, &mut others)));
+        }
         let mut order: Box<[u32]> = (0..list.len() as u32).collect();
         order.sort_by_key(|&position| list[position as usize].0);
         Self {
-            list,
+            list: list.into(),
             order,
             others,
         }

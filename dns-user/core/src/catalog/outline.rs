@@ -190,6 +190,7 @@ impl<R: io::Read> Scan<'_, R> {
                     self.new.members.has_pairs = true;
                 }
                 b"version" if !has_version => {
+                    // Any other form, such as 1.0 or `null`, is left to the parser.
                     difference.version = Some(self.file.number()?);
                     self.new.members.has_version = true;
                 }

@@ -142,6 +142,7 @@ impl RowsReader {
             more,
             seen,
         } = self;
+        // Without rows nothing is lost, so there is nothing to report.
         if let (Some(column), true) = (columns.missing, seen > 0) {
             return (
                 InstanceIndexBuilder::default(),
@@ -235,6 +236,7 @@ impl<'de> Visitor<'de> for RowsReader {
     }
 
     fn visit_unit<E>(self) -> Result<Self, E> {
+        // Go decodes `null` into an empty list.
         Ok(self)
     }
 

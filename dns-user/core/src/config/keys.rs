@@ -321,17 +321,21 @@ fn joined(path: &str, name: &str) -> String {
 
 /// Returns the key most similar to `path` if at most a quarter of its letters, and no more than four, differ.
 fn nearest(path: &str) -> Option<&'static str> {
-    let distances = KEYS
+    let best = KEYS
         .iter()
-        .map(|key| (edit_distance(path, key.path), key.path));
-    let (distance, best) = distances.min_by_key(|(distance, _)| *distance)?;
+        .map(|key| key.path)
+        .min_by_key(|known| edit_distance(path, known))?;
     // A hint that is far off would mislead more than none.
-    (distance <= best.len().div_ceil(4).min(4)).then_some(best)
+    if edit_distance(path, best) > best.len().div_ceil(4).min(4) {
+        return None;
+    }
+    Some(best)
 }
 
 /// Returns the number of insertions, deletions and replacements of bytes that turn `a` into `b`
 /// (Levenshtein).
 fn edit_distance(a: &str, b: &str) -> usize {
+    // One row of the table suffices: a cell depends on its left, upper and diagonal neighbours.
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut diagonal = row[0];

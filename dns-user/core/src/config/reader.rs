@@ -233,10 +233,10 @@ impl<'a> ObjectReader<'a> {
         match choices.iter().find(|(word, _)| *word == text) {
             Some((_, value)) => Ok(Some(*value)),
             None => {
-                let words: Vec<String> = choices
-                    .iter()
-                    .map(|(word, _)| format!("{word:?}"))
-                    .collect();
+                let mut words = Vec::new();
+                for (word, _) in choices {
+                    words.push(format!("{word:?}"));
+                }
                 Err(self.error(
                     name,
                     &format!("{text:?} is unknown; expected one of {}", words.join(", ")),

@@ -82,6 +82,7 @@ pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explana
     for target in targets.iter() {
         explained.push(explain_target(snapshot, health, target));
     }
+    // Resolved as a whole again, instead of put together from the targets: it is what a query gets.
     let result = resolve(snapshot, health, name).map(|resolution| {
         let mut addresses = Vec::new();
         addresses.extend(resolution.v4.into_iter().map(IpAddr::V4));
@@ -160,10 +161,11 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         Strategy::Healthy => "healthy: running",
         Strategy::All => "all",
     });
-    let kept = matched.healthy(snapshot, health);
+    // A part of the matches in their order, so that no list is searched for each of them.
+    let mut kept = matched.healthy(snapshot, health).into_iter().peekable();
     for row in &matched.rows {
         let mut explanation = explain_match(instances, health, *row, matched.group);
-        explanation.kept = kept.contains(row);
+        explanation.kept = kept.next_if_eq(row).is_some();
         explained.matches.push(explanation);
     }
     explained
@@ -231,12 +233,11 @@ impl TargetExplanation {
     /// Adds a criterion unless it has no values.
     fn say(&mut self, what: &str, values: &[&[u8]]) {
         if !values.is_empty() {
-            let values: Vec<_> = values
-                .iter()
-                .map(|value| String::from_utf8_lossy(value))
-                .collect();
-            self.criteria
-                .push(format!("{what} {}", values.join(" or ")));
+            let mut texts = Vec::new();
+            for value in values {
+                texts.push(String::from_utf8_lossy(value));
+            }
+            self.criteria.push(format!("{what} {}", texts.join(" or ")));
         }
     }
 
