@@ -132,6 +132,7 @@ impl Listing {
                 answer.checking_disabled,
             )
         });
+        // Not limited before: only the order tells which answers come first.
         let omitted = found.len().saturating_sub(limit);
         found.truncate(limit);
         let mut entries = Vec::with_capacity(found.len());

@@ -263,6 +263,7 @@ impl Summary {
         let mut counts = Vec::new();
         let mut failed = 0;
         for (index, reason) in Reason::ALL.iter().enumerate() {
+            // Counters only grow, so no difference is negative.
             let count = now.failures[index] - before.failures[index];
             if count > 0 {
                 counts.push((count, reason.label()));

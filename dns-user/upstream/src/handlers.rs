@@ -171,6 +171,7 @@ fn parse_handler(handler: &ObjectReader<'_>) -> Result<HandlerConfig, Vec<Config
     let cache = handler
         .object("cache")
         .and_then(|cache| cache.boolean("enabled"));
+    // All parts are read even after an error, so that one start reports every mistake.
     match (parse_domain(handler), parse_source(handler), cache) {
         (Ok(domain), Ok(source), Ok(cache)) => Ok(HandlerConfig {
             domain,

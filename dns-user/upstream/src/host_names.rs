@@ -110,6 +110,7 @@ impl HostName {
     /// Reports the current address as unreachable: the next one is used, and the name is looked up
     /// again.
     pub fn failed(&self) {
+        // The number selects among the addresses known, so the next one is used at once.
         self.failures.fetch_add(1, Ordering::Relaxed);
         self.again.notify_one();
     }

@@ -249,6 +249,8 @@ impl TryError {
     pub(crate) fn is_network_error(self) -> bool {
         match self {
             Self::TimedOut | Self::Refused | Self::Reset | Self::WrongReply => true,
+            // The same recursor would give the same malformed reply, certificate or overload once
+            // more.
             Self::Closed | Self::Unreadable | Self::Tls | Self::Busy => false,
         }
     }

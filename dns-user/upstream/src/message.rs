@@ -113,6 +113,7 @@ impl Form {
         message.extend_from_slice(&[0, 1, 0, 0, 0, 0, 0, u8::from(has_opt)]);
         message.extend_from_slice(question);
         if has_opt {
+            // Our own size: the reply is read as a whole, and cut to the client's limit afterwards.
             let [fields @ .., _, _] = opt_record(UDP_PAYLOAD_SIZE, 0, query.dnssec_ok());
             message.extend_from_slice(&fields);
             // The option's length was parsed from 16 bits.

@@ -3,6 +3,7 @@
 //! unbound's default local zones.
 
 use std::{
+    collections::HashMap,
     net::{Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
@@ -51,7 +52,7 @@ const EMPTY_ZONES: [&str; 16] = [
 /// Answers special-use names, and passes all others on.
 pub struct SpecialNames {
     next: Arc<dyn Answer>,
-    zones: Vec<(Name, Content)>,
+    zones: HashMap<Name, Content, foldhash::fast::RandomState>,
 }
 
 /// The records of a special zone.
@@ -68,7 +69,6 @@ enum Content {
 impl SpecialNames {
     /// Creates an answerer in front of `next`.
     pub fn new(next: Arc<dyn Answer>) -> Self {
-        // The first zone that contains a name counts: the loopback address before its network.
         let mut all = vec![
             ("localhost".to_owned(), Content::Loopback),
             ("1.0.0.127.in-addr.arpa".to_owned(), Content::Reverse),
@@ -87,10 +87,10 @@ impl SpecialNames {
         for second in 64..128 {
             all.push((format!("{second}.100.in-addr.arpa"), Content::Empty));
         }
-        let mut zones = Vec::with_capacity(all.len());
+        let mut zones = HashMap::default();
         for (text, content) in all {
             if let Ok(name) = Name::from_text(&text) {
-                zones.push((name, content));
+                zones.insert(name, content);
             }
         }
         Self { next, zones }
@@ -103,7 +103,10 @@ impl SpecialNames {
             return None;
         }
         let name = query.question.name();
-        let (zone, content) = self.zones.iter().find(|(zone, _)| name.is_within(zone))?;
+        // The longest zone that contains the name: the loopback address is inside its network's.
+        let (zone, content) = name
+            .suffixes()
+            .find_map(|suffix| self.zones.get_key_value(suffix))?;
         // Names below `localhost` have its addresses as well (RFC 6761, section 6.3).
         let exists = name == *zone || *content == Content::Loopback;
         let rcode = if exists {

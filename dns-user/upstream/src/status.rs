@@ -333,12 +333,8 @@ impl fmt::Display for ForwardingExplanation {
             url,
             cached,
         } = self;
-        for (place, recursor) in recursors.iter().enumerate() {
-            let order = if place == 0 {
-                "asked first"
-            } else {
-                "asked next"
-            };
+        let mut order = "asked first";
+        for recursor in recursors {
             let latency = match recursor.latency_ms {
                 Some(ms) => format!("{ms:.1} ms"),
                 None => "no reply yet".to_owned(),
@@ -347,6 +343,7 @@ impl fmt::Display for ForwardingExplanation {
             if recursor.is_own {
                 let address = &recursor.address;
                 writeln!(f, "recursor {address}: this server itself, never asked")?;
+                // The next one takes its turn.
                 continue;
             }
             writeln!(
@@ -354,6 +351,7 @@ impl fmt::Display for ForwardingExplanation {
                 "recursor {}: {order}, {latency}, {failed} of at most {HISTORY} recent tries failed",
                 recursor.address
             )?;
+            order = "asked next";
         }
         if let Some(url) = url {
             writeln!(f, "server {url}")?;
@@ -390,5 +388,31 @@ impl fmt::Display for ForwardingExplanation {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_is_the_first_that_is_asked() {
+        let own = RecursorStatus {
+            address: "127.0.0.1:53".to_owned(),
+            is_own: true,
+            ..RecursorStatus::default()
+        };
+        let [one, another] = ["192.0.2.1:53", "192.0.2.2:53"].map(|address| RecursorStatus {
+            address: address.to_owned(),
+            ..RecursorStatus::default()
+        });
+        let explanation = ForwardingExplanation {
+            recursors: vec![own, one, another],
+            url: None,
+            cached: None,
+        };
+        let text = explanation.to_string();
+        assert!(text.contains("192.0.2.1:53: asked first"), "{text}");
+        assert!(text.contains("192.0.2.2:53: asked next"), "{text}");
     }
 }

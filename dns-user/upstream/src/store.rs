@@ -209,6 +209,7 @@ impl<V> Store<V> {
         let mut removed = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
+            // One shard after the other, so that queries wait for a part of the entries only.
             removed += shard.retain(|slot| !goes(&slot.stored.key, &slot.stored));
         }
         removed
