@@ -105,6 +105,7 @@ fn accepts(mut fields: &[u8]) -> bool {
         let Some((content, after)) = rest.split_at_checked(length) else {
             return false;
         };
+        // A reader may accept several kinds of content.
         if u32::from_be_bytes([a, b, c, d]) == FIELD_CONTENT_TYPE && content == CONTENT_TYPE {
             return true;
         }

@@ -252,8 +252,9 @@ impl Dnstap {
         }
     }
 
-    /// Samples at random: a counter would be biased by periodic clients.
+    /// Returns whether the next exchange is logged.
     fn samples(&self) -> bool {
+        // At random: a counter would be biased by periodic clients.
         self.sample <= 1 || fastrand::u32(..self.sample) == 0
     }
 

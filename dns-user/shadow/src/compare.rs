@@ -305,6 +305,8 @@ impl Fields<'_> {
     /// lacks.
     fn cause(self, in_other: usize, alone: Cause) -> Cause {
         match (self.rtype, in_other) {
+            // Names of the fleet have addresses only, so these are told apart by what is wrong with
+            // them.
             (RecordType::A | RecordType::AAAA, 0) => alone,
             (RecordType::A | RecordType::AAAA, _) => Cause::RepeatedAddresses,
             _ => Cause::Records,

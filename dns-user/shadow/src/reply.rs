@@ -89,6 +89,7 @@ impl Reply {
         if let Some(edns) = &parsed.edns {
             let mut options = Vec::new();
             for (code, _) in &edns.options().options {
+                // Codes only: the data, such as a cookie, is each server's own.
                 options.push(u16::from(*code));
             }
             opt = Some(Opt {

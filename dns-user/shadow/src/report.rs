@@ -352,6 +352,7 @@ fn wrapped(words: &str, width: usize) -> Vec<String> {
         let last = lines.last_mut().expect("there is always a line");
         if last.is_empty() {
             last.push_str(word);
+        // Characters, because names may have others than ASCII.
         } else if last.chars().count() + 1 + word.chars().count() <= width {
             last.push(' ');
             last.push_str(word);
