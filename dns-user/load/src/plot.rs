@@ -258,4 +258,22 @@ mod tests {
         let turns = over_turns(&[vec![slow.clone(), fast.clone()], vec![fast, slow]]).unwrap();
         assert!(ends(&turns, "2") && turns.contains("p50 in µs"), "{turns}");
     }
+
+    #[test]
+    fn lines_are_named_beside_one_another() {
+        let svg = over_turns(&[vec![report(1000, 900)], vec![report(1000, 800)]]).unwrap();
+        for (name, x) in [("first", 120), ("second", 210)] {
+            let mut places = Vec::new();
+            for part in svg.split("<text ").skip(1) {
+                let (attributes, text) = part.split_once('>').unwrap();
+                if text.trim_start().starts_with(name) {
+                    let place: Vec<&str> = attributes.split(' ').take(2).collect();
+                    places.push(place.join(" "));
+                }
+            }
+            // At the top of each panel.
+            let expected = [14, 254, 494].map(|y| format!(r#"x="{x}" y="{y}""#));
+            assert_eq!(places, expected, "{svg}");
+        }
+    }
 }

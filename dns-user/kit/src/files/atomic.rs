@@ -311,7 +311,7 @@ fn prefix(name: &OsStr) -> std::ffi::OsString {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{os::unix::fs::symlink, sync::Mutex};
 
     use super::*;
 
@@ -521,5 +521,34 @@ mod tests {
                 .to_string()
                 .ends_with("the file stays unchanged")
         );
+    }
+
+    #[test]
+    fn writer_that_finishes_meanwhile_is_no_problem() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = NamedTempFile::new().unwrap();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(Mutex::new(logs.reopen().unwrap()))
+            .finish();
+        let letters = "a".repeat(RANDOM_LETTERS);
+        let unfinished = folder
+            .path()
+            .join(format!(".records.json{UNFINISHED}{letters}"));
+        tracing::subscriber::with_default(subscriber, || {
+            fs::write(&unfinished, "").unwrap();
+            sweep_where(folder.path(), |name| {
+                fs::remove_file(&unfinished).unwrap();
+                name == b"records.json"
+            });
+            assert_eq!(fs::read_to_string(logs.path()).unwrap(), "");
+            fs::write(&unfinished, "").unwrap();
+            sweep_where(folder.path(), |_| false);
+            assert!(unfinished.exists());
+            sweep_where(folder.path(), |_| true);
+        });
+        assert!(!unfinished.exists());
+        let log = fs::read_to_string(logs.path()).unwrap();
+        assert_eq!(log.lines().count(), 1, "{log}");
+        assert!(log.contains("unfinished files of a killed writer removed"));
     }
 }
