@@ -137,6 +137,7 @@ fn main() -> ExitCode {
     // First of all: glibc raises the threshold when the first large buffer is freed (mallopt(3)).
     dns_kit::memory::return_large_buffers();
     let given = own_form(env::args_os().collect());
+    // clap would answer with the whole help; an init script's log needs the one sentence.
     if given.len() < 2 {
         eprintln!("bosh-dns-xdp: no configuration: run bosh-dns-xdp --config FILE (or --help)");
         return ExitCode::from(USAGE);
@@ -188,6 +189,7 @@ fn main() -> ExitCode {
 /// Go's `flag` accepts `-config` for `--config` and stops at the first word that is not an option;
 /// bosh-dns ignores the rest (observed).
 fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
+    // Every other call begins with a command, which bosh-dns does not have.
     if !given.get(1).is_some_and(is_config) {
         return (given, Vec::new());
     }

@@ -267,6 +267,7 @@ pub(super) fn grouped(command: clap::Command) -> clap::Command {
             {
                 about = text.to_string();
             }
+            // clap wraps only the lists that it makes itself.
             let lines = wrapped(&about, WIDTH - INDENT);
             let about = lines.join(&format!("\n{:INDENT$}", ""));
             groups.push_str(&format!("  {:<13} {about}\n", entry.command()));
@@ -368,6 +369,7 @@ fn page(command: &clap::Command, own: Option<&ManualEntry>) -> io::Result<Vec<u8
     let mut entries = GROUPS.iter().flat_map(|(_, entries)| *entries);
     let examples: Vec<&ManualEntry> = match own {
         Some(entry) => vec![entry],
+        // The main page is for newcomers: what they do first, in this order.
         None => ["try", "check", "status", "resolve"]
             .into_iter()
             .filter_map(|name| entries.find(|entry| entry.command() == name))
@@ -375,6 +377,7 @@ fn page(command: &clap::Command, own: Option<&ManualEntry>) -> io::Result<Vec<u8
     };
     let mut roff = Roff::default();
     roff.control("SH", ["EXIT STATUS"]);
+    // The main page lists the codes that most commands have.
     for (code, meaning) in own.map_or(Client, |entry| entry.exits).codes() {
         item(&mut roff, code, meaning);
     }

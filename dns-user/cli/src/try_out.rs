@@ -93,6 +93,7 @@ impl Try {
         let address = loopback();
         let port = match port {
             Some(port) => {
+                // The server would report the port, but not who has it.
                 is_free((address, port).into())?;
                 port
             }

@@ -373,6 +373,7 @@ fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
     ]);
     for recursor in recursors {
         let mut failures: Vec<_> = recursor.failures.iter().collect();
+        // The table may be cut off on the right: the most usual reason must be readable.
         failures.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let mut reasons = Vec::new();
         for (reason, failed) in failures {
@@ -420,6 +421,7 @@ fn reloads_text(out: &mut String, status: &ServerStatus) {
             lines.line([
                 kind.clone(),
                 result.to_owned(),
+                // The server may be another machine, whose clock is ahead of this one's.
                 duration((now - event.time).max(0.0)) + " ago",
                 milliseconds(event.took_ms),
                 event.detail.clone(),

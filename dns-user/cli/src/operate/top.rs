@@ -48,6 +48,7 @@ impl Top {
         wait_for(async {
             let mut watch = Watch::begin(&self).await?;
             #[cfg(feature = "screen")]
+            // A pipe or a file gets one page of text instead of escape sequences without end.
             if !self.once && !self.json && std::io::IsTerminal::is_terminal(&std::io::stdout()) {
                 return screen::show(&mut watch).await;
             }

@@ -267,6 +267,7 @@ impl OurServer {
         if !self.has_interfaces {
             return Err("interfaces are off (xdp.enabled)");
         }
+        // The programs see packets, not streams.
         if asked.transport == Transport::Tcp {
             return Err("TCP");
         }
@@ -294,6 +295,7 @@ fn has_other_domain(snapshot: &Snapshot, name: &Name) -> bool {
     let text = name.to_string();
     snapshot
         .domains()
+        // As text, because bosh-dns compares domains so: `xbosh` ends with `bosh`.
         .any(|domain| Some(domain) != own && text.ends_with(&domain.to_string()))
 }
 

@@ -52,6 +52,7 @@ pub(super) fn questions(fleet: &FollowedFleet) -> Vec<(Name, u16)> {
         ] {
             questions.add_text(&format!("{label}.{domain}"), TYPE_A);
         }
+        // The domain itself, above all names: empty non-terminals differ from bosh-dns.
         questions.add_text(&domain, TYPE_A);
     }
     // Reserved names (RFC 2606), and a reverse name for documentation (RFC 5737).

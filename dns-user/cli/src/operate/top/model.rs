@@ -105,6 +105,7 @@ impl Model {
             external: per_second(new.external, old.external, seconds),
             ..Rates::default()
         };
+        // Counters of a fast path that has just been loaded have no earlier reading.
         if let (Some(new), Some(old)) = (&status.fast_path, &self.status.fast_path) {
             for (outcome, packets) in &new.outcomes {
                 let before = old.outcomes.get(outcome).copied().unwrap_or(0);
@@ -294,6 +295,7 @@ impl Model {
         let mut misses: Vec<(&str, f64)> = Vec::new();
         for (outcome, &rate) in &self.rates.outcomes {
             let is_miss =
+                // By name, since a newer server may have further outcomes.
                 !outcome.starts_with("hit") && !matches!(outcome.as_str(), "not_ours" | "response");
             if is_miss && rate > 0.0 {
                 misses.push((outcome, rate));
@@ -369,6 +371,7 @@ impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
 
     /// Returns all keys, most frequent first. `rate` is the total rate in queries per second.
     fn ranked(&self, rate: f64) -> Vec<Ranked<'_, K>> {
+        // The sample gives shares only; the counters give the rate, which is exact.
         let per_query = rate / self.total.max(1) as f64;
         let mut ranked = Vec::with_capacity(self.counts.len());
         for (key, &queries) in &self.counts {
