@@ -402,9 +402,13 @@ impl Translation {
                 next += 1;
                 continue;
             }
-            let found = new.find(text.as_bytes());
-            next = found.map_or(next, |symbol| symbol + 1);
-            symbols.push(found.unwrap_or(Symbol::MAX));
+            match new.find(text.as_bytes()) {
+                Some(symbol) => {
+                    symbols.push(symbol);
+                    next = symbol + 1;
+                }
+                None => symbols.push(Symbol::MAX),
+            }
         }
         Self(symbols)
     }

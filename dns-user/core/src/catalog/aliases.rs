@@ -240,8 +240,8 @@ impl Placeholder {
         match self {
             Self::Uuid => Some(instances.id.text(row).to_owned()),
             Self::Index => instances.indexes[row as usize].map(|index| index.to_string()),
-            Self::Zone => (instances.az.values[row as usize] != NO_VALUE)
-                .then(|| instances.az.text(row).to_owned()),
+            Self::Zone if instances.az.values[row as usize] == NO_VALUE => None,
+            Self::Zone => Some(instances.az.text(row).to_owned()),
             Self::Network => Some(
                 instances
                     .places

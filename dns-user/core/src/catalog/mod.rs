@@ -348,10 +348,10 @@ impl Pairs {
         }
         let mut order = self.order.to_vec();
         if let Some(positions) = edits.positions(self.list.len()) {
-            order = order
-                .iter()
-                .filter_map(|&position| positions[position as usize])
-                .collect();
+            order.clear();
+            for &position in &self.order {
+                order.extend(positions[position as usize]);
+            }
         } else if !edits.is_empty() {
             // Each added pair replaces one at its position, but may have another address: only
             // these are sorted in again.

@@ -30,14 +30,10 @@ impl<'a> ObjectReader<'a> {
                 format!("is {}, not an object of settings", json.kind()),
             ));
         };
-        let members = members
-            .iter()
-            .map(|(name, value)| (name.as_str(), value))
-            .collect();
         Ok(Self {
             file,
             path: String::new(),
-            members,
+            members: borrowed(members).collect(),
             requested: Rc::default(),
         })
     }
@@ -48,7 +44,7 @@ impl<'a> ObjectReader<'a> {
         for value in self.all(name) {
             match value {
                 Json::Object(inner) => {
-                    members.extend(inner.iter().map(|(name, value)| (name.as_str(), value)));
+                    members.extend(borrowed(inner));
                 }
                 Json::Null => {}
                 other => return Err(self.wrong(name, other, "an object")),
@@ -85,13 +81,12 @@ impl<'a> ObjectReader<'a> {
             .map_err(|error| vec![error])?
             .unwrap_or_default();
         for (index, item) in list.iter().enumerate() {
-            match self
-                .item(name, index, item)
-                .map_err(|error| vec![error])
-                .and_then(|item| parse(&item))
-            {
-                Ok(item) => parsed.push(item),
-                Err(more) => errors.extend(more),
+            match self.item(name, index, item) {
+                Ok(item) => match parse(&item) {
+                    Ok(item) => parsed.push(item),
+                    Err(more) => errors.extend(more),
+                },
+                Err(error) => errors.push(error),
             }
         }
         if errors.is_empty() {
@@ -253,10 +248,7 @@ impl<'a> ObjectReader<'a> {
         Ok(Self {
             file: self.file,
             path: self.path_of(name),
-            members: members
-                .iter()
-                .map(|(name, value)| (name.as_str(), value))
-                .collect(),
+            members: borrowed(members).collect(),
             requested: self.requested.clone(),
         })
     }
@@ -352,6 +344,10 @@ impl<'a> ObjectReader<'a> {
             format!("{}.{name}", self.path)
         }
     }
+}
+
+fn borrowed(members: &[(String, Json)]) -> impl Iterator<Item = (&str, &Json)> {
+    members.iter().map(|(name, value)| (name.as_str(), value))
 }
 
 //----------- Json ---------------------------------------------------------

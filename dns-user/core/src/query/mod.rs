@@ -277,16 +277,16 @@ impl Domains {
 
     /// Returns whether the other domains have the same names, which queries match alike.
     pub(crate) fn are_named_like(&self, other: &Self) -> bool {
-        self.names.len() == other.names.len()
-            && self
-                .names
-                .iter()
-                .all(|(name, number): (&Name, &Option<DomainNumber>)| {
-                    other
-                        .names
-                        .get(name)
-                        .is_some_and(|known| known.is_some() == number.is_some())
-                })
+        if self.names.len() != other.names.len() {
+            return false;
+        }
+        for (name, number) in &self.names {
+            match other.names.get(name) {
+                Some(known) if known.is_some() == number.is_some() => {}
+                _ => return false,
+            }
+        }
+        true
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {

@@ -378,14 +378,15 @@ fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
         |patterns: [Pattern<'_>; 3]| !instances.places.find(domain, &patterns).is_empty();
     match *above {
         [label] => {
-            let group = group_id(label).and_then(|id| instances.groups.find(id));
-            group.is_some_and(|group| {
-                instances
-                    .by_group
-                    .rows(group)
-                    .iter()
-                    .any(|&row| instances.place_of(row).domain == domain)
-            }) || is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
+            if let Some(id) = group_id(label)
+                && let Some(group) = instances.groups.find(id)
+            {
+                let mut rows = instances.by_group.rows(group).iter();
+                if rows.any(|&row| instances.place_of(row).domain == domain) {
+                    return true;
+                }
+            }
+            is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
         }
         [network, deployment] => is_place([
             Pattern::Any,
@@ -584,28 +585,40 @@ impl<'f> Bound<'f> {
         let instances = self.instances;
         let index = row as usize;
         let place = instances.place_of(row);
-        place.domain == self.domain
-            && self.id.is_none_or(|id| instances.id.values[index] == id)
-            && self
-                .places
-                .as_ref()
-                .is_none_or(|all| all.binary_search(&instances.row_places[index]).is_ok())
-            && is_among(&self.az_ids, instances.az_id.values[index])
+        if place.domain != self.domain {
+            return false;
+        }
+        if let Some(id) = self.id
+            && instances.id.values[index] != id
+        {
+            return false;
+        }
+        if let Some(places) = &self.places
+            && places.binary_search(&instances.row_places[index]).is_err()
+        {
+            return false;
+        }
+        if let Some(group) = self.group
+            && !instances.groups_of(row).contains(&group)
+        {
+            return false;
+        }
+        if !self.indexes.is_empty() {
+            match instances.indexes[index] {
+                Some(number) if self.indexes.contains(&number) => {}
+                _ => return false,
+            }
+        }
+        is_among(&self.az_ids, instances.az_id.values[index])
             && is_among(&self.num_ids, instances.num_id.values[index])
             && is_among(&self.network_ids, instances.network_id.values[index])
-            && (self.indexes.is_empty()
-                || instances.indexes[index].is_some_and(|index| self.indexes.contains(&index)))
-            && self
-                .group
-                .is_none_or(|group| instances.groups_of(row).contains(&group))
-            && self
-                .placeholder
-                .is_none_or(|placeholder| match placeholder {
-                    PlaceholderFilter::Number(number) => instances.num_id.values[index] == number,
-                    PlaceholderFilter::Index(number) => instances.indexes[index] == Some(number),
-                    PlaceholderFilter::Zone(zone) => instances.az.values[index] == zone,
-                    PlaceholderFilter::Network(network) => place.network == network,
-                })
+            && match self.placeholder {
+                None => true,
+                Some(PlaceholderFilter::Number(number)) => instances.num_id.values[index] == number,
+                Some(PlaceholderFilter::Index(number)) => instances.indexes[index] == Some(number),
+                Some(PlaceholderFilter::Zone(zone)) => instances.az.values[index] == zone,
+                Some(PlaceholderFilter::Network(network)) => place.network == network,
+            }
     }
 }
 

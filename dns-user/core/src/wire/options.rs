@@ -107,18 +107,22 @@ impl ExtendedError {
 
     /// Reads the errors in the data of an OPT, the first few.
     pub fn read_all(opt_data: &[u8]) -> Vec<Self> {
-        let errors = EdnsOptions(opt_data).filter(|option| option.code == OPTION_EXTENDED_ERROR);
-        errors
-            .filter_map(|option: EdnsOption<'_>| {
-                let (code, text) = option.data.split_first_chunk()?;
-                let text = text[..text.len().min(MAX_TEXT)].to_vec();
-                Some(Self {
+        let mut errors = Vec::new();
+        for option in EdnsOptions(opt_data) {
+            // Any number may come (RFC 8914, section 2), and each is copied for every client.
+            if errors.len() == MAX_ERRORS {
+                break;
+            }
+            if option.code == OPTION_EXTENDED_ERROR
+                && let Some((code, text)) = option.data.split_first_chunk()
+            {
+                errors.push(Self {
                     code: u16::from_be_bytes(*code),
-                    text: text.into(),
-                })
-            })
-            .take(MAX_ERRORS)
-            .collect()
+                    text: text[..text.len().min(MAX_TEXT)].to_vec().into(),
+                });
+            }
+        }
+        errors
     }
 
     /// Adds the error to a complete reply, without its text if that does not fit. Does nothing for a
