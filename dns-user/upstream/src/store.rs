@@ -203,8 +203,7 @@ impl<V> Store<V> {
     /// Starts a new generation and removes the entries for which `goes` holds; returns their
     /// number.
     pub(crate) fn flush(&self, mut goes: impl FnMut(&[u8], &V) -> bool) -> u64 {
-        // Before the shards are locked: an insertion that comes later sees it, an earlier one is
-        // removed.
+        // Before the shards are locked: a later insertion sees it, an earlier one is looked at below.
         self.generation.fetch_add(1, Ordering::SeqCst);
         let mut removed = 0;
         for shard in &self.shards {
