@@ -98,6 +98,7 @@ impl Resolver {
         // `block_on` enters the runtime itself, and refuses to do so inside another one's context.
         drop(inside);
         runtime.block_on(async {
+            // Before the first change: a signal during it must not leave it behind.
             let mut ended = std::pin::pin!(until_ended());
             loop {
                 // A problem may be temporary (such as the installation of a resolver), and exiting

@@ -162,18 +162,20 @@ pub mod priority {
     }
 }
 
-/// Waits for SIGTERM or SIGINT.
-pub async fn until_ended() {
-    // Without handlers, the default action of the signals ends the process.
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return future::pending().await;
-    };
-    let Ok(mut interrupt) = signal(SignalKind::interrupt()) else {
-        return future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// Waits for SIGTERM or SIGINT, which are handled from this call on. Must be called inside a tokio runtime.
+pub fn until_ended() -> impl Future<Output = ()> {
+    // Not at the first poll: until then a signal would end the process in the middle of its work.
+    let terminate = signal(SignalKind::terminate());
+    let interrupt = signal(SignalKind::interrupt());
+    async {
+        // Without handlers, the default action of the signals ends the process.
+        let (Ok(mut terminate), Ok(mut interrupt)) = (terminate, interrupt) else {
+            return future::pending().await;
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
     }
 }
 
