@@ -127,9 +127,11 @@ impl Agent {
             }),
         };
         match &result {
+            // The agent answers; what it refuses concerns this request alone.
             Ok(_) | Err(AgentError::NotFound { .. } | AgentError::Forbidden { .. }) => {
                 permit.succeeded()
             }
+            // The agent's limits are for a client as a whole, so all requests pause.
             Err(AgentError::TooMany { .. }) => permit.pause(Duration::from_secs(2)),
             Err(AgentError::Connection { problem, .. }) => {
                 let last = (at + 1).is_multiple_of(self.addresses.len());
@@ -137,6 +139,7 @@ impl Agent {
                 let _ =
                     self.current
                         .compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
+                // After the last agent of the list, none is left to try.
                 if last && matches!(problem, ConnectionError::Unreachable(_)) {
                     permit.unreachable();
                 } else {
@@ -167,11 +170,13 @@ impl Agent {
             StatusCode::OK => {
                 let leads = headers
                     .get("x-consul-knownleader")
+                    // Requests that the agent answers by itself have no such header.
                     .is_none_or(|value| value != "false");
                 if leads {
                     let ago = number(headers, "x-consul-lastcontact").unwrap_or(0);
                     let now = Instant::now();
                     *self.last_contact.lock() =
+                        // The machine may not have run for that long.
                         now.checked_sub(Duration::from_millis(ago)).or(Some(now));
                 }
                 Ok(Reply {
@@ -187,6 +192,7 @@ impl Agent {
                 Err(AgentError::Status {
                     address,
                     status,
+                    // A proxy in front of the agent may send a whole page.
                     text: text.trim().chars().take(200).collect(),
                 })
             }
@@ -322,6 +328,7 @@ impl CircuitBreaker {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
+            // Registered before the state is read: a change in between is not missed.
             changed.as_mut().enable();
             let wait = {
                 let mut state = self.state.lock();
@@ -341,6 +348,7 @@ impl CircuitBreaker {
                         };
                     }
                     Some(until) if until > now => until - now,
+                    // The end of the trial notifies.
                     Some(_) => MAX_PAUSE,
                 }
             };
@@ -364,6 +372,7 @@ impl Permit<'_> {
     pub(crate) fn succeeded(self) {
         self.breaker.change(|state| {
             *state = BreakerState {
+                // Ended when the permit is dropped, like the trial itself.
                 trying: state.trying,
                 ..BreakerState::default()
             }
@@ -403,6 +412,7 @@ impl Permit<'_> {
             let until = Instant::now()
                 + pause
                     .clamp(MIN_PAUSE, MAX_PAUSE)
+                    // Later, never earlier than the agent asked for.
                     .mul_f64(1.0 + fastrand::f64() / 4.0);
             state.until = Some(state.until.map_or(until, |already| already.max(until)));
         });
@@ -459,14 +469,7 @@ mod tests {
         };
         let api = HttpApi {
             addresses: vec![address(1), address(2)],
-            ca_file: None,
-            identity: None,
-            tls_server_name: None,
-            wait: Duration::from_secs(30),
-            rate: 1000,
-            stale_after: Duration::from_secs(2),
-            expire_after: None,
-            max_connections: 150,
+            ..HttpApi::default()
         };
         let agent = Agent::new(&api, Token::new(None), &Arc::default());
         assert_eq!(agent.counts(), [0, 0, 0]);

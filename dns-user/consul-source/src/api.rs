@@ -97,6 +97,7 @@ fn text_at<'a>(entry: &'a Value, path: &str) -> Option<&'a str> {
 
 /// Parses a list. Only a list with an invalid entry is parsed again, entry by entry.
 fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<T>> {
+    // The usual case, without the detour of generic values: lists have thousands of entries.
     if let Ok(entries) = serde_json::from_slice(body) {
         return Ok(entries);
     }
@@ -137,6 +138,7 @@ pub(crate) fn agent(body: &[u8]) -> serde_json::Result<AgentInfo> {
         },
     } = serde_json::from_slice(body)?;
     Ok(AgentInfo {
+        // Names of datacenters are compared in lower case, as they are in queries.
         datacenter: datacenter.to_ascii_lowercase(),
         node_name,
     })
@@ -179,6 +181,7 @@ pub(crate) fn nodes(
 ) -> serde_json::Result<Vec<Arc<Node>>> {
     let mut nodes = Vec::new();
     for node in list::<ApiNode>(body, invalid)? {
+        // JSON permits the empty text, but no name leads to such a node.
         if node.node.is_empty() {
             let cause = "it has no name; the entry is not used".to_owned();
             invalid.note(|| format!("the node at {:?}", node.address), cause);
@@ -216,6 +219,7 @@ pub(crate) fn health(
                 peer: Some(peer.to_owned()),
                 ..Node::from(std::mem::take(&mut entry.node))
             };
+            // The instance still needs the name.
             entry.node.node = name;
             nodes.push(Arc::new(node));
         }
@@ -231,6 +235,7 @@ pub(crate) fn health(
         }
         if let Some(address) = address {
             let service = instance.proxy_for.as_ref().unwrap_or(&instance.service);
+            // All proxies of a service have the same virtual address.
             if virtual_addresses.iter().all(|(known, _)| known != service) {
                 virtual_addresses.push((service.clone(), address));
             }
@@ -461,6 +466,7 @@ lenient! {
 
 impl From<ApiWeights> for Weights {
     fn from(ApiWeights { passing, warning }: ApiWeights) -> Self {
+        // Both unset, as in answers without the member.
         if passing == 0 && warning == 0 {
             return Self::default();
         }
@@ -489,6 +495,7 @@ impl From<ApiEntry> for Instance {
         } = entry;
         let mut tagged_addresses = BTreeMap::new();
         for (tag, ApiAddress { address, port }) in service.tagged_addresses {
+            // 0 makes the service's own port apply.
             let port = u16::try_from(port).unwrap_or(0);
             tagged_addresses.insert(tag, TaggedAddress { address, port });
         }
@@ -581,6 +588,7 @@ impl From<ApiFailover> for Failover {
         }: ApiFailover,
     ) -> Self {
         let mut places = Vec::new();
+        // By Consul's documentation, targets exclude the other members.
         if targets.is_empty() {
             for datacenter in datacenters {
                 places.push(FailoverTarget::Datacenter(datacenter));
@@ -591,6 +599,7 @@ impl From<ApiFailover> for Failover {
             };
         }
         for ApiTarget { datacenter, peer } in targets {
+            // Members that are not set are empty texts here.
             if !peer.is_empty() {
                 places.push(FailoverTarget::Peer(peer));
             } else if !datacenter.is_empty() {
@@ -646,6 +655,7 @@ impl From<ApiQuery> for PreparedQuery {
             service_meta: service.service_meta,
             connect: service.connect,
             near: service.near,
+            // An empty text leaves the TTL to the service.
             ttl: dns_consul::config::ttl_from_text(&dns.ttl),
             failover: service.failover.into(),
             template: if kind.is_empty() {
@@ -700,6 +710,7 @@ impl Token {
             .at
             .is_none_or(|at| at.elapsed() >= TOKEN_CHECK_INTERVAL)
         {
+            // Before the file is read, so that an unreadable one is not tried with every request.
             last.at = Some(Instant::now());
             last.read(path).await;
         }

@@ -165,6 +165,8 @@ impl Connections {
         match lease {
             Lease::Own(mut sender, permit) => {
                 let answer = read(sender.send_request(request), limit).await?;
+                // HTTP/1.1 keeps a connection open unless one end says otherwise (RFC 9112, section
+                // 9.3).
                 let closes = answer
                     .headers()
                     .get("connection")
@@ -172,6 +174,7 @@ impl Connections {
                 if !closes && matches!(timeout(READY_TIMEOUT, sender.ready()).await, Ok(Ok(()))) {
                     self.idle().push((address.clone(), sender));
                 }
+                // After the connection is idle again, so that the next request finds it.
                 drop(permit);
                 Ok(answer)
             }
@@ -191,7 +194,10 @@ impl Connections {
             if let Some(one) = shared.iter().find(|one| clones(&one.streams) < MAX_STREAMS) {
                 return Ok(Lease::Part(one.sender.clone(), one.streams.clone()));
             }
+            // Each shared connection counts against the limit, though it holds no permit.
             let room = self.permits.available_permits() > shared.len();
+            // The first connection shows whether the agent speaks HTTP/2; only then further ones
+            // are shared.
             if room && (shared.is_empty() && self.idle().is_empty() || self.multiplexes()) {
                 let permit = self.permit().await;
                 return Ok(match self.connect(address).await? {
@@ -280,6 +286,7 @@ impl Connections {
         }
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
+            // Blocking queries are silent for minutes: only pings notice a peer that is gone.
             .timer(TokioTimer::new())
             .keep_alive_interval(KEEP_ALIVE)
             .keep_alive_while_idle(true);
@@ -346,6 +353,7 @@ async fn read(
             .map_err(|_| ConnectionError::BodyStopped)?
         {
             if let Ok(data) = frame?.into_data() {
+                // The length that a response states may be wrong or missing.
                 if bytes.len() + data.len() > MAX_BODY {
                     return Err(ConnectionError::TooLarge);
                 }
@@ -414,6 +422,7 @@ impl Tls {
         }
         let mut stamps = Stamps::new();
         for path in files {
+            // A file that is missing is noticed when it appears.
             let modified = fs::metadata(path).and_then(|about| about.modified());
             stamps.push(modified.ok());
         }

@@ -67,6 +67,7 @@ impl Known {
                 // The previous instances answer until the new ones are loaded.
                 Some(service) => service.instances.clone(),
                 None => {
+                    // Counted here, because every query for the mesh asks whether any is left.
                     known.unloaded += 1;
                     None
                 }
@@ -125,6 +126,7 @@ impl Known {
                 untagged.insert(name, Vec::new());
             }
             let Difference { to_fetch, removed } = self.set_services(&place, untagged);
+            // An empty list is a loaded one: a peer may export nothing.
             self.place(&place).nodes.get_or_insert_default();
             all.to_fetch.extend(to_fetch);
             all.removed.extend(removed);
@@ -148,6 +150,7 @@ impl Known {
             return false;
         };
         match &service.instances {
+            // Blocking queries also return for changes elsewhere.
             Some(before) if **before == loaded => return false,
             Some(before) => {
                 let mut same: HashMap<(&str, &str), &Arc<Instance>> = HashMap::new();
@@ -338,6 +341,7 @@ fn gather_nodes(place: &Place, known: &mut LivePlace) {
     for (_, service) in known.services.iter().flat_map(|services| services.iter()) {
         if let Some(loaded) = &service.instances {
             for node in &loaded.nodes {
+                // Each service on a node reports it again.
                 by_name.insert(&node.name, node);
             }
         }

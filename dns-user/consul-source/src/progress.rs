@@ -39,6 +39,7 @@ impl Cursor {
         };
         let mut hasher = FixedState::default().build_hasher();
         hasher.write(body);
+        // The hash instead of the response, because thousands of services are watched.
         let hash = hasher.finish();
         self.hash.replace(hash) != Some(hash)
     }

@@ -98,6 +98,7 @@ impl Topic {
         };
         let mut parameters = Vec::new();
         if let Some(datacenter) = datacenter
+            // The agent's own datacenter is the default.
             && Some(datacenter) != options.own.as_deref()
         {
             parameters.push(format!("dc={}", percent_encoded(datacenter)));
@@ -255,12 +256,15 @@ impl QueryOptions {
         if !cursor.advance(reply.index, &reply.body) {
             return Ok(Content::Unchanged);
         }
-        Content::read(topic, &reply.body, invalid).map_err(|error| {
-            *cursor = Cursor::default();
-            let problem = FetchError::Json(error);
-            agent.count_unreadable(&problem.to_string());
-            problem
-        })
+        match Content::read(topic, &reply.body, invalid) {
+            Ok(content) => Ok(content),
+            Err(error) => {
+                *cursor = Cursor::default();
+                let problem = FetchError::Json(error);
+                agent.count_unreadable(&problem.to_string());
+                Err(problem)
+            }
+        }
     }
 }
 
@@ -293,10 +297,12 @@ pub(crate) async fn watch_topic(
         }
         let pause = match &content {
             Err(_) => backoff.next(),
+            // Spread, so that polls that began together do not stay together.
             _ if !topic.can_be_watched() => POLL.mul_f64(0.9 + fastrand::f64() / 5.0),
             // Returned without a change: the earlier, the longer the pause.
             Ok(Content::Unchanged) => {
                 quick = if begun.elapsed() < options.wait / 2 {
+                    // At most 128 times the first pause, 6.4 s.
                     (quick + 1).min(7)
                 } else {
                     0
@@ -315,6 +321,7 @@ pub(crate) async fn watch_topic(
             content,
             invalid,
         };
+        // The channel is bounded: if the watcher is busy, requests wait.
         if updates.send(update).await.is_err() {
             return;
         }

@@ -233,6 +233,7 @@ impl CatalogWatcher {
             (_, Content::Ingress(gateways)) => self.known.set_gateways(gateways),
             (Topic::Queries(datacenter), Content::Queries(queries)) => {
                 let changed = self.known.set_queries(&datacenter, queries);
+                // The new queries may be the first that need coordinates.
                 self.watch_coordinates();
                 changed
             }
@@ -339,6 +340,7 @@ impl CatalogWatcher {
         for key in difference.removed {
             self.tracked.remove(&key);
             self.demanded.remove(&key);
+            // What is gone cannot be stale or invalid.
             self.freshness.retain(|topic, _| !topic.is_of(&key));
             self.invalid.retain(|topic, _| !topic.is_of(&key));
         }
@@ -358,6 +360,7 @@ impl CatalogWatcher {
         content: Result<Content, FetchError>,
     ) {
         if once {
+            // The slot is free whether or not the service still exists.
             self.fetching -= 1;
         }
         // A service that has been deregistered is no longer tracked.
@@ -709,6 +712,7 @@ impl CatalogWatcher {
     }
 
     fn max_fetches(&self) -> usize {
+        // An eighth of few connections: the others are for watches.
         MAX_FETCHES
             .min(self.settings.api.max_connections / 8)
             .max(1)

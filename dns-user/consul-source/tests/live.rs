@@ -770,14 +770,10 @@ fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Live
     };
     let mut api = HttpApi {
         addresses: addresses.iter().map(address).collect(),
-        ca_file: None,
-        identity: None,
-        tls_server_name: None,
         wait: Duration::from_secs(30),
         rate: 1000,
         stale_after: Duration::from_secs(2),
-        expire_after: None,
-        max_connections: 150,
+        ..HttpApi::default()
     };
     change(&mut api);
     LiveSettings {

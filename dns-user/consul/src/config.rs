@@ -451,12 +451,35 @@ pub struct ApiAddress {
     pub port: u16,
 }
 
-/// Consul's default limit of connections per client.
-const CONSULS_LIMIT: u64 = 200;
+/// Port of Consul's HTTP API without TLS.
+const DEFAULT_PORT: u16 = 8500;
 /// Minimum number of connections: for the permanent watches, and a few for fetches.
 const MIN_CONNECTIONS: u64 = 8;
 /// Maximum duration of a blocking query that Consul accepts.
 const MAX_WAIT: Duration = Duration::from_secs(600);
+
+impl Default for HttpApi {
+    /// Returns the settings of an empty object: the agent of this machine.
+    fn default() -> Self {
+        let agent = ApiAddress {
+            tls: false,
+            host: "127.0.0.1".to_owned(),
+            port: DEFAULT_PORT,
+        };
+        Self {
+            addresses: vec![agent],
+            ca_file: None,
+            identity: None,
+            tls_server_name: None,
+            wait: Duration::from_secs(300),
+            rate: 500,
+            stale_after: Duration::from_secs(60),
+            expire_after: None,
+            // Consul's agents accept 200 connections from one address; others of this machine need some.
+            max_connections: 150,
+        }
+    }
+}
 
 impl HttpApi {
     /// Parses the member `http` of `sources`; `None` if it is missing.
@@ -465,35 +488,35 @@ impl HttpApi {
             return Ok(None);
         }
         let object = sources.object("http")?;
-        let addresses = api_addresses(&object)?;
+        let default = Self::default();
         let identity = match (object.path("cert_file")?, object.path("key_file")?) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
             _ => return Err(object.error("cert_file", "requires key_file; set both or neither")),
         };
-        let wait = object.positive("wait")?.unwrap_or(Duration::from_secs(300));
+        let wait = object.positive("wait")?.unwrap_or(default.wait);
         if wait > MAX_WAIT {
             return Err(object.error(
                 "wait",
                 "is longer than Consul accepts; the maximum is \"10m\"",
             ));
         }
-        let stale_after = object
-            .positive("stale_after")?
-            .unwrap_or(Duration::from_secs(60));
         let settings = Self {
-            addresses,
-            stale_after,
+            addresses: api_addresses(&object)?.unwrap_or(default.addresses),
+            stale_after: object
+                .positive("stale_after")?
+                .unwrap_or(default.stale_after),
             expire_after: object.positive("expire_after")?,
             ca_file: object.path("ca_file")?,
             identity,
             tls_server_name: object.text("tls_server_name")?.map(str::to_owned),
             wait,
-            rate: object.number("rate", 1, 100_000)?.unwrap_or(500) as u32,
-            // Consul's agents accept 200 connections from one address; others of this machine need some.
+            rate: object
+                .number("rate", 1, 100_000)?
+                .map_or(default.rate, |rate| rate as u32),
             max_connections: object
                 .number("max_connections", MIN_CONNECTIONS, 10_000)?
-                .unwrap_or(CONSULS_LIMIT * 3 / 4) as usize,
+                .map_or(default.max_connections, |count| count as usize),
         };
         // An error, not a warning as elsewhere: with a misspelt `ca_file` the system's CAs would be
         // trusted.
@@ -510,10 +533,12 @@ impl HttpApi {
     }
 }
 
-fn api_addresses(object: &ObjectReader<'_>) -> Result<Vec<ApiAddress>, ConfigError> {
-    let texts = object.texts("addresses")?;
+fn api_addresses(object: &ObjectReader<'_>) -> Result<Option<Vec<ApiAddress>>, ConfigError> {
+    let Some(texts) = object.texts("addresses")? else {
+        return Ok(None);
+    };
     let mut addresses = Vec::new();
-    for text in texts.unwrap_or_else(|| vec!["http://127.0.0.1:8500"]) {
+    for text in texts {
         let Some(address) = ApiAddress::from_text(text) else {
             let problem = format!("{text:?} is not an {ADDRESS_FORM}");
             return Err(object.error("addresses", &problem));
@@ -524,7 +549,7 @@ fn api_addresses(object: &ObjectReader<'_>) -> Result<Vec<ApiAddress>, ConfigErr
         let problem = format!("is empty; give at least one {ADDRESS_FORM}");
         return Err(object.error("addresses", &problem));
     }
-    Ok(addresses)
+    Ok(Some(addresses))
 }
 
 /// Expected form of an address, for error messages.
@@ -541,7 +566,7 @@ impl ApiAddress {
             None => (false, text),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let default = if tls { 8501 } else { 8500 };
+        let default = if tls { 8501 } else { DEFAULT_PORT };
         let (host, port) = match rest.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']')?;

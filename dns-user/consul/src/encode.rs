@@ -92,7 +92,7 @@ impl Reply<'_> {
         for record in authority.iter().chain(additional.iter().copied()) {
             writer.record(record, raw_name);
         }
-        // The last two octets are the length of the options, which are Consul's own.
+        // Without the last two octets, the length of the options: these replies have their own.
         if let Some([fields @ .., _, _]) = query.reply_opt(0) {
             writer.out.extend_from_slice(&fields);
             writer.u16(options.len() as u16);

@@ -69,14 +69,10 @@ impl Bench {
         let settings = LiveSettings {
             api: HttpApi {
                 addresses: vec![address()],
-                ca_file: None,
-                identity: None,
-                tls_server_name: None,
                 wait: Duration::from_secs(30),
                 rate,
-                stale_after: Duration::from_secs(60),
-                expire_after: None,
                 max_connections,
+                ..HttpApi::default()
             },
             token_file: None,
             datacenter: own.map(str::to_owned),

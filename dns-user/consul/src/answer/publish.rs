@@ -111,14 +111,15 @@ fn only_addresses(found: Found) -> Option<(Vec<IpAddr>, u32)> {
         return None;
     }
     let ttl = found.answers.ttl()?;
-    let addresses = found.answers.into_records(None).into_iter().map(|record| {
+    let mut addresses = Vec::with_capacity(found.answers.len());
+    for record in found.answers.into_records(None) {
         match (record.owner, record.data) {
-            (None, Data::A(address)) => Some(address.into()),
-            (None, Data::Aaaa(address)) => Some(address.into()),
-            _ => None,
+            (None, Data::A(address)) => addresses.push(address.into()),
+            (None, Data::Aaaa(address)) => addresses.push(address.into()),
+            _ => return None,
         }
-    });
-    Some((addresses.collect::<Option<_>>()?, ttl))
+    }
+    Some((addresses, ttl))
 }
 
 /// Returns how many of `count` addresses a client with a limit of 512 bytes gets, as computed by

@@ -217,14 +217,13 @@ impl Zone {
             return Err(Failure::NoSuchName);
         }
         let mut addresses = Vec::with_capacity(instances.len());
-        addresses.extend(instances.iter().filter_map(|&id| {
-            match self.catalog.member(id).targets.get(Accept::V4) {
-                Some(Target::Node(IpAddr::V4(address)) | Target::Address(IpAddr::V4(address))) => {
-                    Some(*address)
-                }
-                _ => None,
+        for &id in instances {
+            if let Some(Target::Node(IpAddr::V4(address)) | Target::Address(IpAddr::V4(address))) =
+                self.catalog.member(id).targets.get(Accept::V4)
+            {
+                addresses.push(*address);
             }
-        }));
+        }
         let drawn = addresses.len().min(self.max_addresses(search));
         // A Fisher-Yates shuffle that stops once the answer is full.
         for place in 0..drawn {

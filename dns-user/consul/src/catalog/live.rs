@@ -350,23 +350,25 @@ impl<K: Eq + Hash, T> Shards<K, Arc<T>> {
         &'a self,
         before: &'a Self,
     ) -> impl Iterator<Item = (&'a K, Option<&'a Arc<T>>)> {
-        // A shard that no change has copied needs no look at its entries.
-        let pairs = self
-            .shards
-            .iter()
-            .zip(&before.shards)
-            .filter(|(now, before)| !Arc::ptr_eq(now, before));
-        pairs.flat_map(|(now, before)| {
-            let changed = now.iter().filter(|(key, value)| {
-                before
-                    .get(*key)
-                    .is_none_or(|before| !Arc::ptr_eq(before, value))
-            });
-            let removed = before.keys().filter(|key| !now.contains_key(*key));
-            changed
-                .map(|(key, value)| (key, Some(value)))
-                .chain(removed.map(|key| (key, None)))
-        })
+        let mut changes = Vec::new();
+        for (now, before) in self.shards.iter().zip(&before.shards) {
+            // A shard that no change has copied needs no look at its entries.
+            if Arc::ptr_eq(now, before) {
+                continue;
+            }
+            for (key, value) in now.iter() {
+                match before.get(key) {
+                    Some(before) if Arc::ptr_eq(before, value) => {}
+                    _ => changes.push((key, Some(value))),
+                }
+            }
+            for key in before.keys() {
+                if !now.contains_key(key) {
+                    changes.push((key, None));
+                }
+            }
+        }
+        changes.into_iter()
     }
 }
 

@@ -283,11 +283,13 @@ fn objects<'a, T>(
     parse: impl Fn(&ObjectReader<'a>) -> Result<T, ConfigError>,
     errors: &mut Vec<ConfigError>,
 ) -> Vec<T> {
-    let parsed = root.parse_objects(name, |reader| parse(reader).map_err(|error| vec![error]));
-    parsed.unwrap_or_else(|more| {
-        errors.extend(more);
-        Vec::new()
-    })
+    match root.parse_objects(name, |reader| parse(reader).map_err(|error| vec![error])) {
+        Ok(parsed) => parsed,
+        Err(more) => {
+            errors.extend(more);
+            Vec::new()
+        }
+    }
 }
 
 /// Parses `distance`: nodes nearest first, by the node they are measured from.
