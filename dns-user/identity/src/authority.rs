@@ -465,17 +465,19 @@ impl CaFiles {
     pub fn load(&self, now: SystemTime) -> Result<Authority, CaError> {
         let certificate = read_pem(&self.certificate)?;
         let key = read_pem(&self.key)?;
-        Authority::parse(&certificate, &key, now).map_err(|faults| {
-            let mut lines = Vec::new();
-            for fault in faults {
-                let path = match fault {
-                    Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
-                    _ => &self.certificate,
-                };
-                lines.push(format!("{}: {fault}", path.display()));
-            }
-            CaError(lines.join("\n"))
-        })
+        let faults = match Authority::parse(&certificate, &key, now) {
+            Ok(authority) => return Ok(authority),
+            Err(faults) => faults,
+        };
+        let mut lines = Vec::new();
+        for fault in faults {
+            let path = match fault {
+                Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
+                _ => &self.certificate,
+            };
+            lines.push(format!("{}: {fault}", path.display()));
+        }
+        Err(CaError(lines.join("\n")))
     }
 
     /// Returns the stamps of both files.

@@ -54,12 +54,13 @@ pub struct Container {
 /// Deserialises an address; an empty text counts as none, as in the reference.
 fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     let text = Option::<Cow<'de, str>>::deserialize(deserializer)?;
-    text.filter(|text| !text.is_empty())
-        .map(|text| {
-            text.parse()
-                .map_err(|_| D::Error::custom(format!("{text:?} is not an IP address")))
-        })
-        .transpose()
+    match text.as_deref() {
+        None | Some("") => Ok(None),
+        Some(text) => match text.parse() {
+            Ok(address) => Ok(Some(address)),
+            Err(_) => Err(D::Error::custom(format!("{text:?} is not an IP address"))),
+        },
+    }
 }
 
 /// Numeric user and group of key files.

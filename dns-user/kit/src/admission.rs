@@ -209,20 +209,21 @@ impl InFlight {
             .limited
             .iter()
             .position(|refusals| refusals.client == client);
-        let position = known.unwrap_or_else(|| {
-            let oldest = (0..self.limited.len()).min_by_key(|&at| self.limited[at].last);
-            match oldest.filter(|_| self.limited.len() >= MAX_LIMITED) {
-                Some(oldest) => oldest,
-                None => {
-                    self.limited.push(Refusals {
-                        client,
-                        count: 0,
-                        last: now,
-                    });
-                    self.limited.len() - 1
-                }
+        let position = match known {
+            Some(position) => position,
+            None if self.limited.len() < MAX_LIMITED => {
+                self.limited.push(Refusals {
+                    client,
+                    count: 0,
+                    last: now,
+                });
+                self.limited.len() - 1
             }
-        });
+            // The list is full, so one of them is the oldest.
+            None => (0..MAX_LIMITED)
+                .min_by_key(|&at| self.limited[at].last)
+                .unwrap_or(0),
+        };
         let before = &mut self.limited[position];
         let continues = before.client == client && now.duration_since(before.last) < LIMITED_FOR;
         *before = Refusals {

@@ -264,12 +264,14 @@ impl Peer {
             }
             address => address,
         };
-        let is_local = client.ip().to_canonical().is_loopback();
         // The socket may be closed already; then the peer counts by its address.
-        let user = server
-            .filter(|_| is_local)
-            .and_then(|server| uid_of(client, server).ok());
-        user.map_or(Self::Network(network), Self::User)
+        if let Some(server) = server
+            && client.ip().to_canonical().is_loopback()
+            && let Ok(user) = uid_of(client, server)
+        {
+            return Self::User(user);
+        }
+        Self::Network(network)
     }
 }
 

@@ -595,12 +595,13 @@ impl ConnectionPlace {
     /// Records that the handshake has finished.
     fn established(&self) {
         let mut table = self.connections.lock();
-        let connections = table.peers.get_mut(&self.peer).into_iter().flatten();
-        if let Some(connection) = connections
-            .into_iter()
-            .find(|connection| connection.number == self.number)
-        {
-            connection.established = true;
+        let Some(connections) = table.peers.get_mut(&self.peer) else {
+            return;
+        };
+        for connection in connections {
+            if connection.number == self.number {
+                connection.established = true;
+            }
         }
     }
 }

@@ -48,11 +48,12 @@ pub fn keep_for_serving(user: Option<&str>) -> anyhow::Result<()> {
 
 /// Returns a remark if this process is still root.
 pub fn remaining_root() -> Option<String> {
-    Uid::effective().is_root().then(|| {
-        "the server runs as root: if it were compromised, root's files could be read and written; set xdp.user to \
-         another user"
-            .to_owned()
-    })
+    if !Uid::effective().is_root() {
+        return None;
+    }
+    let remark = "the server runs as root: if it were compromised, root's files could be read and written; set \
+                  xdp.user to another user";
+    Some(remark.to_owned())
 }
 
 /// Drops all privileges that the attacher does not need: switches to `user`, if given, and

@@ -106,6 +106,11 @@ impl TlsError {
         Self(format!("{}: {problem}", path.display()))
     }
 
+    /// Adds the file that causes the error of a configuration.
+    fn of_file(self, path: &Path) -> Self {
+        Self::unusable(path, self.0)
+    }
+
     /// Builds the error of a file that should contain `wanted`.
     fn in_file(path: &Path, wanted: &str, problem: impl Display) -> Self {
         Self::unusable(
@@ -352,20 +357,19 @@ impl TlsMaterial {
             )),
             other => TlsError::unusable(private_key, other),
         })?;
-        let unusable = |TlsError(problem)| TlsError::unusable(ca, problem);
         let server = server_config(
             identity.clone(),
             roots.clone(),
             ClientCertificates::Required,
         )
-        .map_err(unusable)?;
+        .map_err(|error| error.of_file(ca))?;
         let verifier = ServerVerifier::fixed(server_name, roots.clone());
         let resolver = Arc::new(SingleCertAndKey::from(identity.clone()));
         let mut client = client_config(
             ServerTrust::Verifier(verifier),
             ClientIdentity::Resolver(resolver),
         )
-        .map_err(unusable)?;
+        .map_err(|error| error.of_file(ca))?;
         // The session store is keyed by name, which all servers share: one instance's ticket would
         // be offered to the others.
         client.resumption = rustls::client::Resumption::disabled();

@@ -489,11 +489,12 @@ impl IssuerService {
         // counts.
         let profile = super::permitted_profile(&fleet.snapshot, &self.options.roles, request)
             .map_err(|error| Refusal::new(StatusCode::FORBIDDEN, "names", error))?;
-        let der = STANDARD.decode(&request.request).ok();
-        let proved = der.and_then(|der| verify_request(&der)).ok_or_else(|| {
+        // What is not base64 is no request either.
+        let der = STANDARD.decode(&request.request).unwrap_or_default();
+        let Some(proved) = verify_request(&der) else {
             let error = "the signing request is damaged or not signed with its key";
-            Refusal::new(StatusCode::BAD_REQUEST, "request", error)
-        })?;
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, "request", error));
+        };
         if !authority.is_valid_at(now) {
             return Err(Refusal::unable("the CA expired; rotate to a new one"));
         }

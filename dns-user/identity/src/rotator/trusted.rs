@@ -68,16 +68,16 @@ impl Trusted {
         atomic::sweep(&path);
         // Without the list, at worst a peer refuses a pair of a former CA; no identity may lose its
         // renewals for that.
-        let former = match bounded::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
-                tracing::warn!(
+        let mut former = Vec::new();
+        if let Ok(text) = bounded::read(&path) {
+            match serde_json::from_slice(&text) {
+                Ok(saved) => former = saved,
+                Err(error) => tracing::warn!(
                     "{}: {error}; former CAs are no longer trusted",
                     path.display()
-                );
-                Vec::new()
-            }),
-            Err(_) => Vec::new(),
-        };
+                ),
+            }
+        }
         // Taken before the files are read, so that no change in between is missed.
         let stamps = files.iter().map(FileStamp::of).collect();
         let others = read(&files)?;

@@ -164,18 +164,24 @@ pub fn spelt(name: &str) -> Option<&'static str> {
 
 /// Returns the module prefixes of a tag, given in any letter case; `None` if it is unknown.
 pub fn targets(name: &str) -> Option<&'static [&'static str]> {
-    TAGS.iter()
-        .find(|tag| tag.name.eq_ignore_ascii_case(name))
-        .map(|tag| tag.targets)
+    let mut tags = TAGS.iter();
+    let tag = tags.find(|tag| tag.name.eq_ignore_ascii_case(name))?;
+    Some(tag.targets)
 }
 
 /// Returns the tag for lines from `target`.
 pub fn of_target(target: &str) -> &'static str {
-    TAGS.iter()
-        .flat_map(|tag| tag.targets.iter().map(move |prefix| (tag.name, *prefix)))
-        .filter(|(_, prefix)| is_within(target, prefix))
-        .max_by_key(|(_, prefix)| prefix.len())
-        .map_or(LIBRARIES, |(name, _)| name)
+    let mut name = LIBRARIES;
+    let mut longest = 0;
+    for tag in TAGS {
+        for prefix in tag.targets {
+            if is_within(target, prefix) && prefix.len() > longest {
+                name = tag.name;
+                longest = prefix.len();
+            }
+        }
+    }
+    name
 }
 
 /// Returns whether `target` is the module `prefix` or inside it.

@@ -113,25 +113,26 @@ impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
         &self,
         metrics: impl IntoIterator<Item = ([L; LABELS], K::Value)>,
     ) -> MetricFamily {
-        let metrics = metrics.into_iter().map(|(values, value)| {
-            let pairs = self.labels.into_iter().zip(values).map(|(name, value)| {
+        let mut built = Vec::new();
+        for (values, value) in metrics {
+            let mut pairs = Vec::with_capacity(LABELS);
+            for (name, value) in self.labels.into_iter().zip(values) {
                 let mut pair = LabelPair::default();
                 pair.set_name(name.to_owned());
                 pair.set_value(value.into());
-                pair
-            });
-            let mut pairs: Vec<LabelPair> = pairs.collect();
+                pairs.push(pair);
+            }
             // The registry requires sorted labels.
             pairs.sort_unstable_by(|one, other| one.name().cmp(other.name()));
             let mut metric = Metric::from_label(pairs);
             K::set(&mut metric, value);
-            metric
-        });
+            built.push(metric);
+        }
         let mut family = MetricFamily::default();
         family.set_name(self.name.to_owned());
         family.set_help(self.help.to_owned());
         family.set_field_type(K::TYPE);
-        family.set_metric(metrics.collect());
+        family.set_metric(built);
         family
     }
 
@@ -186,19 +187,17 @@ pub fn histogram(
 ) -> proto::Histogram {
     let mut observations = observations.into_iter();
     let mut count = 0;
-    let buckets = bounds
-        .iter()
-        // `zip` asks for a bound first: after the last bound it has not consumed the last bucket.
-        .zip(observations.by_ref())
-        .map(|(bound, in_bucket)| {
-            count += in_bucket;
-            let mut bucket = Bucket::default();
-            bucket.set_upper_bound(*bound);
-            bucket.set_cumulative_count(count);
-            bucket
-        });
+    let mut buckets = Vec::with_capacity(bounds.len());
+    // `zip` asks for a bound first: after the last bound it has not consumed the last bucket.
+    for (bound, in_bucket) in bounds.iter().zip(observations.by_ref()) {
+        count += in_bucket;
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(*bound);
+        bucket.set_cumulative_count(count);
+        buckets.push(bucket);
+    }
     let mut histogram = proto::Histogram::default();
-    histogram.set_bucket(buckets.collect());
+    histogram.set_bucket(buckets);
     histogram.set_sample_count(count + observations.sum::<u64>());
     histogram.set_sample_sum(sum);
     histogram
@@ -301,9 +300,9 @@ pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
             families.push(VIRTUAL_MEMORY.is(stat.virtual_memory));
             families.push(RESIDENT_MEMORY.is(stat.resident_pages * page_size()));
             families.push(THREADS.is(stat.threads));
-            families.extend(
-                boot.map(|boot| STARTED.is((boot + stat.start / ticks_per_second()).floor())),
-            );
+            if let Some(boot) = boot {
+                families.push(STARTED.is((boot + stat.start / ticks_per_second()).floor()));
+            }
         }
         families
     })
