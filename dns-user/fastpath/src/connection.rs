@@ -116,12 +116,9 @@ impl AttacherConnection {
 
     pub(crate) fn request_maps(self, listen: &[SocketAddr]) -> Result<ReceivedMaps, FastPathError> {
         let Self(stream) = self;
-        let failed = |error: io::Error| {
-            FastPathError::NoAttacher(format!("the attacher has sent no maps: {error}"))
-        };
         stream
             .set_read_timeout(Some(LOAD_TIMEOUT))
-            .map_err(failed)?;
+            .map_err(no_maps)?;
         send(
             &stream,
             &Request {
@@ -129,11 +126,11 @@ impl AttacherConnection {
                 listen: listen.to_vec(),
             },
         )
-        .map_err(failed)?;
+        .map_err(no_maps)?;
         // The byte with the descriptors comes first, also with a refusal.
-        let descriptors = receive_descriptors(&stream).map_err(failed)?;
+        let descriptors = receive_descriptors(&stream).map_err(no_maps)?;
         let mut lines = Lines::default();
-        let (shapes, earlier, limits) = match lines.next(&stream).map_err(failed)? {
+        let (shapes, earlier, limits) = match lines.next(&stream).map_err(no_maps)? {
             Response::Maps {
                 shapes,
                 earlier,
@@ -173,6 +170,10 @@ impl AttacherConnection {
     }
 }
 
+fn no_maps(error: io::Error) -> FastPathError {
+    FastPathError::NoAttacher(format!("the attacher has sent no maps: {error}"))
+}
+
 fn refused(why: &dyn Display) -> FastPathError {
     FastPathError::Failed(format!("the attacher refused to load programs: {why}"))
 }
@@ -189,11 +190,14 @@ pub(crate) struct ReceivedMaps {
 /// Pairs descriptors with their shapes; `None` if their numbers differ.
 fn sized(descriptors: Vec<OwnedFd>, shapes: impl Iterator<Item = Shape>) -> Option<Vec<SizedMap>> {
     let shapes: Vec<Shape> = shapes.collect();
-    let same = descriptors.len() == shapes.len();
-    same.then(|| {
-        let pairs = descriptors.into_iter().zip(shapes);
-        pairs.map(|(fd, shape)| SizedMap { fd, shape }).collect()
-    })
+    if descriptors.len() != shapes.len() {
+        return None;
+    }
+    let mut maps = Vec::with_capacity(shapes.len());
+    for (fd, shape) in descriptors.into_iter().zip(shapes) {
+        maps.push(SizedMap { fd, shape });
+    }
+    Some(maps)
 }
 
 /// Serialises messages to the attacher.

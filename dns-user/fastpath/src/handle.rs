@@ -142,18 +142,16 @@ impl FastPathHandle {
         // Held until the members are replaced, or `counters` would miss or count those in between
         // twice.
         let mut ended = self.0.ended.lock();
-        let is_kept = |gone: &Member| {
-            members
-                .iter()
-                .any(|member| member.fast_path.ptr_eq(&gone.fast_path))
-        };
-        let before = self.0.members.load_full();
-        for gone in before
-            .iter()
-            .filter(|gone| !is_kept(gone))
-            .filter_map(|gone| gone.fast_path.upgrade())
-        {
-            *ended = std::mem::take(&mut *ended).join(gone.counters()).ended();
+        for gone in self.0.members.load().iter() {
+            let mut is_kept = false;
+            for member in &members {
+                is_kept |= member.fast_path.ptr_eq(&gone.fast_path);
+            }
+            if !is_kept && let Some(fast_path) = gone.fast_path.upgrade() {
+                *ended = std::mem::take(&mut *ended)
+                    .join(fast_path.counters())
+                    .ended();
+            }
         }
         self.0.members.store(Arc::new(members));
     }
@@ -162,12 +160,13 @@ impl FastPathHandle {
     /// interface, which count since the programs were loaded. No counter falls when the attacher restarts.
     pub fn counters(&self) -> Counters {
         let ended = self.0.ended.lock();
-        let members = self.0.members.load();
-        let counters = members
-            .iter()
-            .filter_map(|member| member.fast_path.upgrade())
-            .map(|one| one.counters());
-        counters.fold(ended.clone(), Counters::join)
+        let mut counters = ended.clone();
+        for member in self.0.members.load().iter() {
+            if let Some(fast_path) = member.fast_path.upgrade() {
+                counters = counters.join(fast_path.counters());
+            }
+        }
+        counters
     }
 
     /// Returns whether neither [`Self::fill`] nor [`Self::clear`] has been called yet.

@@ -174,17 +174,9 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
     // A reply repeats RD and CD of its query (RFC 1035, section 4.1.1; RFC 4035, section 3.2.2),
     // and the entry is for queries with these.
     let copied = RD | if question.checking_disabled { CD } else { 0 };
-    let forms = |messages: &[Vec<u8>]| -> Option<Vec<Form>> {
-        let forms = messages.iter().map(|message| Form::of(message, body_at));
-        let forms: Vec<Form> = forms.collect::<Option<_>>()?;
-        (!forms.is_empty()
-            && forms
-                .iter()
-                .all(|form: &Form| (form.flags[0] & RD) | (form.flags[1] & CD) == copied))
-        .then_some(forms)
-    };
     // A reply too long for one group of clients leaves the others to the programs.
-    let by_group = [plain, narrow, wide].map(|messages| forms(messages).unwrap_or_default());
+    let by_group = [plain, narrow, wide]
+        .map(|messages| Form::all_of(messages, body_at, copied).unwrap_or_default());
     let mut room = MAX_ANSWER_SIZE - AnswerHeader::variants_offset(name.as_wire().len());
     let mut all = Vec::new();
     let mut variants = [[0; 2]; GROUPS];
@@ -196,21 +188,17 @@ pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) ->
             None => append_fitting(&mut all, &by_group[group], &mut room),
         };
     }
-    if all.is_empty() {
-        return None;
-    }
-    // An entry has one list of places at which numbers change, for all forms.
-    let serials: Vec<Option<u16>> = all.iter().map(|form| form.serial_at()).collect();
-    let serial_at = serials[0];
-    let is_same = |form: &Form| {
-        serial_at.is_none_or(|at| {
-            form.body
-                .get(usize::from(at)..)
-                .is_some_and(|rest| rest.starts_with(&serial.to_be_bytes()))
-        })
-    };
-    if serials.iter().any(|&at| at != serial_at) || !all.iter().all(is_same) {
-        return None;
+    let serial_at = all.first()?.serial_at();
+    for form in &all {
+        // An entry has one list of places at which numbers change, for all forms.
+        if form.serial_at() != serial_at {
+            return None;
+        }
+        if let Some(at) = serial_at
+            && !form.body[usize::from(at)..].starts_with(&serial.to_be_bytes())
+        {
+            return None;
+        }
     }
     let numbers_at: Vec<u16> = serial_at.into_iter().collect();
     // Entries of the same reply are equal unless a serial counts from some time on.
@@ -280,6 +268,20 @@ impl Form {
             counts,
             body: body.to_vec(),
         })
+    }
+
+    /// Reads the messages for a group of clients; `None` if the programs cannot send one of them, or if a query with
+    /// other flags than `copied` would get one.
+    fn all_of(messages: &[Vec<u8>], body_at: usize, copied: u8) -> Option<Vec<Self>> {
+        let mut forms = Vec::with_capacity(messages.len());
+        for message in messages {
+            let form = Self::of(message, body_at)?;
+            if (form.flags[0] & RD) | (form.flags[1] & CD) != copied {
+                return None;
+            }
+            forms.push(form);
+        }
+        Some(forms)
     }
 
     fn records(&self) -> usize {

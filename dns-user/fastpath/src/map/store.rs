@@ -116,11 +116,10 @@ impl CellAllocator {
 
     /// Returns the number of bytes in total, in use and in quarantine.
     pub(crate) fn fill(&self) -> StoreFill {
-        let bytes = |cells: u32| cells as usize * CELL_SIZE;
         StoreFill {
-            total: bytes(self.total),
-            used: bytes(self.used),
-            quarantined: bytes(self.quarantined),
+            total: self.total as usize * CELL_SIZE,
+            used: self.used as usize * CELL_SIZE,
+            quarantined: self.quarantined as usize * CELL_SIZE,
         }
     }
 

@@ -358,12 +358,13 @@ impl AnswerTable {
             .map(|record| (record.location, record.size, record.ticket));
         if old.is_none() {
             // Only newcomers count: a change of what is there must not wait for the rate.
-            self.rooms[part as usize]
-                .admission
-                .take(Instant::now())
-                .then_some(())?;
+            if !self.rooms[part as usize].admission.take(Instant::now()) {
+                return None;
+            }
             while !self.rooms[part as usize].has_room(size) {
-                self.evict(part).then_some(())?;
+                if !self.evict(part) {
+                    return None;
+                }
             }
         }
         self.reclaim();
@@ -525,21 +526,16 @@ impl AnswerTable {
             ..
         } = self;
         let room = &mut rooms[part as usize];
-        let last_used = |key, ticket| {
-            Some(
-                store.memory.last_used_ns(
-                    records
-                        .get(&key)
-                        .filter(|record: &&HeldAnswer| {
-                            record.part == part && record.ticket == ticket
-                        })?
-                        .location,
-                ),
-            )
-        };
         // The queue holds tickets of answers that are gone or have moved; only a record with the
         // same one counts.
-        let Some(key) = room.queue.next(room.count, last_used) else {
+        let next = room.queue.next(room.count, |key, ticket| {
+            let record = records.get(&key)?;
+            if record.part != part || record.ticket != ticket {
+                return None;
+            }
+            Some(store.memory.last_used_ns(record.location))
+        });
+        let Some(key) = next else {
             return false;
         };
         room.evicted += 1;
@@ -675,17 +671,17 @@ impl AnswerTable {
     }
 
     pub(crate) fn replies(&self) -> Vec<HeldReply> {
-        self.records
-            .values()
-            .filter_map(|record: &HeldAnswer| match &record.content {
-                Content::Forwarded { .. } => None,
-                Content::Local(local) => Some(HeldReply {
+        let mut replies = Vec::new();
+        for record in self.records.values() {
+            if let Content::Local(local) = &record.content {
+                replies.push(HeldReply {
                     question: local.question.clone(),
                     bytes: record.size,
                     is_denial: record.part == AnswerPart::Denials,
-                }),
-            })
-            .collect()
+                });
+            }
+        }
+        replies
     }
 
     /// Publishes some of the replies that were withdrawn by a change.

@@ -96,16 +96,22 @@ impl Dependents {
 
     pub(crate) fn keys(&self, instances: &[IpAddr]) -> BTreeSet<u64> {
         // A set with several of the instances is visited once.
-        let numbers: BTreeSet<SetNumber> = instances
-            .iter()
-            .flat_map(|&ip| {
+        let mut numbers = BTreeSet::new();
+        for &ip in instances {
+            let of_instance = (ip, SetNumber::MIN)..=(ip, SetNumber::MAX);
+            numbers.extend(
                 self.by_instance
-                    .range((ip, SetNumber::MIN)..=(ip, SetNumber::MAX))
-                    .map(|&(_, number)| number)
-            })
-            .collect();
-        let sets = numbers.iter().filter_map(|number| self.sets.get(number));
-        sets.flat_map(|set| set.keys.iter().copied()).collect()
+                    .range(of_instance)
+                    .map(|&(_, number)| number),
+            );
+        }
+        let mut keys = BTreeSet::new();
+        for number in &numbers {
+            if let Some(set) = self.sets.get(number) {
+                keys.extend(set.keys.iter().copied());
+            }
+        }
+        keys
     }
 
     /// Returns the size of all sets in bytes, including a set of `instances` even if it does not exist yet.

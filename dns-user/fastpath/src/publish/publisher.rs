@@ -397,7 +397,8 @@ impl QuestionFilter {
         let now = (now_ns / 1_000_000_000) & ((1 << TIME_BITS) - 1);
         // Truncation is intended: the lowest bits choose the slot.
         let slot = &self.first[key as usize % SLOTS];
-        let (upper, seen) = (key >> TIME_BITS << TIME_BITS, slot.load(Ordering::Relaxed));
+        let upper = key >> TIME_BITS << TIME_BITS;
+        let seen = slot.load(Ordering::Relaxed);
         // Modulo 18 hours: a question seen about so long ago counts as repeated, and is published a
         // query early.
         let age = now.wrapping_sub(seen) & ((1 << TIME_BITS) - 1);

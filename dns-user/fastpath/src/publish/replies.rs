@@ -86,12 +86,12 @@ pub(crate) fn draw(
     let size = size.unwrap_or(COMMON_SIZE).max(MIN_WIDE);
     let wide = drawer.orders(Some(size), total)?;
     // If the replies are the same for a client without limit, they are for any client for which they fit.
-    let is_whole = |(turn, reply): &(u64, Vec<u8>)| {
-        drawer.reply(Some(MAX_WIDE), *turn).as_ref() == Some(reply)
-    };
-    let is_whole = wide.replies.iter().all(is_whole);
-    let longest =
-        wide.replies.iter().map(|(_, reply)| reply.len()).max()? + OPT_LEN + AnswerPolicy::SPARE;
+    let mut is_whole = true;
+    let mut longest = 0;
+    for (turn, reply) in &wide.replies {
+        is_whole = is_whole && drawer.reply(Some(MAX_WIDE), *turn).as_ref() == Some(reply);
+        longest = longest.max(reply.len() + OPT_LEN + AnswerPolicy::SPARE);
+    }
     let wide_limits = match u16::try_from(longest) {
         Ok(longest) if is_whole => [longest.max(MIN_WIDE), MAX_WIDE],
         _ => [size, size],
@@ -160,14 +160,13 @@ impl Drawer<'_> {
             return Some(Orders { replies, is_sample });
         }
         let name_len = self.question.name.as_wire().len();
-        let first_of = |reply: &[u8]| first_record(reply, name_len).map(<[u8]>::to_vec);
         let mut firsts: HashSet<Vec<u8>> = HashSet::new();
-        firsts.insert(first_of(&replies[0].1)?);
+        firsts.insert(first_record(&replies[0].1, name_len)?.to_vec());
         let mut turn = 1;
         let mut last_new = 0;
         while replies.len() < wanted && turn - last_new <= FUTILE_DRAWS && turn < self.most_draws {
             let reply = self.reply(size, turn)?;
-            if firsts.insert(first_of(&reply)?) {
+            if firsts.insert(first_record(&reply, name_len)?.to_vec()) {
                 replies.push((turn, reply));
                 last_new = turn;
             }

@@ -334,9 +334,10 @@ impl Worker {
             offers,
             ..
         } = self;
-        let mut publish = |offer: Offer| answers.publish(&offer.answer, offer.generation, now_ns);
-        publish(first);
-        take_waiting(offers, events, publish);
+        answers.publish(&first.answer, first.generation, now_ns);
+        take_waiting(offers, events, |offer| {
+            answers.publish(&offer.answer, offer.generation, now_ns);
+        });
         *self.answers_status.lock() = self.answers.status();
     }
 
@@ -508,10 +509,9 @@ impl Worker {
         }
         // Counted from the next change that waits, because everything before it is in the map.
         self.lease.renew(age(self.behind_since));
-        self.request_attach
-            .take()
-            .into_iter()
-            .for_each(|request| request());
+        if let Some(request_attach) = self.request_attach.take() {
+            request_attach();
+        }
         self.installed.send_modify(|count| *count += 1);
         self.flush();
         // What waited for the following pass waits for the current one from now on.

@@ -34,14 +34,18 @@ impl Table {
                     } else {
                         self.exchange_one(Kind::Learned)
                     };
-                    left.then_some(())?;
+                    if !left {
+                        return None;
+                    }
                 }
             }
             Kind::Negative if held != Some(Kind::Negative) => {
                 // Without a rate: denials evict each other alone, and clients hand them over at a
                 // limited one.
                 while self.records.count(Kind::Negative) >= self.limits.negative {
-                    self.evict(Kind::Negative).then_some(())?;
+                    if !self.evict(Kind::Negative) {
+                        return None;
+                    }
                 }
             }
             Kind::Published | Kind::Learned | Kind::Negative => {}

@@ -22,7 +22,7 @@ use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 use dns_common::{entry::AnswerPolicy, name::hash_name};
 
 pub(crate) use self::entry_store::{EntryStore, Placed};
-use self::records::{Kind, Listing, NameRecord, Pass, Records, Step, UnpublishedReason};
+use self::records::{Kind, Listing, Pass, Records, Step, UnpublishedReason};
 pub use self::records::{TableStatus, UnfittingStatus};
 use crate::{
     Admission,
@@ -289,17 +289,14 @@ impl Table {
         if self.pass.is_none() {
             return;
         }
-        let concerned = |record: &NameRecord| {
+        let mut keys = Vec::new();
+        for (key, record) in self.records.iter() {
             let name = read_name(&self.store.memory, record.location);
             // A name that cannot be read is removed.
-            name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain)))
-        };
-        let keys: Vec<u64> = self
-            .records
-            .iter()
-            .filter(|(_, record)| concerned(record))
-            .map(|(key, _)| key)
-            .collect();
+            if name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain))) {
+                keys.push(key);
+            }
+        }
         self.refresh_all(keys, progress);
     }
 
@@ -373,23 +370,23 @@ impl Table {
         if keys.len() <= 1 {
             return (keys, Vec::new());
         }
-        let last_used = |key| {
-            self.records
-                .get(key)
-                .map_or(0, |record| self.store.memory.last_used_ns(record.location))
-        };
-        let mut used: Vec<(u64, u64)> = keys.into_iter().map(|key| (last_used(key), key)).collect();
-        if used_only {
-            used.retain(|&(last_used, _)| last_used != 0);
+        let mut used = Vec::with_capacity(keys.len());
+        for key in keys {
+            let record = self.records.get(key);
+            let last_used =
+                record.map_or(0, |record| self.store.memory.last_used_ns(record.location));
+            if last_used != 0 || !used_only {
+                used.push((Reverse(last_used), key));
+            }
         }
         let mut others = Vec::new();
         if used.len() > HOTTEST {
-            used.select_nth_unstable_by_key(HOTTEST, |&(last_used, _)| Reverse(last_used));
+            // The order of the others does not matter, and sorting all would take longer.
+            used.select_nth_unstable_by_key(HOTTEST, |&(last_used, _)| last_used);
             others = used.split_off(HOTTEST);
         }
-        used.sort_unstable_by_key(|&(last_used, _)| Reverse(last_used));
-        let keys = |used: Vec<(u64, u64)>| used.into_iter().map(|(_, key)| key).collect();
-        (keys(used), keys(others))
+        used.sort_unstable_by_key(|&(last_used, _)| last_used);
+        (keys_of(used), keys_of(others))
     }
 
     /// Resolves these names again, if they are still in the map, and updates them.
@@ -656,6 +653,10 @@ impl Table {
             self.remove(key);
         }
     }
+}
+
+fn keys_of(used: Vec<(Reverse<u64>, u64)>) -> Vec<u64> {
+    used.into_iter().map(|(_, key)| key).collect()
 }
 
 /// The snapshot before the first one, which answers for no name.

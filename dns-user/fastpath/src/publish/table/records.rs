@@ -153,18 +153,23 @@ impl Records {
     }
 
     pub(super) fn with_facets(&self, changed: &HashSet<Facet>) -> Vec<u64> {
-        let is_concerned = |(key, record): (&u64, &NameRecord)| match record.facet {
-            SEVERAL => self
-                .several
-                .get(key)
-                .is_some_and(|facets| facets.iter().any(|facet| changed.contains(facet))),
-            facet => changed.contains(&facet),
-        };
-        self.by_key
-            .iter()
-            .filter(|&entry| is_concerned(entry))
-            .map(|(&key, _)| key)
-            .collect()
+        let mut keys = Vec::new();
+        for (key, record) in &self.by_key {
+            let is_concerned = match record.facet {
+                SEVERAL => self.has_any(*key, changed),
+                facet => changed.contains(&facet),
+            };
+            if is_concerned {
+                keys.push(*key);
+            }
+        }
+        keys
+    }
+
+    /// Returns whether a name with several facets has one of these.
+    fn has_any(&self, key: u64, changed: &HashSet<Facet>) -> bool {
+        let facets = self.several.get(&key);
+        facets.is_some_and(|facets| facets.iter().any(|facet| changed.contains(facet)))
     }
 
     /// Moves a name to another kind; `false` if it already has that kind, or is not in the map.
@@ -371,14 +376,12 @@ impl Pass {
     /// Adds names before all others.
     pub(super) fn add_first(&mut self, known: Vec<u64>, listed: Vec<(u64, Name)>) {
         // From the end, because each is put before those that are there.
-        known
-            .into_iter()
-            .rev()
-            .for_each(|key| self.known.push_front(key));
-        listed
-            .into_iter()
-            .rev()
-            .for_each(|name| self.listed.push_front(name));
+        for key in known.into_iter().rev() {
+            self.known.push_front(key);
+        }
+        for name in listed.into_iter().rev() {
+            self.listed.push_front(name);
+        }
     }
 }
 
@@ -386,12 +389,11 @@ impl Iterator for Pass {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
-        let known = self.known.pop_front().map(Step::Reconsider);
-        known.or_else(|| {
-            self.listed
-                .pop_front()
-                .map(|(key, name)| Step::Publish(key, name))
-        })
+        if let Some(key) = self.known.pop_front() {
+            return Some(Step::Reconsider(key));
+        }
+        let (key, name) = self.listed.pop_front()?;
+        Some(Step::Publish(key, name))
     }
 }
 
