@@ -20,7 +20,7 @@ use aya_obj::generated::{
 use dns_fastpath::map::Shape;
 
 /// Calls bpf(2) with the attributes filled in by `set`; pointers among them must be valid for the command.
-fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c_long> {
+fn call_for_number(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c_long> {
     // SAFETY: the union consists of integers, which may be zero.
     let mut attributes: bpf_attr = unsafe { mem::zeroed() };
     set(&mut attributes);
@@ -41,9 +41,15 @@ fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c
     }
 }
 
-/// Like [`call`], for commands that return a new file descriptor.
+/// Like [`call_for_number`], for commands that return nothing.
+fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<()> {
+    call_for_number(command, set)?;
+    Ok(())
+}
+
+/// Like [`call_for_number`], for commands that return a new file descriptor.
 fn call_for_fd(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<OwnedFd> {
-    let fd = i32::try_from(call(command, set)?).map_err(io::Error::other)?;
+    let fd = i32::try_from(call_for_number(command, set)?).map_err(io::Error::other)?;
     // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -80,7 +86,6 @@ pub(crate) fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
     call(bpf_cmd::BPF_MAP_FREEZE, |attributes| {
         attributes.__bindgen_anon_2.map_fd = number(map);
     })
-    .map(drop)
 }
 
 /// The kind of a program.
@@ -128,7 +133,6 @@ pub(crate) fn set_element(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::
         attributes.__bindgen_anon_2.key = key.as_ptr() as u64;
         attributes.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
     })
-    .map(drop)
 }
 
 /// Puts a program into the first slot of an array for tail calls, in place of an earlier one.
@@ -145,7 +149,7 @@ pub(crate) fn remove_element(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> 
     match removed {
         // Nothing to do: whoever wants it gone has what they want.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        other => other.map(drop),
+        other => other,
     }
 }
 
@@ -192,7 +196,6 @@ pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
         attributes.link_update.link_fd = number(link);
         attributes.link_update.__bindgen_anon_1.new_prog_fd = number(program);
     })
-    .map(drop)
 }
 
 /// Detaches the program, even if other processes hold the link (`BPF_LINK_DETACH`, kernel 5.9).
@@ -200,7 +203,6 @@ pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     call(bpf_cmd::BPF_LINK_DETACH, |attributes| {
         attributes.link_detach.link_fd = number(link)
     })
-    .map(drop)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -318,7 +320,6 @@ pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
         attributes.__bindgen_anon_4.pathname = path.as_ptr() as u64;
         attributes.__bindgen_anon_4.bpf_fd = number(object);
     })
-    .map(drop)
 }
 
 pub(crate) fn open_pin(path: &Path) -> io::Result<OwnedFd> {

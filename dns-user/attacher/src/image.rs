@@ -44,6 +44,16 @@ pub(crate) struct Rejection {
     pub(crate) log: String,
 }
 
+impl Rejection {
+    /// The object has no such program.
+    fn missing() -> Self {
+        Self {
+            error: io::Error::from_raw_os_error(libc::ENOENT),
+            log: String::new(),
+        }
+    }
+}
+
 impl Image {
     /// Creates the maps, with other numbers of elements and other values of globals than in the file.
     pub(crate) fn load(
@@ -94,18 +104,18 @@ impl Image {
 
     /// Lets the kernel verify a program.
     pub(crate) fn load_program(&self, name: &str) -> Result<OwnedFd, Rejection> {
-        let lacks = || Rejection {
-            error: io::Error::from_raw_os_error(libc::ENOENT),
-            log: String::new(),
+        let Some(program) = self.object.programs.get(name) else {
+            return Err(Rejection::missing());
         };
-        let program = self.object.programs.get(name).ok_or_else(lacks)?;
-        let function = self.object.functions.get(&program.function_key());
+        let Some(function) = self.object.functions.get(&program.function_key()) else {
+            return Err(Rejection::missing());
+        };
         let kind = match program.section {
             ProgramSection::Xdp { .. } => ProgramType::Xdp,
             // The object has programs for XDP and tc alone.
             _ => ProgramType::Tc,
         };
-        let code = &function.ok_or_else(lacks)?.instructions;
+        let code = &function.instructions;
         let mut log = vec![0; LOG_SIZE];
         bpf::load_program(name, kind, code, &program.license, &mut log).map_err(|error| {
             let length = log.iter().position(|&byte| byte == 0).unwrap_or(LOG_SIZE);

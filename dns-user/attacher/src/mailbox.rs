@@ -64,19 +64,22 @@ impl<T> Sender<T> {
 impl<T> Receiver<T> {
     /// Returns the next message, if there is one. The receiver stays readable until there is none.
     pub(crate) fn take(&self) -> Result<Option<T>, Ended> {
-        let next = || match self.messages.try_recv() {
-            Ok(message) => Ok(Some(message)),
-            Err(mpsc::TryRecvError::Empty) => Ok(None),
-            Err(mpsc::TryRecvError::Disconnected) => Err(Ended),
-        };
-        match next() {
+        match self.next() {
             Ok(None) => {
                 // Not before: while messages are left, poll(2) must return at once.
                 self.woken.clear();
                 // One of the wake-ups may belong to a message that has arrived in the meantime.
-                next()
+                self.next()
             }
             found => found,
+        }
+    }
+
+    fn next(&self) -> Result<Option<T>, Ended> {
+        match self.messages.try_recv() {
+            Ok(message) => Ok(Some(message)),
+            Err(mpsc::TryRecvError::Empty) => Ok(None),
+            Err(mpsc::TryRecvError::Disconnected) => Err(Ended),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     thread,
 };
@@ -126,6 +126,13 @@ impl Object {
                 limits,
             },
         ))
+    }
+}
+
+impl Object {
+    pub(crate) fn kept_map(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        let (_, map) = self.kept_maps.iter().find(|(known, _)| *known == name)?;
+        Some(map.as_fd())
     }
 }
 

@@ -6,7 +6,7 @@
 //! neither kernel nor object changes while this process lives.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, mpsc},
@@ -324,15 +324,18 @@ impl LoadProblem {
 }
 
 fn last_lines(log: &str) -> Vec<String> {
-    let lines: Vec<&str> = log
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect();
-    lines[lines.len().saturating_sub(VERIFIER_LINES)..]
-        .iter()
-        .map(|&line| line.to_owned())
-        .collect()
+    let mut last = VecDeque::new();
+    for line in log.lines() {
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        if last.len() == VERIFIER_LINES {
+            last.pop_front();
+        }
+        last.push_back(line.to_owned());
+    }
+    last.into()
 }
 
 /// Returns the line with the verifier's complaint: the last one that is not part of its statistics.
@@ -438,17 +441,17 @@ impl Loader {
     /// Loads a program and puts it into the map from which it is tail-called, which keeps it.
     fn load_called(&mut self, name: &'static str, map: &'static str) -> Result<(), LoadProblem> {
         let program = self.load_named(name)?;
-        self.image
-            .map(map)
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
-            .and_then(|map| bpf::set_called(map, program.as_fd()))
-            .map_err(|error| LoadProblem {
-                state: ProgramState::Refused,
-                why: format!(
-                    "cannot put program {name} into the tail-call map (BPF_MAP_TYPE_PROG_ARRAY): {error}"
-                ),
-                verifier: Vec::new(),
-            })
+        let put = match self.image.map(map) {
+            Some(map) => bpf::set_called(map, program.as_fd()),
+            None => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+        };
+        put.map_err(|error| LoadProblem {
+            state: ProgramState::Refused,
+            why: format!(
+                "cannot put program {name} into the tail-call map (BPF_MAP_TYPE_PROG_ARRAY): {error}"
+            ),
+            verifier: Vec::new(),
+        })
     }
 
     fn load_named(&mut self, name: &'static str) -> Result<OwnedFd, LoadProblem> {

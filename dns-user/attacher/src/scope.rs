@@ -167,19 +167,16 @@ impl ScopePage {
                 }
             }
         }
-        let added: Vec<&Endpoint> = wanted
-            .iter()
-            .filter(|one| self.slot_of(one).is_none())
-            .collect();
+        let mut added = wanted.to_vec();
+        added.retain(|endpoint| self.slot_of(endpoint).is_none());
         if added.is_empty() {
             return;
         }
         // From here on no run reads a slot that was valid before.
         self.wait_for_runs();
-        let free: Vec<usize> = (0..MAX_ENDPOINTS)
-            .filter(|&slot| self.endpoint(slot).is_none())
-            .collect();
-        let placed: Vec<(usize, &Endpoint)> = free.into_iter().zip(added).collect();
+        let free = (0..MAX_ENDPOINTS).filter(|&slot| self.endpoint(slot).is_none());
+        // Collected before the first is written, which would no longer be free.
+        let placed: Vec<(usize, Endpoint)> = free.zip(added).collect();
         for (slot, endpoint) in &placed {
             for half in 0..2 {
                 let bytes = endpoint.address[half * 8..][..8]
@@ -196,7 +193,7 @@ impl ScopePage {
                 port: [p0, p1],
                 family,
                 ..
-            } = **endpoint;
+            } = *endpoint;
             let meta = u64::from_ne_bytes([p0, p1, family, 0, 0, 0, 0, 0]);
             self.word(endpoint_offset(*slot) + META)
                 .store(meta, Ordering::Release);
@@ -222,15 +219,13 @@ impl ScopePage {
     /// Adds interfaces, not serving any endpoint yet, and updates the address of interfaces already
     /// known. Returns the interfaces for which every possible slot is taken.
     pub(crate) fn add_interfaces(&self, interfaces: &[Served]) -> Vec<u32> {
-        let (known, new): (Vec<&Served>, Vec<&Served>) = interfaces
-            .iter()
-            .partition(|one| self.interface(one.ifindex).is_some());
-        for interface in known {
-            let slot = self
-                .interface(interface.ifindex)
-                .expect("partitioned by it");
-            // The address and the flags are each written as one word.
-            self.describe(slot, interface);
+        let mut new = Vec::new();
+        for interface in interfaces {
+            match self.interface(interface.ifindex) {
+                // The address and the flags are each written as one word.
+                Some(slot) => self.describe(slot, interface),
+                None => new.push(interface),
+            }
         }
         if new.is_empty() {
             return Vec::new();
@@ -240,13 +235,13 @@ impl ScopePage {
         let mut placed = Vec::new();
         let mut left = Vec::new();
         for interface in new {
-            // The slots of this batch get their numbers only at the end.
-            let is_free = |slot: &usize| {
-                let number = self.half(interface_offset(*slot) + offset_of!(Interface, ifindex));
-                number.load(Ordering::Relaxed) == 0
-                    && !placed.iter().any(|(taken, _)| taken == slot)
-            };
-            let Some(slot) = tries(interface.ifindex).find(is_free) else {
+            let free = tries(interface.ifindex).find(|&slot| {
+                let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
+                // The slots of this batch get their numbers only at the end.
+                let is_taken = placed.iter().any(|&(taken, _)| taken == slot);
+                number.load(Ordering::Relaxed) == 0 && !is_taken
+            });
+            let Some(slot) = free else {
                 left.push(interface.ifindex);
                 continue;
             };
@@ -274,11 +269,10 @@ impl ScopePage {
     /// Writes the properties that may change while an interface is served.
     fn describe(&self, slot: usize, interface: &Served) {
         let at = interface_offset(slot);
-        let padded = |[a, b, c, d, e, f]: [u8; 6]| u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]);
         self.word(at + offset_of!(Interface, address))
-            .store(padded(interface.address), Ordering::Relaxed);
+            .store(padded_address(interface.address), Ordering::Relaxed);
         self.word(at + offset_of!(Interface, master))
-            .store(padded(interface.master), Ordering::Relaxed);
+            .store(padded_address(interface.master), Ordering::Relaxed);
         let flags =
             if interface.near { NEAR } else { 0 } | if interface.bounded { BOUNDED } else { 0 };
         self.half(at + offset_of!(Interface, flags))
@@ -369,6 +363,11 @@ const fn endpoint_offset(slot: usize) -> usize {
 
 const fn interface_offset(slot: usize) -> usize {
     offset_of!(Scope, interfaces) + slot * size_of::<Interface>()
+}
+
+/// Returns an Ethernet address as a word, so that the programs compare it at once.
+fn padded_address([a, b, c, d, e, f]: [u8; 6]) -> u64 {
+    u64::from_ne_bytes([a, b, c, d, e, f, 0, 0])
 }
 
 /// Returns the slots that an interface may occupy.

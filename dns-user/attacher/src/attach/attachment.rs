@@ -316,6 +316,10 @@ fn explain(hook: Hook, link: &Link, error: io::Error) -> NotServed {
     })
 }
 
+fn clsact_failed(error: io::Error) -> NotServed {
+    NotServed::Refused(format!("clsact: {error}"))
+}
+
 /// Pins a new link; without a pin it ends with the process.
 fn pin_new(pins: Option<&Pins>, fd: &OwnedFd, link: &Link, hook: Hook) -> Option<PathBuf> {
     let pins = pins?;
@@ -410,10 +414,9 @@ impl Filters {
         settled: bool,
         netlink: &mut Socket,
     ) -> Result<Filter, NotServed> {
-        let failed = |error| NotServed::Refused(format!("clsact: {error}"));
-        let (filter, occupant) = match netlink.ingress_qdisc(ifindex).map_err(failed)? {
+        let (filter, occupant) = match netlink.ingress_qdisc(ifindex).map_err(clsact_failed)? {
             Some(kind) if kind == CLSACT => {
-                let filters = netlink.filters(ifindex).map_err(failed)?;
+                let filters = netlink.filters(ifindex).map_err(clsact_failed)?;
                 self.place(&filters).ok_or_else(|| {
                     NotServed::Refused(
                         "clsact: foreign filters occupy every priority available to the server"
@@ -429,7 +432,7 @@ impl Filters {
                 )));
             }
             // Another qdisc may have been added just before ours; the next attempt finds it.
-            None if !settled || !netlink.add_clsact(ifindex).map_err(failed)? => {
+            None if !settled || !netlink.add_clsact(ifindex).map_err(clsact_failed)? => {
                 return Err(NotServed::Unsettled);
             }
             None => (
@@ -448,7 +451,7 @@ impl Filters {
                 program,
                 &self.name(filter.qdisc),
             )
-            .map_err(failed)?;
+            .map_err(clsact_failed)?;
         Ok(filter)
     }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    netlink::{LOOPBACK, Link, LocalAddress, Socket},
+    netlink::{LOOPBACK, Link, LocalAddress, Socket, address_at, array_at},
     rules::{Device, DeviceKind, Facts, FilterStance, Objection, PacketFilter},
     work::count,
 };
@@ -120,8 +120,10 @@ impl Firewall {
         } else {
             Change::Nothing
         };
-        let read = || io::Result::Ok((self.rules.read_again()?, policies()?));
-        match count(Operation::Rules, read) {
+        let read = count(Operation::Rules, || {
+            io::Result::Ok((self.rules.read_again()?, policies()?))
+        });
+        match read {
             Ok((rules, policies)) => {
                 self.problem = None;
                 if (&rules, &policies) != (&self.rules, &self.policies) {
@@ -310,33 +312,27 @@ pub(super) fn policies() -> io::Result<Vec<Policy>> {
 }
 
 fn policy(message: &[u8]) -> Option<Policy> {
+    /// `XFRM_POLICY_OUT`.
+    const OUT: u8 = 1;
     // struct xfrm_selector: destination, source, ports with masks, family, prefixes, protocol.
     let direction = *message.get(DIRECTION_AT)?;
-    let port = |at: usize| {
-        message
-            .get(at..)?
-            .first_chunk()
-            .map(|bytes| u16::from_be_bytes(*bytes))
-    };
+    let family: [u8; 2] = array_at(message, 40)?;
     // Policies are of IPv4 or of IPv6.
-    let family = u16::from_ne_bytes(*message.get(40..)?.first_chunk()?);
-    // Outbound packets carry our address as their source.
-    let is_out = direction == 1;
-    let at = if is_out { 16 } else { 0 };
-    let ours = match i32::from(family) {
-        libc::AF_INET => IpAddr::from(*message.get(at..)?.first_chunk::<4>()?),
-        _ => IpAddr::from(*message.get(at..)?.first_chunk::<16>()?),
-    };
-    let prefix = *message.get(if is_out { 43 } else { 42 })?;
-    let ports = if is_out {
-        (port(36)?, port(38)?)
+    let is_v6 = i32::from(u16::from_ne_bytes(family)) != libc::AF_INET;
+    // Outbound packets carry our address as their source, the others as their destination.
+    let [ours_at, prefix_at, port_at] = if direction == OUT {
+        [16, 43, 36]
     } else {
-        (port(32)?, port(34)?)
+        [0, 42, 32]
     };
+    let ours = address_at(message, ours_at, is_v6)?;
+    let prefix = *message.get(prefix_at)?;
+    let port = u16::from_be_bytes(array_at(message, port_at)?);
+    let mask = u16::from_be_bytes(array_at(message, port_at + 2)?);
     Some(Policy {
         ours: IpNet::new(ours, prefix).ok()?,
         protocol: *message.get(44)?,
-        port: ports,
+        port: (port, mask),
     })
 }
 

@@ -214,15 +214,15 @@ impl Gate {
 
     /// Returns whether an admission has been open and undisturbed for [`PROVEN_AFTER`].
     pub(crate) fn is_proven(&self, ifindex: u32, endpoint: usize, now: Instant) -> bool {
-        self.admissions
-            .get(&(ifindex, endpoint))
-            .is_some_and(|admission| {
-                admission.open
-                    && admission.lost.is_empty()
-                    && admission.steady_since.is_some_and(|since: Instant| {
-                        now.saturating_duration_since(since) >= PROVEN_AFTER
-                    })
-            })
+        let Some(admission) = self.admissions.get(&(ifindex, endpoint)) else {
+            return false;
+        };
+        let Some(since) = admission.steady_since else {
+            return false;
+        };
+        admission.open
+            && admission.lost.is_empty()
+            && now.saturating_duration_since(since) >= PROVEN_AFTER
     }
 
     /// Processes a report. Returns whether an admission has opened.
@@ -298,16 +298,13 @@ impl Gate {
     /// reason, so the losses prove nothing.
     pub(crate) fn judge(&mut self, now: Instant, explained: impl FnOnce() -> bool) -> Vec<Loss> {
         let reports = self.reports;
-        let is_overdue = |pending: &PendingProbe| pending.is_overdue(now, reports);
+        let mut is_calm = true;
+        for admission in self.admissions.values() {
+            is_calm &= admission.lost.is_empty() && !admission.has_overdue(now, reports);
+        }
         // The explanation costs two files of /proc, so it is asked for only if something is
         // overdue.
-        if !self
-            .admissions
-            .values()
-            .any(|admission: &EndpointAdmission| {
-                !admission.lost.is_empty() || admission.pending.iter().any(is_overdue)
-            })
-        {
+        if is_calm {
             self.forget_old(now);
             return Vec::new();
         }
@@ -325,7 +322,7 @@ impl Gate {
             for pending in std::mem::take(&mut admission.pending).iter() {
                 // A probe keeps its place and its time until it is overdue; `hear` removes it if it
                 // arrives.
-                if !is_overdue(pending) {
+                if !pending.is_overdue(now, reports) {
                     admission.pending.push(*pending);
                     continue;
                 }
@@ -375,10 +372,9 @@ impl Gate {
     /// Returns some clients of an admission.
     pub(super) fn known(&self, ifindex: u32, endpoint: usize) -> impl Iterator<Item = IpAddr> {
         let admission = self.admissions.get(&(ifindex, endpoint));
-        admission
-            .into_iter()
-            .flat_map(|admission| admission.known.iter())
-            .map(|known| known.client)
+        // Without a copy: each round checks the clients of every open admission.
+        let known = admission.into_iter().flat_map(|one| one.known.iter());
+        known.map(|known| known.client)
     }
 
     /// Closes the admissions of a detached interface; only new evidence opens them.
@@ -406,22 +402,18 @@ impl Gate {
     /// Returns the interfaces with a closed admission at which queries arrive, and the number of those in the current
     /// window; others that arrive are answered by other servers.
     pub(crate) fn waiting(&self, now: Instant) -> impl Iterator<Item = (u32, u32)> {
-        let closed = self
-            .admissions
-            .iter()
-            .filter(|(_, admission)| !admission.open);
-        closed.filter_map(move |(&(ifindex, _), admission)| {
-            let is_recent = |at: Instant| now.saturating_duration_since(at) <= WINDOW;
+        let mut waiting = Vec::new();
+        for (&(ifindex, _), admission) in &self.admissions {
+            let is_counting = admission.since.is_some_and(|at| is_in_window(at, now));
+            let is_seen = admission.seen.is_some_and(|at| is_in_window(at, now));
             // A window that is over is begun anew only by the next query, so its number is out of
             // date.
-            let counted = if admission.since.is_some_and(is_recent) {
-                admission.arrived
-            } else {
-                0
-            };
-            let is_shown = counted > 0 || admission.seen.is_some_and(is_recent);
-            is_shown.then_some((ifindex, counted))
-        })
+            let counted = if is_counting { admission.arrived } else { 0 };
+            if !admission.open && (counted > 0 || is_seen) {
+                waiting.push((ifindex, counted));
+            }
+        }
+        waiting.into_iter()
     }
 
     /// Forgets interfaces and endpoints that are gone.
@@ -443,24 +435,30 @@ pub(crate) struct Loss {
 }
 
 impl EndpointAdmission {
+    fn has_overdue(&self, now: Instant, reports: u64) -> bool {
+        self.pending
+            .iter()
+            .any(|pending| pending.is_overdue(now, reports))
+    }
+
     /// Notes the clients of a report: their probes have arrived, and they are no longer witnesses.
     fn hear(&mut self, arrival: &Arrival, now: Instant) {
-        let has_arrived = |client: &IpAddr| arrival.clients.contains(client);
+        let heard = &arrival.clients;
         // A client that asks in every report takes one place, at the time of its last query.
         self.recent
-            .retain(|(client, since)| is_recent(*since, now) && !has_arrived(client));
+            .retain(|(client, since)| is_recent(*since, now) && !heard.contains(client));
         // The number is not the sender's to choose.
-        for &client in arrival.clients.iter().take(MAX_CLIENTS) {
+        for &client in heard.iter().take(MAX_CLIENTS) {
             self.recent.push((client, now));
             self.know(client, now);
         }
         self.more |= arrival.more;
-        self.witnesses.retain(|client| !has_arrived(client));
-        self.lost.retain(|(client, _)| !has_arrived(client));
+        self.witnesses.retain(|client| !heard.contains(client));
+        self.lost.retain(|(client, _)| !heard.contains(client));
         // Any outstanding probe may have been among the clients that the report left out.
         let more = self.more;
         self.pending
-            .retain(|pending| !more && !has_arrived(&pending.client));
+            .retain(|pending| !more && !heard.contains(&pending.client));
     }
 
     fn know(&mut self, client: IpAddr, now: Instant) {
@@ -489,6 +487,10 @@ impl EndpointAdmission {
         }
         !was_in_doubt
     }
+}
+
+fn is_in_window(at: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(at) <= WINDOW
 }
 
 /// Returns whether a report is so recent that it may name the client of a probe that was noticed only now.

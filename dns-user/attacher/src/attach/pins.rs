@@ -299,24 +299,26 @@ impl KeptMaps {
 }
 
 pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
-    let (Some(folder), Some(name)) = (
-        path.parent(),
-        path.file_name().and_then(|name| name.to_str()),
-    ) else {
-        return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
-    };
-    open_if_there(folder)?.map_or(Ok(()), |folder| folder.remove(name))
+    let (folder, name) = split(path)?;
+    match open_if_there(folder)? {
+        Some(folder) => folder.remove(name),
+        None => Ok(()),
+    }
 }
 
 /// Removes an empty folder; returns whether it is gone.
 fn remove_folder(path: &Path) -> io::Result<bool> {
-    let (Some(above), Some(name)) = (
-        path.parent(),
-        path.file_name().and_then(|name| name.to_str()),
-    ) else {
-        return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
-    };
+    let (above, name) = split(path)?;
     Ok(open_if_there(above)?.is_none_or(|above| above.remove_folder(name)))
+}
+
+/// Splits a path into its folder and its last name.
+fn split(path: &Path) -> io::Result<(&Path, &str)> {
+    let folder = path.parent();
+    let name = path.file_name().and_then(|name| name.to_str());
+    folder
+        .zip(name)
+        .ok_or_else(|| in_file(path, io::ErrorKind::InvalidInput.into()))
 }
 
 /// Opens a folder; `None` if it does not exist.
@@ -391,25 +393,31 @@ enum Level {
 impl Level {
     /// Returns the type of the entry with this name; `None` if servers pin nothing by that name.
     fn below(self, name: &str) -> Option<Self> {
-        let is_number =
-            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        match self {
-            Self::Shared => {
-                let mut parts = name.rsplitn(3, '-');
-                let is_server =
-                    parts.next().is_some_and(is_number) && parts.next().is_some_and(is_number);
-                (is_server && parts.next().is_some()).then_some(Self::Server)
-            }
-            Self::Server if name == "links" => Some(Self::Links),
-            Self::Server => name
-                .strip_prefix("maps-")
-                .is_some_and(is_number)
-                .then_some(Self::Maps),
-            Self::Links => parse_link_name(name).map(|_| Self::Pin),
-            Self::Maps => is_map_name(name).then_some(Self::Pin),
-            Self::Pin => None,
-        }
+        let below = match self {
+            Self::Shared if is_server_name(name) => Self::Server,
+            Self::Server if name == "links" => Self::Links,
+            Self::Server if name.strip_prefix("maps-").is_some_and(is_number) => Self::Maps,
+            Self::Links if parse_link_name(name).is_some() => Self::Pin,
+            Self::Maps if is_map_name(name) => Self::Pin,
+            Self::Shared | Self::Server | Self::Links | Self::Maps | Self::Pin => return None,
+        };
+        Some(below)
     }
+}
+
+/// Returns whether a folder's name consists of an address, a port and the number of a namespace.
+fn is_server_name(name: &str) -> bool {
+    let Some((endpoint, namespace)) = name.rsplit_once('-') else {
+        return false;
+    };
+    let Some((_address, port)) = endpoint.rsplit_once('-') else {
+        return false;
+    };
+    is_number(port) && is_number(namespace)
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn is_map_name(name: &str) -> bool {
@@ -522,9 +530,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
-        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
-        };
+        let (above, name) = split(path)?;
         let above = Self::make(above)?;
         match mkdirat(&above.opened, name, Mode::from_bits_truncate(0o755)) {
             // Another server may have created it just now; whether it is a folder, opening it

@@ -21,9 +21,12 @@ use std::{
 
 use dns_common::{LAYOUT_VERSION, object as names};
 use dns_core::config::{HookMode, OnStop, XdpConfig};
-use dns_fastpath::protocol::{
-    AttacherMessage, AttacherStatus, Lines, Request, Response, SHARED_MAPS, ServerMessage, send,
-    send_descriptors,
+use dns_fastpath::{
+    map::Shape,
+    protocol::{
+        AttacherMessage, AttacherStatus, Lines, Request, Response, SHARED_MAPS, ServerMessage,
+        send, send_descriptors,
+    },
 };
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -135,11 +138,11 @@ fn prepare(
         return Err("the attacher's configuration names none of the server's addresses".to_owned());
     }
     // The configuration may have changed since the maps were sized by it.
-    let loaded = match early.filter(|(early, _): &(Authority, Loaded)| {
-        (&early.xdp, early.main) == (&authority.xdp, authority.main)
-    }) {
-        Some((_, loaded)) => loaded,
-        None => Loaded::load(&authority).map_err(|error| error.to_string())?,
+    let loaded = match early {
+        Some((before, loaded)) if before.xdp == authority.xdp && before.main == authority.main => {
+            loaded
+        }
+        Some(_) | None => Loaded::load(&authority).map_err(|error| error.to_string())?,
     };
     let prepared = loaded.find_predecessor(&authority);
     Ok((authority, listen, prepared))
@@ -155,18 +158,22 @@ fn hand_over(stream: &UnixStream, prepared: &Prepared) -> io::Result<()> {
     // has learned.
     let earlier = pins.as_ref().and_then(Pins::earlier_maps);
     let earlier: Vec<BorrowedFd<'_>> = earlier.iter().flatten().map(|map| map.as_fd()).collect();
-    let shapes = |maps: &[BorrowedFd<'_>]| {
-        maps.iter()
-            .map(|map| bpf::map_shape(*map))
-            .collect::<io::Result<_>>()
-    };
     let response = Response::Maps {
-        shapes: shapes(&maps)?,
-        earlier: shapes(&earlier)?,
+        shapes: shapes_of(&maps)?,
+        earlier: shapes_of(&earlier)?,
         limits: loaded.object.limits,
     };
     send_descriptors(stream, &[&maps[..], &earlier].concat())?;
     send(stream, &response)
+}
+
+/// Returns the sizes of maps, which a server without bpf(2) cannot find out.
+fn shapes_of(maps: &[BorrowedFd<'_>]) -> io::Result<Vec<Shape>> {
+    let mut shapes = Vec::with_capacity(maps.len());
+    for map in maps {
+        shapes.push(bpf::map_shape(*map)?);
+    }
+    Ok(shapes)
 }
 
 /// A connected server that has received its maps.
@@ -373,22 +380,15 @@ impl Loaded {
 
     /// Returns the maps that the server needs, in the protocol's order.
     fn shared_maps(&self) -> Option<[BorrowedFd<'_>; SHARED_MAPS]> {
-        let map = |name: &str| {
-            let found = self
-                .object
-                .kept_maps
-                .iter()
-                .find(|(known, _)| *known == name);
-            found.map(|(_, fd)| fd.as_fd())
-        };
+        let object = &self.object;
         Some([
-            map(names::NAMES)?,
-            map(names::ENTRIES)?,
-            map(names::ANSWER_NAMES)?,
-            map(names::ANSWER_ENTRIES)?,
-            map(names::CONTROL)?,
-            map(names::COUNTERS)?,
-            self.object.tap.as_fd(),
+            object.kept_map(names::NAMES)?,
+            object.kept_map(names::ENTRIES)?,
+            object.kept_map(names::ANSWER_NAMES)?,
+            object.kept_map(names::ANSWER_ENTRIES)?,
+            object.kept_map(names::CONTROL)?,
+            object.kept_map(names::COUNTERS)?,
+            object.tap.as_fd(),
         ])
     }
 }

@@ -1,10 +1,6 @@
 //! Follows the interfaces and the local addresses: only endpoints with an address of this machine are served.
 
-use std::{
-    fs,
-    net::{IpAddr, SocketAddr},
-    time::Instant,
-};
+use std::{collections::HashSet, fs, net::IpAddr, time::Instant};
 
 use dns_common::scope::{Endpoint, MAX_ENDPOINTS};
 
@@ -58,20 +54,17 @@ impl InterfaceReconciler {
         let refused = self.local.iter().flat_map(LocalAddress::refused_as_sender);
         // 127.0.0.0/8 and ::1 the programs refuse by themselves, except on `lo`.
         scope.set_refused_sources(refused.filter(|address| !address.is_loopback()));
-        let with_slots = served.iter().zip(&endpoints);
-        let placed: Vec<(SocketAddr, usize)> = with_slots
-            .filter_map(|(&address, endpoint)| Some((address, scope.slot_of(endpoint)?)))
-            .collect();
+        let mut placed = Vec::new();
+        for (&address, endpoint) in served.iter().zip(&endpoints) {
+            if let Some(slot) = scope.slot_of(endpoint) {
+                placed.push((address, slot));
+            }
+        }
         // A different endpoint in a slot starts with a closed gate.
-        let stays = |slot: usize| {
-            let of = |all: &[(SocketAddr, usize)]| {
-                all.iter()
-                    .find(|(_, known)| *known == slot)
-                    .map(|(address, _)| *address)
-            };
-            of(&placed).is_some() && of(&placed) == of(&self.endpoints)
-        };
-        self.gate.retain(|_, slot| stays(slot));
+        self.gate.retain(|_, slot| {
+            let before = self.endpoints.iter().find(|(_, known)| *known == slot);
+            before.is_some_and(|endpoint| placed.contains(endpoint))
+        });
         self.endpoints = placed;
         self.firewall.set_addresses(&self.local, &self.endpoints);
         let omitted = all.len() - served.len();
@@ -196,14 +189,11 @@ impl InterfaceReconciler {
     }
 
     fn set_links(&mut self, links: Vec<Link>) {
-        let is_there = |ifindex: u32| links.iter().any(|link| link.ifindex == ifindex);
-        let gone: Vec<u32> = self
-            .links
-            .iter()
-            .map(|link| link.ifindex)
-            .filter(|&ifindex| !is_there(ifindex))
-            .collect();
-        for &ifindex in &gone {
+        let present: HashSet<u32> = links.iter().map(|link| link.ifindex).collect();
+        for &Link { ifindex, .. } in &self.links {
+            if present.contains(&ifindex) {
+                continue;
+            }
             // Closes the descriptor: a program that is still attached ends with the last one and
             // the pin.
             self.attached.remove(&ifindex);
@@ -214,8 +204,8 @@ impl InterfaceReconciler {
                 pins.unpin_links(ifindex);
             }
         }
-        self.refused.retain(|&ifindex, _| is_there(ifindex));
-        self.gate.retain(|ifindex, _| is_there(ifindex));
+        self.refused.retain(|ifindex, _| present.contains(ifindex));
+        self.gate.retain(|ifindex, _| present.contains(&ifindex));
         self.cni_grace.listed(&self.links, &links, Instant::now());
         self.links = links;
     }

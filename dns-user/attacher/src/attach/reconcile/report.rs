@@ -14,14 +14,11 @@ impl InterfaceReconciler {
     pub(super) fn publish_status(&self, now: Instant) {
         let waiting: BTreeMap<u32, u32> = self.gate.waiting(now).collect();
         let open: BTreeSet<u32> = self.gate.interfaces().collect();
-        let interfaces = self.links.iter().filter_map(|link| {
-            self.status_of(
-                link,
-                open.contains(&link.ifindex),
-                waiting.get(&link.ifindex),
-            )
-        });
-        let mut interfaces: Vec<InterfaceStatus> = interfaces.collect();
+        let mut interfaces = Vec::new();
+        for link in &self.links {
+            let is_open = open.contains(&link.ifindex);
+            interfaces.extend(self.status_of(link, is_open, waiting.get(&link.ifindex)));
+        }
         interfaces.sort_by_key(|interface| interface.ifindex);
         let unserved = self.unserved(&interfaces);
         self.status.send_if_modified(|status| {
@@ -38,44 +35,44 @@ impl InterfaceReconciler {
     /// Returns why no interface is served although one should be. An interface selected by a
     /// wildcard or by default may wait for queries.
     fn unserved(&self, interfaces: &[InterfaceStatus]) -> Option<String> {
-        let Self { setting, links, .. } = self;
-        // Sorted by index.
-        let link_of = |interface: &InterfaceStatus| {
-            let place = links.binary_search_by_key(&interface.ifindex, |link| link.ifindex);
-            place.ok().map(|place| &links[place])
-        };
-        let taken: Vec<(&InterfaceStatus, bool)> = interfaces
-            .iter()
-            .filter_map(|interface| Some((interface, link_of(interface)?)))
-            .filter(|(_, link)| setting.is_candidate(link))
-            .map(|(interface, link)| (interface, setting.selection.names(link)))
-            .collect();
-        let is_served = taken
-            .iter()
-            .any(|(interface, _)| interface.state == InterfaceState::Served);
-        let waits = |named: bool| {
-            taken.iter().any(|(interface, is_named)| {
-                interface.state == InterfaceState::Waiting && *is_named == named
-            })
-        };
-        let missing = setting.selection.missing(links);
-        // A named interface waits only for its program.
-        if self.taken_over || is_served || waits(true) || (missing.is_empty() && waits(false)) {
+        if self.taken_over {
             return None;
         }
-        let refused = taken
-            .iter()
-            .filter(|(interface, _)| interface.state == InterfaceState::Refused);
-        let mut reasons: Vec<String> = refused
-            .map(|(interface, _)| format!("{}: {}", interface.name, interface.why))
-            .collect();
+        let Self { setting, links, .. } = self;
+        let mut is_waiting = false;
+        let mut reasons = Vec::new();
+        for interface in interfaces {
+            // Sorted by index.
+            let found = links.binary_search_by_key(&interface.ifindex, |link| link.ifindex);
+            let Some(link) = found.ok().map(|place| &links[place]) else {
+                continue;
+            };
+            if !setting.is_candidate(link) {
+                continue;
+            }
+            match interface.state {
+                InterfaceState::Served => return None,
+                // A named interface waits only for its program.
+                InterfaceState::Waiting if setting.selection.names(link) => return None,
+                InterfaceState::Waiting => is_waiting = true,
+                InterfaceState::Refused => {
+                    reasons.push(format!("{}: {}", interface.name, interface.why));
+                }
+            }
+        }
+        let missing = setting.selection.missing(links);
         if !missing.is_empty() {
             let names = missing.join(", ");
             reasons.push(format!(
                 "xdp.interfaces names {names}, which does not exist on this machine"
             ));
+        } else if is_waiting {
+            return None;
         }
-        (!reasons.is_empty()).then(|| reasons.join("; "))
+        if reasons.is_empty() {
+            return None;
+        }
+        Some(reasons.join("; "))
     }
 
     /// Returns the status of an interface; `None` if the interface is not reported.
