@@ -140,14 +140,20 @@ impl Jobs {
         let Some(folder) = &self.folder else {
             return Vec::new();
         };
-        let found = match find_jobs(folder, &self.script) {
+        let found = find_jobs(folder, &self.script);
+        let mut known = self.known.lock();
+        let found = match found {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(folder = %folder.display(), "cannot list the jobs: {error}");
-                BTreeMap::new()
+                match error.kind() {
+                    io::ErrorKind::NotFound => BTreeMap::new(),
+                    // Without its jobs, a machine with a failing one would report itself healthy,
+                    // for example while no descriptor is left (EMFILE).
+                    _ => known.clone(),
+                }
             }
         };
-        let mut known = self.known.lock();
         let mut due = Vec::new();
         let mut current = BTreeMap::new();
         for (name, mut job) in found {
@@ -384,6 +390,32 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         work.abort();
+    }
+
+    #[test]
+    fn unreadable_folder_keeps_its_jobs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jobs");
+        job(
+            &path,
+            "bad",
+            Some("#!/bin/sh\n"),
+            Some(r#"[{"group":"3"}]"#),
+        );
+        let jobs = jobs(&path);
+        let due = jobs.due_scripts();
+        jobs.record(&"bad".into(), Path::new("bad"), Err(anyhow::anyhow!("1")));
+        let failing = jobs.summary();
+        assert!(!failing.all_healthy);
+        // Reading a file as a folder fails as lack of descriptors does.
+        fs::rename(&path, folder.path().join("aside")).unwrap();
+        fs::write(&path, "").unwrap();
+        assert_eq!(jobs.due_scripts(), due);
+        assert_eq!(jobs.summary(), failing);
+        // A folder that is missing has no jobs.
+        fs::remove_file(&path).unwrap();
+        assert_eq!(jobs.due_scripts(), []);
+        assert!(jobs.summary().all_healthy);
     }
 
     #[test]
