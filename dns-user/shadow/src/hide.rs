@@ -28,7 +28,7 @@ impl Disclosure {
         self.key.is_some()
     }
 
-    /// Returns a name, with hashes for its labels. Labels of the query language stay: they name no one.
+    /// Returns a name, with hashes for its labels. Labels of the query language stay: they identify nothing.
     pub fn name(&self, name: &str) -> String {
         let Some(key) = self.key else {
             return name.to_owned();

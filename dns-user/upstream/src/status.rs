@@ -174,7 +174,7 @@ impl RecursorOutage {
         if recursors.is_empty() {
             return Some(Self::Unknown);
         }
-        // Told apart from errors: here the network is to be looked at, there the recursors.
+        // Silence points to the network, errors to the recursors.
         if recursors.iter().all(|recursor| recursor.is_silent()) {
             let mut addresses = Vec::new();
             for recursor in recursors {

@@ -238,7 +238,7 @@ pub(crate) struct SentQuery<'a> {
     pub(crate) question: &'a [u8],
 }
 
-/// Who gets the outcome of a query.
+/// The receiver of a query's outcome.
 enum Recipient {
     Task(oneshot::Sender<QueryResult>),
     /// The thread that reads the reply does the rest.

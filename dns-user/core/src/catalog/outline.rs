@@ -225,7 +225,7 @@ impl<R: io::Read> Scan<'_, R> {
 
     /// Reads a list and compares its elements with the previous list's.
     fn list(&mut self, old: &Texts) -> Option<(Texts, ListDifference)> {
-        // Beyond these, `changes::between` resolves all names anew, so reading less would gain
+        // Beyond these, `changes::between` resolves all names again, so reading less would gain
         // little.
         let max_edits = match self.old {
             Some(_) => (old.len() / 8).max(256),

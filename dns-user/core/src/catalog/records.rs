@@ -162,7 +162,7 @@ impl<'de> Visitor<'de> for File {
                 }
                 "records" => {
                     let pairs: Option<Vec<Pair>> = map.next_value()?;
-                    // Go starts a repeated list anew, but adds to a map: aliases accumulate.
+                    // Go empties a repeated list first, but adds to a map: aliases accumulate.
                     self.pairs.clear();
                     for Pair(pair) in pairs.into_iter().flatten() {
                         self.pairs.extend(pair);
