@@ -456,4 +456,65 @@ mod tests {
         drop(kept);
         assert_eq!(clones(&counter), 0);
     }
+
+    /// Answers one request with this header, and keeps the connection open.
+    async fn agent(header: &'static str) -> ApiAddress {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                request.push(stream.read_u8().await.unwrap());
+            }
+            let request = String::from_utf8(request).unwrap().to_ascii_lowercase();
+            let host = format!("\r\nhost: 127.0.0.1:{port}\r\n");
+            assert!(request.starts_with("get /v1/x http/1.1\r\n") && request.contains(&host));
+            assert!(request.contains("\r\nx-consul-token: secret\r\n"));
+            let reply = format!("HTTP/1.1 200 OK\r\n{header}content-length: 2\r\n\r\n{{}}");
+            stream.write_all(reply.as_bytes()).await.unwrap();
+            // Until the client closes it.
+            let _ = stream.read_u8().await;
+        });
+        ApiAddress {
+            tls: false,
+            host: "127.0.0.1".to_owned(),
+            port,
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_are_kept_unless_the_agent_closes_them() {
+        for (header, kept) in [
+            ("connection: close\r\n", 0),
+            ("connection: keep-alive\r\n", 1),
+            ("", 1),
+        ] {
+            let address = agent(header).await;
+            let api = HttpApi {
+                addresses: vec![address.clone()],
+                max_connections: 1,
+                ..HttpApi::default()
+            };
+            let connections = Connections::new(&api, &Arc::default());
+            assert_eq!((connections.open(), connections.multiplexes()), (0, false));
+            let limit = Duration::from_secs(60);
+            let reply = connections
+                .get(&address, "/v1/x", Some("secret"), limit)
+                .await;
+            assert_eq!(&reply.unwrap().body()[..], b"{}");
+            assert_eq!(connections.idle().len(), kept, "{header}");
+            assert_eq!(connections.permits.available_permits(), 1);
+            if kept == 1 {
+                assert_eq!(connections.open(), 1);
+            }
+            // Connections to another agent would only occupy the pool.
+            let other = agent("").await;
+            let lease = connections.lease(&other).await;
+            assert!(lease.is_ok());
+            assert_eq!(connections.idle().len(), 0);
+        }
+    }
 }

@@ -268,6 +268,46 @@ impl QueryOptions {
     }
 }
 
+/// Pauses between the requests of a watch.
+#[derive(Debug, Default)]
+struct Pace {
+    backoff: Backoff,
+    /// Number of early responses without a change in a row.
+    quick: u32,
+}
+
+impl Pace {
+    /// Returns the pause after a request that took this time and might have waited for `wait`.
+    fn after(
+        &mut self,
+        topic: &Topic,
+        content: &Result<Content, FetchError>,
+        took: Duration,
+        wait: Duration,
+    ) -> Duration {
+        let Ok(content) = content else {
+            return self.backoff.next();
+        };
+        self.backoff.reset();
+        if !topic.can_be_watched() {
+            // Spread, so that polls that began together do not stay together.
+            return POLL.mul_f64(0.9 + fastrand::f64() / 5.0);
+        }
+        if !matches!(content, Content::Unchanged) {
+            self.quick = 0;
+            return PAUSE;
+        }
+        // Returned without a change: the earlier, the longer the pause.
+        self.quick = if took < wait / 2 {
+            // At most 128 times the first pause, 6.4 s.
+            (self.quick + 1).min(7)
+        } else {
+            0
+        };
+        (PAUSE * (1 << self.quick)).mul_f64(0.5 + fastrand::f64() / 2.0)
+    }
+}
+
 /// Requests a topic repeatedly until the receiver is dropped.
 pub(crate) async fn watch_topic(
     agent: Arc<Agent>,
@@ -276,8 +316,7 @@ pub(crate) async fn watch_topic(
     options: QueryOptions,
     updates: mpsc::Sender<Update>,
 ) {
-    let mut backoff = Backoff::default();
-    let mut quick = 0;
+    let mut pace = Pace::default();
     let mut switches = agent.switches();
     loop {
         if switches != agent.switches() {
@@ -290,30 +329,11 @@ pub(crate) async fn watch_topic(
         let content = options
             .request(&agent, &topic, &mut cursor, &mut invalid)
             .await;
-        match content {
-            Ok(_) => backoff.reset(),
+        if content.is_err() {
             // A blocking query would report the end of the failure only with the next change.
-            Err(_) => cursor.reset(),
+            cursor.reset();
         }
-        let pause = match &content {
-            Err(_) => backoff.next(),
-            // Spread, so that polls that began together do not stay together.
-            _ if !topic.can_be_watched() => POLL.mul_f64(0.9 + fastrand::f64() / 5.0),
-            // Returned without a change: the earlier, the longer the pause.
-            Ok(Content::Unchanged) => {
-                quick = if begun.elapsed() < options.wait / 2 {
-                    // At most 128 times the first pause, 6.4 s.
-                    (quick + 1).min(7)
-                } else {
-                    0
-                };
-                (PAUSE * (1 << quick)).mul_f64(0.5 + fastrand::f64() / 2.0)
-            }
-            Ok(_) => {
-                quick = 0;
-                PAUSE
-            }
-        };
+        let pause = pace.after(&topic, &content, begun.elapsed(), options.wait);
         let update = Update {
             topic: topic.clone(),
             cursor,
@@ -439,5 +459,48 @@ mod tests {
             assert!(!Topic::Agent.is_of(&key));
         }
         assert_eq!(percent_encoded("aZ09-._~ä/"), "aZ09-._~%C3%A4%2F");
+    }
+
+    #[test]
+    fn early_answers_without_a_change_slow_a_watch_down() {
+        let [nodes, polled] = [Topic::Nodes("dc1".to_owned()), Topic::Agent];
+        let wait = Duration::from_secs(30);
+        let ms = |milliseconds: u64| Duration::from_millis(milliseconds);
+        let mut pace = Pace::default();
+        let mut after = |topic: &Topic, content: Result<Content, FetchError>, took: Duration| {
+            pace.after(topic, &content, took, wait)
+        };
+        let unchanged = || Ok(Content::Unchanged);
+        for longest in [100, 200, 400, 800, 1600, 3200, 6400, 6400] {
+            let pause = after(&nodes, unchanged(), ms(14_999));
+            assert!(
+                (ms(longest / 2)..=ms(longest)).contains(&pause),
+                "{pause:?}"
+            );
+        }
+        let pause = after(&nodes, unchanged(), ms(15_000));
+        assert!((ms(25)..=ms(50)).contains(&pause), "{pause:?}");
+        after(&nodes, unchanged(), ms(0));
+        let changed = || Ok(Content::Nodes(Vec::new()));
+        assert_eq!(after(&nodes, changed(), ms(0)), PAUSE);
+        let pause = after(&nodes, unchanged(), ms(0));
+        assert!((ms(50)..=ms(100)).contains(&pause), "{pause:?}");
+
+        let pause = after(&polled, unchanged(), ms(0));
+        assert!((ms(27_000)..=ms(33_000)).contains(&pause), "{pause:?}");
+        let failed = || {
+            Err(FetchError::Json(
+                serde_json::from_str::<u8>("").unwrap_err(),
+            ))
+        };
+        for longest in [1000, 2000, 4000] {
+            let pause = after(&nodes, failed(), ms(0));
+            assert!(
+                (ms(longest / 2)..=ms(longest)).contains(&pause),
+                "{pause:?}"
+            );
+        }
+        after(&nodes, changed(), ms(0));
+        assert!(after(&nodes, failed(), ms(0)) <= ms(1000));
     }
 }
