@@ -133,6 +133,7 @@ pub(crate) fn measure(
         if is_interrupted() {
             break Ended::Interrupted;
         }
+        generator.ensure_sending()?;
         if let Some(unanswered) = silence.unanswered(generator.counts()?) {
             break Ended::Silent(unanswered);
         }
@@ -151,10 +152,9 @@ pub(crate) fn measure(
     };
     generator.pause()?;
     let end = Reading::take(generator, interface)?;
-    let pause = if plan.kind == Kind::Turn {
-        MAX_TURN_PAUSE
-    } else {
-        MAX_PAUSE
+    let pause = match plan.kind {
+        Kind::Turn | Kind::Saturated => MAX_TURN_PAUSE,
+        Kind::Interval | Kind::Total | Kind::Trial => MAX_PAUSE,
     };
     drain(generator, before, pause)?;
     let end = end.with_replies_of(Reading::take(generator, interface)?);

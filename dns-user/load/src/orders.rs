@@ -61,6 +61,8 @@ pub struct Orders {
     pub delay: u64,
     /// Number of queries sent together when a rate is set.
     pub burst: u64,
+    /// Maximum number of queries that are sent late; those before them are skipped.
+    pub backlog: u64,
     /// First source port.
     pub port: u64,
     /// Number of source ports.

@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Total,
     /// A load of a search.
     Trial,
+    /// A load at full speed between those of a search.
+    Saturated,
     /// A load of a comparison.
     Turn,
 }
@@ -527,6 +529,21 @@ pub(crate) mod tests {
             (1024, 16),
         ] {
             assert_eq!(crate::orders::sets(ports), sets, "{ports}");
+        }
+    }
+
+    #[test]
+    fn middle_of_a_bucket_is_halfway() {
+        for (bucket, middle) in [
+            (0, 0),
+            (127, 127),
+            (255, 255),
+            (256, 257),
+            (257, 259),
+            (384, 514),
+            (512, 1028),
+        ] {
+            assert_eq!(middle_of(bucket), middle, "{bucket}");
         }
     }
 }

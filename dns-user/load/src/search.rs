@@ -19,6 +19,16 @@ use crate::{
 /// Trials of a rate, most of which have to hold. A rate that holds at once is not tried again.
 const MAX_TRIALS: u32 = 3;
 
+/// Changes of mind of a search: bounds that were tried again once they were close, and then did otherwise. A server between
+/// two speeds would never end it.
+const MAX_DOUBTS: u32 = 4;
+
+/// Trials are so many times as long as the loads at full speed between them.
+const TRIALS_PER_SATURATED: u32 = 4;
+
+/// Highest rate without `--to`, far above what an interface carries.
+const MAX_RATE: u32 = 20_000_000;
+
 /// Share of the time that generating threads wait for their CPU, above which other work on it limits the rate.
 const MAX_WAITED: f64 = 0.01;
 
@@ -42,9 +52,9 @@ pub(crate) struct Search {
     /// First rate.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     from: u32,
-    /// Highest rate.
-    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u32).range(1..))]
-    to: u32,
+    /// Highest rate. Without it, 20,000,000/s, and loads at full speed between the trials, once a rate has failed.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    to: Option<u32>,
     /// Distance of the lowest failed rate from the highest answered one at which the search ends, in percent.
     #[arg(long, default_value_t = 2.0, value_parser = percent)]
     precision: f64,
@@ -72,34 +82,88 @@ struct Progress {
     to: u32,
     /// Smallest relative step.
     precision: f64,
-    /// Highest rate without loss; 0 before there is one.
-    answered: u32,
-    /// Lowest rate with loss.
-    failed: Option<u32>,
+    /// Rates without loss, each higher than the one before.
+    answered: Vec<u32>,
+    /// Rates with loss, each lower than the one before, all above those without.
+    failed: Vec<u32>,
+    /// Rates tried again since the last step, with the same result.
+    confirmed: Vec<u32>,
+    /// Rates tried again with another result.
+    doubts: u32,
 }
 
 impl Progress {
+    fn new(from: u32, to: u32, precision: f64) -> Self {
+        Self {
+            from: from.min(to),
+            to,
+            precision,
+            answered: Vec::new(),
+            failed: Vec::new(),
+            confirmed: Vec::new(),
+            doubts: 0,
+        }
+    }
+
+    /// Returns the highest rate without loss; 0 before there is one.
+    fn answered(&self) -> u32 {
+        self.answered.last().copied().unwrap_or(0)
+    }
+
+    /// Returns the lowest rate with loss.
+    fn failed(&self) -> Option<u32> {
+        self.failed.last().copied()
+    }
+
     /// Returns the next rate, if the answer is not exact enough yet.
     fn next(&self) -> Option<u32> {
-        let next = match (self.answered, self.failed) {
-            (0, None) => self.from.min(self.to),
-            (answered, None) => answered.saturating_mul(2).min(self.to),
-            (answered, Some(failed)) => {
-                let step = (f64::from(answered) * self.precision).max(1.0);
-                if f64::from(failed - answered) <= step {
-                    return None;
-                }
-                answered + (failed - answered) / 2
-            }
+        let answered = self.answered();
+        let Some(failed) = self.failed() else {
+            let next = answered.saturating_mul(2).clamp(self.from, self.to);
+            return (next > answered).then_some(next);
         };
-        (next > self.answered).then_some(next)
+        let step = (f64::from(answered) * self.precision).max(1.0);
+        if f64::from(failed - answered) > step {
+            return Some(answered + (failed - answered) / 2);
+        }
+        self.doubtful()
+    }
+
+    /// Returns a bound that has been tried only once. Machines are slower for some seconds, in which each rate above a
+    /// lower one fails: without a second look, one such time would bound the result.
+    fn doubtful(&self) -> Option<u32> {
+        if self.doubts >= MAX_DOUBTS {
+            return None;
+        }
+        for bound in [self.failed(), self.answered.last().copied()] {
+            let bound = bound.filter(|bound| !self.confirmed.contains(bound));
+            if bound.is_some() {
+                return bound;
+            }
+        }
+        None
     }
 
     fn note(&mut self, rate: u32, is_answered: bool) {
+        let was_answered = self.answered.last() == Some(&rate);
+        let has_failed = self.failed.last() == Some(&rate);
+        if (was_answered && is_answered) || (has_failed && !is_answered) {
+            self.confirmed.push(rate);
+            return;
+        }
+        if was_answered {
+            self.answered.pop();
+            self.doubts += 1;
+        }
+        if has_failed {
+            self.failed.pop();
+            self.doubts += 1;
+        }
+        self.confirmed.clear();
         if is_answered {
-            self.answered = rate;
+            self.answered.push(rate);
         } else {
-            self.failed = Some(rate);
+            self.failed.push(rate);
         }
     }
 }
@@ -212,32 +276,35 @@ struct Found {
     pauses: Option<Pauses>,
     /// Highest rate tried that held although every loss counts.
     rate_with_pauses: u32,
+    /// Replies per second at full speed, the median of loads between the trials.
+    saturated: Option<f64>,
     limit: Limit,
 }
 
 impl Found {
-    /// Sums up the trials of a search.
-    fn of(progress: &Progress, trials: &[Report], tolerance: Tolerance) -> Self {
+    /// Sums up the loads of a search.
+    fn of(progress: &Progress, loads: &Loads, tolerance: Tolerance) -> Self {
         let strict = Tolerance {
             max_pauses: 0.0,
             ..tolerance
         };
         let mut found = Self {
             kind: "found",
-            rate: progress.answered,
+            rate: progress.answered(),
             received_per_second: 0.0,
             pauses: None,
             rate_with_pauses: 0,
+            saturated: median(&loads.saturated),
             limit: Limit::Allowed,
         };
-        for trial in trials {
+        for trial in &loads.trials {
             let rate = trial.rate.unwrap_or(0);
             let holds = tolerance.holds(trial);
             if holds && rate == found.rate {
                 found.received_per_second = trial.received_per_second;
                 found.pauses = trial.pauses;
             }
-            if !holds && progress.failed == Some(rate) {
+            if !holds && progress.failed() == Some(rate) {
                 found.limit = tolerance.limit(trial);
             }
             if strict.holds(trial) {
@@ -246,6 +313,16 @@ impl Found {
         }
         found
     }
+}
+
+/// Returns the median of the replies per second.
+fn median(loads: &[Report]) -> Option<f64> {
+    let mut rates = Vec::with_capacity(loads.len());
+    for load in loads {
+        rates.push(load.received_per_second);
+    }
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied()
 }
 
 /// Trials of one rate.
@@ -270,77 +347,53 @@ impl Votes {
     }
 }
 
+/// Loads of a search.
+#[derive(Debug, Default)]
+struct Loads {
+    trials: Vec<Report>,
+    /// Those at full speed.
+    saturated: Vec<Report>,
+}
+
+/// A search as it proceeds.
+struct Course<'a> {
+    options: &'a Search,
+    prepared: &'a Prepared,
+    tolerance: Tolerance,
+    output: Output,
+    loads: Loads,
+}
+
 impl Search {
     pub(crate) fn run(&self) -> Result<()> {
-        let length = Duration::from_secs(self.seconds);
-        let prepared = self.target.prepare(&[self.server], length)?;
+        let prepared = self.target.prepare(&[self.server], self.length())?;
         measure::end_by_signals()?;
-        let mut output = Output::new(self.json, None)?;
-        let tolerance = Tolerance {
-            max_loss: self.max_loss / 100.0,
-            max_pauses: self.max_pauses / 100.0,
+        let mut course = Course {
+            options: self,
+            prepared: &prepared,
+            tolerance: Tolerance {
+                max_loss: self.max_loss / 100.0,
+                max_pauses: self.max_pauses / 100.0,
+            },
+            output: Output::new(self.json, None)?,
+            loads: Loads::default(),
         };
-        let mut progress = Progress {
-            from: self.from,
-            to: self.to,
-            precision: self.precision / 100.0,
-            answered: 0,
-            failed: None,
-        };
-        let mut trials: Vec<Report> = Vec::new();
-        prepared.generator.during(&|| Ok(()), || {
-            while let Some(rate) = progress.next() {
-                let mut votes = Votes::default();
-                let is_answered = loop {
-                    let Some(trial) = self.trial(&prepared, rate)? else {
-                        return Ok(());
-                    };
-                    output.line(&trial)?;
-                    let decided = votes.add(tolerance.holds(&trial));
-                    trials.push(trial);
-                    if let Some(is_answered) = decided {
-                        break is_answered;
-                    }
-                };
-                progress.note(rate, is_answered);
-            }
-            Ok(())
-        })?;
+        let to = self.to.unwrap_or(MAX_RATE);
+        let mut progress = Progress::new(self.from, to, self.precision / 100.0);
+        let generator = &prepared.generator;
+        generator.during(&|| Ok(()), || course.measure(&mut progress))?;
         if let Some(file) = &self.plot {
-            write(file, plot::over_rates(&trials)?)?;
+            write(file, plot::over_rates(&course.loads.trials)?)?;
         }
-        let found = Found::of(&progress, &trials, tolerance);
-        if output.is_json() {
-            return output.json(&found);
+        let found = Found::of(&progress, &course.loads, course.tolerance);
+        if self.json {
+            return course.output.json(&found);
         }
-        output.print(&self.summary(&found))
+        course.output.print(&self.summary(&found))
     }
 
-    /// Tries a rate; `None` if a signal ended it.
-    fn trial(&self, prepared: &Prepared, rate: u32) -> Result<Option<Report>> {
-        let Prepared {
-            generator,
-            interface,
-            ..
-        } = prepared;
-        let length = Duration::from_secs(self.seconds);
-        let plan = Plan {
-            kind: Kind::Trial,
-            rate: Some(rate),
-            length,
-            part: generator.whole(),
-        };
-        let first_moment = generator.begin_record()?;
-        let (trial, ended) = measure(generator, interface, &plan, length, &mut |_| Ok(()))?;
-        let moments = generator.record_since(first_moment)?;
-        let pauses = Pauses::of(&moments, generator.moment());
-        let trial = Report {
-            pauses: Some(pauses),
-            // Histograms of all trials would be large.
-            histogram: None,
-            ..trial
-        };
-        Ok((ended != Ended::Interrupted).then_some(trial))
+    fn length(&self) -> Duration {
+        Duration::from_secs(self.seconds)
     }
 
     fn summary(&self, found: &Found) -> String {
@@ -359,7 +412,87 @@ impl Search {
                 found.rate_with_pauses
             );
         }
+        if let Some(saturated) = found.saturated {
+            text += &format!("at full speed, between the trials, {saturated:.0}/s are answered\n");
+        }
         text
+    }
+}
+
+impl Course<'_> {
+    /// Tries rates until the answer is exact enough or a signal ends the search.
+    fn measure(&mut self, progress: &mut Progress) -> Result<()> {
+        while let Some(rate) = progress.next() {
+            // Between the trials, because a machine's speed changes within a search. `--to` bounds all loads.
+            if progress.failed().is_some() && self.options.to.is_none() && !self.saturate()? {
+                return Ok(());
+            }
+            let Some(is_answered) = self.decide(rate)? else {
+                return Ok(());
+            };
+            progress.note(rate, is_answered);
+        }
+        Ok(())
+    }
+
+    /// Tries a rate until it holds or fails; `None` if a signal ended that.
+    fn decide(&mut self, rate: u32) -> Result<Option<bool>> {
+        let mut votes = Votes::default();
+        loop {
+            let Some(trial) = self.trial(rate)? else {
+                return Ok(None);
+            };
+            self.output.line(&trial)?;
+            let decided = votes.add(self.tolerance.holds(&trial));
+            self.loads.trials.push(trial);
+            if decided.is_some() {
+                return Ok(decided);
+            }
+        }
+    }
+
+    fn trial(&self, rate: u32) -> Result<Option<Report>> {
+        let generator = &self.prepared.generator;
+        let first_moment = generator.begin_record()?;
+        let length = self.options.length();
+        let (trial, ended) = self.load(Kind::Trial, Some(rate), length)?;
+        let moments = generator.record_since(first_moment)?;
+        let pauses = Pauses::of(&moments, generator.moment());
+        let trial = Report {
+            pauses: Some(pauses),
+            ..trial
+        };
+        Ok((ended != Ended::Interrupted).then_some(trial))
+    }
+
+    /// Loads the server at full speed; returns whether no signal ended that.
+    fn saturate(&mut self) -> Result<bool> {
+        let length = self.options.length() / TRIALS_PER_SATURATED;
+        let (load, ended) = self.load(Kind::Saturated, None, length)?;
+        self.output.line(&load)?;
+        self.loads.saturated.push(load);
+        Ok(ended != Ended::Interrupted)
+    }
+
+    fn load(&self, kind: Kind, rate: Option<u32>, length: Duration) -> Result<(Report, Ended)> {
+        let Prepared {
+            generator,
+            interface,
+            ..
+        } = self.prepared;
+        let plan = Plan {
+            kind,
+            rate,
+            length,
+            part: generator.whole(),
+        };
+        let (load, ended) = measure(generator, interface, &plan, length, &mut |_| Ok(()))?;
+        // Histograms of all loads would be large.
+        let load = Report {
+            histogram: None,
+            ..load
+        };
+        Ok((load, ended))
     }
 }
 
@@ -375,19 +508,13 @@ mod tests {
 
     /// Searches for a limit; returns what was found and the rates tried.
     fn search(limit: u32, from: u32, to: u32) -> (u32, Vec<u32>) {
-        let mut progress = Progress {
-            from,
-            to,
-            precision: 0.02,
-            answered: 0,
-            failed: None,
-        };
+        let mut progress = Progress::new(from, to, 0.02);
         let mut tried = Vec::new();
         while let Some(rate) = progress.next() {
             tried.push(rate);
             progress.note(rate, rate <= limit);
         }
-        (progress.answered, tried)
+        (progress.answered(), tried)
     }
 
     #[test]
@@ -395,11 +522,58 @@ mod tests {
         let (found, tried) = search(6_200, 1_000, 1_000_000);
         assert_eq!(tried[..6], [1_000, 2_000, 4_000, 8_000, 6_000, 7_000]);
         assert!((6_076..=6_200).contains(&found), "{found}");
-        // Nothing is tried twice.
+        // Only the bounds are tried twice.
         let mut once = tried.clone();
         once.sort_unstable();
         once.dedup();
-        assert_eq!(once.len(), tried.len());
+        assert_eq!(once.len(), tried.len() - 2);
+        let [.., failed, answered] = tried[..] else {
+            panic!("{tried:?}");
+        };
+        assert!(answered == found && failed > found, "{tried:?}");
+    }
+
+    /// A server is slower for the trials of these numbers, of all that it gets.
+    fn search_with_slow_time(slow: std::ops::Range<usize>) -> (u32, usize) {
+        let mut progress = Progress::new(1_000, 1_000_000, 0.02);
+        let mut count = 0;
+        while let Some(rate) = progress.next() {
+            let limit = if slow.contains(&count) {
+                40_000
+            } else {
+                100_000
+            };
+            count += 1;
+            progress.note(rate, rate <= limit);
+        }
+        (progress.answered(), count)
+    }
+
+    #[test]
+    fn slow_time_does_not_bound_the_rate() {
+        // Whenever it comes: 64,000 is the seventh rate.
+        for first in 0..12 {
+            let (found, count) = search_with_slow_time(first..first + 2);
+            assert!((98_000..=100_000).contains(&found), "{first}: {found}");
+            assert!(count <= 40, "{first}: {count}");
+        }
+        // A server that stays slow is believed.
+        let (found, _) = search_with_slow_time(8..1_000);
+        assert!((39_200..=40_000).contains(&found), "{found}");
+    }
+
+    #[test]
+    fn doubts_have_a_limit() {
+        // Each second trial of a rate has another result than the first one.
+        let mut progress = Progress::new(1_000, 1_000_000, 0.02);
+        let mut tried: Vec<u32> = Vec::new();
+        while let Some(rate) = progress.next() {
+            let times = tried.iter().filter(|earlier| **earlier == rate).count();
+            progress.note(rate, (rate <= 6_200) == (times % 2 == 0));
+            tried.push(rate);
+            assert!(tried.len() < 100, "{tried:?}");
+        }
+        assert_eq!(progress.doubts, MAX_DOUBTS);
     }
 
     #[test]
@@ -409,7 +583,7 @@ mod tests {
             (5_000, vec![1_000, 2_000, 4_000, 5_000])
         );
         assert_eq!(search(u32::MAX, 9_000, 5_000), (5_000, vec![5_000]));
-        assert_eq!(search(0, 4, 100), (0, vec![4, 2, 1]));
+        assert_eq!(search(0, 4, 100), (0, vec![4, 2, 1, 1]));
         assert_eq!(search(u32::MAX, 3_000_000_000, u32::MAX).0, u32::MAX);
     }
 
@@ -539,14 +713,17 @@ mod tests {
             trial(4000, 60_000, 0),
             trial(2040, 98_000, 500),
         ];
-        let progress = Progress {
-            from: 1000,
-            to: 9000,
-            precision: 0.02,
-            answered: 2000,
-            failed: Some(2040),
+        let mut progress = Progress::new(1000, 9000, 0.02);
+        progress.note(2000, true);
+        progress.note(2040, false);
+        let mut loads = Loads {
+            trials: trials.into(),
+            saturated: Vec::new(),
         };
-        let found = Found::of(&progress, &trials, TOLERANCE);
+        for received in [2_000, 9_000, 1_000] {
+            loads.saturated.push(report(10_000, received));
+        }
+        let found = Found::of(&progress, &loads, TOLERANCE);
         let expected = Found {
             kind: "found",
             rate: 2000,
@@ -554,17 +731,15 @@ mod tests {
             pauses: Some(pauses(0.1, 1_000)),
             // A rate that failed twice, and held once without a pause.
             rate_with_pauses: 4000,
+            // In two seconds.
+            saturated: Some(1_000.0),
             limit: Limit::Server,
         };
         assert_eq!(found, expected);
-        let allowed = Progress {
-            failed: None,
-            ..progress
-        };
-        assert_eq!(
-            Found::of(&allowed, &trials, TOLERANCE).limit,
-            Limit::Allowed
-        );
+        progress.failed.clear();
+        loads.saturated.clear();
+        let allowed = Found::of(&progress, &loads, TOLERANCE);
+        assert_eq!((allowed.limit, allowed.saturated), (Limit::Allowed, None));
     }
 
     #[test]
@@ -582,13 +757,11 @@ mod tests {
             (0, Some(1), 0.02, None),
             (0, Some(3), 0.02, Some(1)),
         ] {
-            let progress = Progress {
-                from: 1_000,
-                to: 10_000,
-                precision,
-                answered,
-                failed,
-            };
+            let mut progress = Progress::new(1_000, 10_000, precision);
+            // The bounds are not tried again.
+            progress.doubts = MAX_DOUBTS;
+            progress.answered.extend((answered > 0).then_some(answered));
+            progress.failed.extend(failed);
             assert_eq!(progress.next(), next, "{answered} {failed:?}");
         }
     }

@@ -341,6 +341,48 @@ fn search_names_rate_and_limit() -> Result<()> {
     Ok(())
 }
 
+/// A rate that half the queries may miss ends somewhere on every machine; then the server's full speed is measured too,
+/// unless the user bounds the rate.
+#[test]
+fn search_measures_full_speed() -> Result<()> {
+    let Some((lab, _folder)) = Lab::without_server("loadfull")? else {
+        return Ok(());
+    };
+    let server = answers(&lab, Answers::of(0))?;
+    let search = "ip netns exec client bosh-dns-xdp-load search --server 10.9.0.2 --interface c0 --queries queries \
+                  --seconds 1 --from 50000 --max-loss 50 --precision 100";
+    let said = shell(
+        &lab.machine,
+        &lab.holder,
+        &lab.place,
+        &format!("{search} --json"),
+    )?;
+    let lines = objects(&said)?;
+    let first_full = lines.iter().position(|line| line["kind"] == "saturated");
+    ensure!(first_full > Some(0), "{said}");
+    for line in &lines {
+        ensure!(
+            (line["kind"] == "saturated") == (line["kind"] != "found" && line["rate"].is_null()),
+            "{line}"
+        );
+    }
+    let found = lines.last().context("no result")?;
+    ensure!(found["rate"].as_u64() > Some(0), "{said}");
+    ensure!(found["saturated"].is_number(), "{said}");
+    let bounded = shell(
+        &lab.machine,
+        &lab.holder,
+        &lab.place,
+        &format!("{search} --to 100"),
+    )?;
+    received(&lab, server)?;
+    ensure!(
+        bounded.contains("100/s with") && !bounded.contains("full speed"),
+        "{bounded}"
+    );
+    Ok(())
+}
+
 #[test]
 fn comparison_alternates() -> Result<()> {
     let Some((lab, _folder)) = Lab::without_server("loadcompare")? else {

@@ -90,10 +90,6 @@ struct Memory {
     number: u64,
 }
 
-/// Maximum backlog: if the CPU could not send queries on time, queries beyond this number are skipped. A burst of all
-/// of them would measure something else.
-const MAX_BACKLOG: u64 = 64;
-
 /// Ethernet header.
 const ETHERNET: usize = 14;
 
@@ -312,7 +308,7 @@ fn due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> Option<u64>
     }
     if memory.left == 0 {
         let late = ((now - memory.began) << FRACTION_BITS).checked_sub(memory.due)?;
-        let backlog = orders.interval * (MAX_BACKLOG + orders.burst);
+        let backlog = orders.interval * (orders.backlog + orders.burst);
         if late > backlog {
             let skipped = (late - backlog) / orders.interval;
             counts.skipped += skipped;
