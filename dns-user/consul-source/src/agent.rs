@@ -513,4 +513,80 @@ mod tests {
         );
         assert_ne!(random_pause(7), random_pause(7));
     }
+
+    fn agents(ports: &[u16]) -> Agent {
+        let address = |port: &u16| ApiAddress {
+            tls: false,
+            host: "127.0.0.1".to_owned(),
+            port: *port,
+        };
+        let api = HttpApi {
+            addresses: ports.iter().map(address).collect(),
+            ..HttpApi::default()
+        };
+        Agent::new(&api, Token::new(None), &Arc::default())
+    }
+
+    #[tokio::test]
+    async fn pauses_differ_by_a_quarter() {
+        for _ in 0..50 {
+            let breaker = CircuitBreaker::default();
+            let permit = breaker.permit().await;
+            permit.pause(MAX_PAUSE);
+            let until = breaker.state.lock().until.unwrap();
+            let most = MAX_PAUSE.mul_f64(1.25);
+            assert!(until <= Instant::now() + most);
+        }
+    }
+
+    #[tokio::test]
+    async fn last_agent_that_is_unreachable_opens_the_breaker() {
+        // Nothing listens at the ports 1 and 2.
+        let agent = agents(&[1, 2]);
+        for (switches, is_away) in [(1, false), (2, true)] {
+            let error = agent.get("/v1/agent/self", None).await.unwrap_err();
+            assert!(matches!(error, AgentError::Connection { .. }), "{error}");
+            assert_eq!((agent.switches(), agent.is_away()), (switches, is_away));
+            assert_eq!(agent.counts(), [switches as u64, switches as u64, 0]);
+            assert!(agent.problem().is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn heads_of_replies_are_read() {
+        let read = |agent: &Agent, status: u16, headers: &[(&str, &str)]| {
+            let mut reply = Response::builder().status(status);
+            for (name, value) in headers {
+                reply = reply.header(*name, *value);
+            }
+            let reply = reply.body(Bytes::from_static(b" text ")).unwrap();
+            agent.check_status(&agent.addresses[0], reply)
+        };
+        let agent = agents(&[1]);
+        assert_eq!(agent.last_contact(), None);
+        let unled = [("x-consul-knownleader", "false"), ("x-consul-index", " 7 ")];
+        assert_eq!(read(&agent, 200, &unled).unwrap().index, Some(7));
+        assert_eq!(agent.last_contact(), None, "without a leader");
+        let late = [
+            ("x-consul-knownleader", "true"),
+            ("x-consul-lastcontact", "60000"),
+        ];
+        assert_eq!(read(&agent, 200, &late).unwrap().index, None);
+        let ago = agent.last_contact().unwrap().elapsed();
+        assert!(ago >= Duration::from_secs(60), "{ago:?}");
+        assert_eq!(
+            read(&agent, 200, &[("x-consul-index", "x")]).unwrap().index,
+            None
+        );
+        assert!(agent.last_contact().unwrap().elapsed() < ago);
+        for (status, text) in [
+            (429, "too many requests (429)"),
+            (403, "permission denied (403): the token may not read this"),
+            (404, "not found (404)"),
+            (500, "status 500 Internal Server Error: text"),
+        ] {
+            let error = read(&agent, status, &[]).unwrap_err().to_string();
+            assert_eq!(error, format!("http://127.0.0.1:1: {text}"));
+        }
+    }
 }

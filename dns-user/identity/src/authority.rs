@@ -574,4 +574,49 @@ mod tests {
         assert_eq!(number([&*pem, &*damaged].concat()), 2);
         assert_eq!(number([&*pem, &*pem, &*damaged].concat()), 3);
     }
+
+    #[test]
+    fn defects_of_pem_are_explained() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = CertificateParams::default()
+            .self_signed(&key)
+            .unwrap()
+            .pem();
+        for (text, problem) in [
+            (
+                pem.replace("MII", "M*I"),
+                "the text between BEGIN and END is not base64",
+            ),
+            (
+                pem.replace("-----END", "----END"),
+                "the END line is missing",
+            ),
+            (
+                pem.replace("-----BEGIN CERTIFICATE-----", "-----BEGIN CERTIFICATE"),
+                "the BEGIN line is malformed",
+            ),
+        ] {
+            let found = certificates(text.as_bytes()).unwrap_err();
+            assert_eq!(found, Fault::Damaged(1, problem.to_owned()));
+        }
+    }
+
+    #[test]
+    fn fingerprints_are_64_lower_digits() {
+        let right = Fingerprint::of(b"ca").0;
+        for (text, expected) in [
+            (right.clone(), true),
+            (right.to_uppercase(), false),
+            (right[1..].to_owned(), false),
+            (format!("{right}0"), false),
+            (format!("{}g", &right[1..]), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(
+                Fingerprint(text.clone()).is_well_formed(),
+                expected,
+                "{text}"
+            );
+        }
+    }
 }

@@ -878,4 +878,23 @@ mod tests {
             assert_eq!(message, [0x12, 0x34, 0x81, flags]);
         }
     }
+
+    #[test]
+    fn only_one_opt_of_the_root_is_read() {
+        const OPT: &[u8] = &[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0];
+        let named = [&[1, b'a'], OPT].concat();
+        let message = |counts: [u8; 3], records: &[&[u8]]| {
+            let mut message = vec![
+                0, 1, 0x80, 0, 0, 0, 0, counts[0], 0, counts[1], 0, counts[2],
+            ];
+            message.extend(records.concat());
+            MessageIndex::of(&message).map(|index| index.opt.is_some())
+        };
+        assert_eq!(message([0, 0, 0], &[]), Some(false));
+        assert_eq!(message([0, 0, 1], &[OPT]), Some(true));
+        assert_eq!(message([0, 0, 2], &[OPT, OPT]), None);
+        assert_eq!(message([0, 1, 0], &[OPT]), None);
+        assert_eq!(message([1, 0, 0], &[OPT]), None);
+        assert_eq!(message([0, 0, 1], &[&named]), None);
+    }
 }

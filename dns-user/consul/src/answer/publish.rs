@@ -207,4 +207,30 @@ mod tests {
             assert_eq!(only_addresses(other), None);
         }
     }
+
+    #[test]
+    fn plain_limit_is_that_of_the_bytes() {
+        for length in [1, 20, 40, 63] {
+            let label = "a".repeat(length);
+            let name = Name::from_text(&format!("{label}.consul.")).unwrap();
+            let wire = name.as_wire().len();
+            for count in 0..12 {
+                for address in [4, 16] {
+                    let limit = count.min(8);
+                    let owner = if count > limit { wire } else { 2 };
+                    let fitting = |opt: usize| {
+                        let fits = |number: &usize| {
+                            12 + wire + 4 + number * (owner + 10 + address) + opt + 7 <= 512
+                        };
+                        (0..=limit).rev().find(fits).unwrap()
+                    };
+                    let expected = fitting(0);
+                    let is_known = expected == fitting(11) && expected > 0;
+                    let found = plain_limit(&name, count, 0, address, 9);
+                    let expected = is_known.then_some(expected as u8);
+                    assert_eq!(found, expected, "{length} {count} {address}");
+                }
+            }
+        }
+    }
 }

@@ -443,6 +443,29 @@ mod tests {
         assert_eq!(live.nearest_datacenters("dc1"), ["near", "far", "b", "a"]);
         assert_eq!(live.nearest_datacenters("b"), ["dc1", "a", "near"]);
     }
+
+    #[test]
+    fn own_datacenter_is_complete_once_nothing_is_missing() {
+        let mut live = Live::unknown("dc1");
+        assert!(!live.is_complete());
+        for (datacenter, nodes, services, unloaded, expected) in [
+            ("dc1", true, true, 0, true),
+            ("dc1", true, true, 1, false),
+            ("dc1", false, true, 0, false),
+            ("dc1", true, false, 0, false),
+            ("dc2", true, true, 0, false),
+        ] {
+            let place = LivePlace {
+                nodes: nodes.then(Default::default),
+                services: services.then(Default::default),
+                unloaded,
+            };
+            live.places = [(Place::Datacenter(datacenter.into()), place)]
+                .into_iter()
+                .collect();
+            assert_eq!(live.is_complete(), expected, "{datacenter} {unloaded}");
+        }
+    }
 }
 
 #[cfg(test)]

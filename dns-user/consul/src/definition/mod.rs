@@ -1111,4 +1111,20 @@ mod tests {
             "{errors:?}"
         );
     }
+
+    #[test]
+    fn weights_are_one_without_a_word() {
+        let weights = |text: &str| {
+            let text = format!(r#"{{"service": {{"name": "a"{text}}}}}"#);
+            let found = registered(&text, &config());
+            let weights = &found.registrations.instances[0].weights;
+            (weights.passing, weights.warning)
+        };
+        assert_eq!(weights(""), (1, 1));
+        assert_eq!(weights(r#", "weights": {"passing": 7}"#), (7, 1));
+        assert_eq!(
+            weights(r#", "weights": {"passing": 0, "warning": 65535}"#),
+            (0, 65535)
+        );
+    }
 }

@@ -811,4 +811,19 @@ mod below_tests {
             assert_eq!(existence(reference, name), expected, "{name}");
         }
     }
+
+    #[test]
+    fn names_of_agents_are_below_their_domain() {
+        for (agent, expected) in [("", false), (r#", "agent_id""#, true)] {
+            let value = if agent.is_empty() { "" } else { r#", "x""# };
+            let records = format!(
+                r#"{{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"{agent}],
+                "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "bosh"{value}]]}}"#
+            );
+            let (records, _) = Records::parse(records.as_bytes()).unwrap();
+            let snapshot = Snapshot::build(records, &AliasFiles::default()).0;
+            let name = Name::from_wire(AGENT_DOMAIN).unwrap().0;
+            assert_eq!(has_names_below(&snapshot, &name), expected, "{agent}");
+        }
+    }
 }

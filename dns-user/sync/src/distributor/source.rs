@@ -327,4 +327,18 @@ mod tests {
         (stamp.born, stamp.length) = (Some(SystemTime::UNIX_EPOCH), 2);
         assert_eq!(quiet.replaced(&again), Some(vec![Path::new("f")]));
     }
+
+    #[test]
+    fn missing_files_stay_missing() {
+        let missing = vec![(PathBuf::from("f"), None)];
+        let mut quiet = Quiet::default();
+        assert_eq!(quiet.read(), None);
+        assert!(quiet.poll(missing.clone(), 0, 0));
+        assert_eq!(quiet.read(), Some(&missing));
+        assert_eq!(quiet.replaced(&missing), Some(vec![]));
+        let f = Path::new("f");
+        assert_eq!(quiet.replaced(&file_stamp(1, 1)), Some(vec![f]));
+        let quiet = Quiet::after(Some(file_stamp(1, 1)));
+        assert_eq!(quiet.replaced(&missing), Some(vec![f]));
+    }
 }

@@ -374,4 +374,25 @@ mod tests {
             assert_eq!(verifier.verify(&mut message, now), expected, "{time}");
         }
     }
+
+    #[test]
+    fn hundredth_message_is_signed_at_least() {
+        let key = TsigKey::new("publisher", "hmac-sha256".parse().unwrap(), "c2VjcmV0").unwrap();
+        for (unsigned, is_first, expected) in [
+            (0, true, Err(TsigError::Missing)),
+            (0, false, Ok(())),
+            (MAX_UNSIGNED - 1, false, Ok(())),
+            (MAX_UNSIGNED, false, Err(TsigError::Missing)),
+        ] {
+            let mut verifier = Verifier {
+                key: &key,
+                covered: Vec::new(),
+                is_first,
+                unsigned,
+            };
+            let mut message = vec![0; HEADER];
+            assert_eq!(verifier.verify(&mut message, 0), expected, "{unsigned}");
+            assert_eq!(verifier.unsigned, unsigned + 1);
+        }
+    }
 }

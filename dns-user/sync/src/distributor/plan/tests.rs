@@ -616,3 +616,27 @@ fn registry_is_written_once_a_second() {
     world.now += 1;
     assert!(is_written(&mut world));
 }
+
+#[test]
+fn late_patch_becomes_a_whole_blob() {
+    let mut world = World::new(&["a"], Some(3));
+    world.start(&[("a", 3)]);
+    assert!(matches!(
+        &world.step()[..],
+        [Action::Write(Job::Commit { .. })]
+    ));
+    world.upload(4, &Bytes::from_static(b"x"));
+    let asked = world.step();
+    assert!(matches!(
+        &asked[..],
+        [Action::Write(Job::Patch { from: 3, to: 4, .. })]
+    ));
+    world.now += PATCH_TIMEOUT_MS - 1;
+    assert!(world.step().is_empty());
+    world.now += 1;
+    let [Action::Send(batch)] = &world.step()[..] else {
+        panic!("no batch")
+    };
+    let extra = batch[0].announcement.extra.as_ref().unwrap();
+    assert!(extra.patch.is_none());
+}
