@@ -48,6 +48,8 @@ impl Expected {
             hickory_proto::op::ResponseCode::from(0, found),
             hickory_proto::op::ResponseCode::from(0, self.code()),
         );
+        // Only the echoed question tells whose reply it is (RFC 5452, section 9.1). The case of its
+        // letters may differ (RFC 4343).
         let question = question_of(query);
         ensure!(
             header[4..6] == [0, 1]
@@ -87,7 +89,9 @@ pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Option<Vec<u8>> {
     socket.send(message).ok()?;
     let mut reply = [0; MAX_REPLY];
     while begun.elapsed() < MAX_WAIT {
+        // The socket has a time limit of its own, so that the loop ends without a reply.
         let length = socket.recv(&mut reply).ok()?;
+        // Another id is a reply to a program that had the port before.
         if length >= 2 && reply[..2] == message[..2] {
             return Some(reply[..length].to_vec());
         }

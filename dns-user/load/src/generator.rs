@@ -115,6 +115,7 @@ impl Settings<'_> {
         let generators = self.cpus.len() as u64;
         ensure!(generators > 0, "no CPU to generate load");
         let all_ports = u64::from(self.ports.end() - self.ports.start()) + 1;
+        // A reply finds the slot of its query by its port, and each slot belongs to one generator.
         let ports = all_ports / generators;
         ensure!(ports > 0, "fewer source ports than CPUs");
         let mut replies = Replies {
@@ -128,9 +129,11 @@ impl Settings<'_> {
         };
         if !length.is_zero() {
             let nanoseconds = (length + RECORDED_LONGER).as_nanos() as u64;
+            // Longer moments rather than more of them: an hour takes no more memory than a minute.
             while nanoseconds >> replies.moment_bits > MAX_MOMENTS {
                 replies.moment_bits += 1;
             }
+            // A power of two, so that a mask makes the map a ring.
             replies.moments = (nanoseconds >> replies.moment_bits).next_power_of_two();
         }
         Ok(replies)
@@ -260,6 +263,7 @@ impl Maps {
     fn counts(&self) -> Result<BTreeMap<usize, Counts>> {
         let mut cpus = BTreeMap::new();
         for (cpu, words) in self.counts.get(&0, 0)?.iter().enumerate() {
+            // The map has an element for each possible CPU, most of which take no part.
             let counts: Counts = zerocopy::transmute!(*words);
             if counts != Counts::default() {
                 cpus.insert(cpu, counts);
@@ -361,6 +365,7 @@ impl Generator {
                 load: number,
                 first: part.start,
                 interval,
+                // Else all CPUs would send at the same moments, and the queries come in bunches.
                 delay: interval / generators * turn,
                 burst: burst.into(),
                 backlog: backlog.clamp(MIN_BACKLOG, MAX_BACKLOG),
@@ -530,6 +535,8 @@ impl Generator {
     fn send(&self, program: &Xdp, cpu: usize) -> Result<()> {
         let mut cpus = CpuSet::new();
         cpus.set(cpu)?;
+        // BPF_PROG_TEST_RUN runs live frames where it is called, and the program finds its orders by
+        // its CPU.
         sched_setaffinity(Pid::from_raw(0), &cpus)
             .with_context(|| format!("cannot run on CPU {cpu}"))?;
         run_until(program, self.interface, self.start_len, &self.over)
@@ -645,6 +652,8 @@ fn expect_replies(object: &mut Ebpf, replies: Replies) -> Result<()> {
 fn attach(object: &mut Ebpf, name: &str, interface: &str, is_generic: bool) -> Result<()> {
     let program = program(object, name)?;
     program.load()?;
+    // In the driver a reply is dropped before an skb is made of it. Drivers without XDP have the
+    // generic mode.
     if !is_generic && program.attach(interface, XdpMode::Driver).is_ok() {
         return Ok(());
     }
@@ -662,6 +671,7 @@ fn attach(object: &mut Ebpf, name: &str, interface: &str, is_generic: bool) -> R
 
 /// Returns id and name of the interface's XDP program, if there is one and `ip` shows it.
 fn attached_program(interface: &str) -> Option<String> {
+    // Only makes an error clearer, so whatever is missing here is no further error.
     let mut ip = Command::new("ip");
     ip.args(["-json", "-details", "link", "show", "dev", interface]);
     let links: Value = serde_json::from_slice(&ip.output().ok()?.stdout).ok()?;

@@ -51,6 +51,7 @@ impl<'a> LatencyLog<'a> {
 
     /// Adds an interval.
     pub(crate) fn add(&mut self, report: &Report) -> Result<()> {
+        // An interval is kept until the next one comes: the last one gets the late replies too.
         let Some(last) = self.last.replace(report.clone()) else {
             return Ok(());
         };

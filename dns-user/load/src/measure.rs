@@ -122,6 +122,7 @@ pub(crate) fn measure(
         None => Load::Saturate,
         Some(rate) => Load::Rate { rate, burst: 1 },
     };
+    // Before the order, so that the total has its first query.
     let first = Reading::take(generator, interface)?;
     let begun = Instant::now();
     let before = generator.counts()?;
@@ -148,6 +149,7 @@ pub(crate) fn measure(
             break Ended::InTime;
         }
         let until = next.min(plan.length).saturating_sub(begun.elapsed());
+        // An interval ends on time, not when the counters are looked at next.
         thread::sleep(POLL.min(until));
     };
     generator.pause()?;
@@ -156,6 +158,8 @@ pub(crate) fn measure(
         Kind::Turn | Kind::Saturated => MAX_TURN_PAUSE,
         Kind::Interval | Kind::Total | Kind::Trial => MAX_PAUSE,
     };
+    // The last replies belong to the load, the wait for them does not: rates are those of the time
+    // in which queries were sent.
     drain(generator, before, pause)?;
     let end = end.with_replies_of(Reading::take(generator, interface)?);
     Ok((end.since(&first, plan.kind, plan.rate)?, ended))

@@ -22,6 +22,7 @@ impl Output {
     /// With a progress bar over this time, if standard error is a terminal.
     pub(crate) fn new(json: bool, length: Option<Duration>) -> Result<Self> {
         let bar = match length {
+            // The bar is drawn on standard error: standard output, with the report, may go to a file.
             Some(length) if io::stderr().is_terminal() => {
                 let bar = ProgressBar::new(length.as_millis() as u64);
                 bar.set_style(ProgressStyle::with_template("{bar:40} {percent} %, {msg}")?);

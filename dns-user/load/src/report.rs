@@ -144,8 +144,10 @@ impl Reading {
         }
         let histogram = histogram(&latencies)?;
         let used = (self.cpu.used.saturating_sub(earlier.cpu.used)).as_secs_f64();
+        // A thread that has ended since is no longer in the sum.
         let waited = (self.cpu.waited.saturating_sub(earlier.cpu.waited)).as_secs_f64();
         let received = counts.received();
+        // In an interval more replies may come than queries leave: those to queries of the one before.
         let lost = counts.sent.saturating_sub(received);
         let losses = self.losses.since(&earlier.losses);
         Ok(Report {

@@ -78,6 +78,7 @@ impl Respond {
         let begun = Instant::now();
         let mut last = (begun, 0);
         while !is_interrupted() {
+            // Sleep goes on after a signal, whose handler only sets a flag.
             thread::sleep(POLL);
             let (since, before) = last;
             if since.elapsed() >= interval {

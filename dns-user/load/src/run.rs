@@ -79,6 +79,7 @@ impl Run {
             let interval = Duration::from_secs(self.interval);
             measure(generator, &prepared.interface, &plan, interval, &mut tick)
         })?;
+        // Before the files: one that cannot be written hides no figures.
         output.total(&total)?;
         if let (Some(file), Some(histogram)) = (&self.percentiles, &total.histogram) {
             write(file, report::percentiles(histogram))?;
@@ -93,6 +94,7 @@ impl Run {
         if let Some(file) = &self.plot {
             write(file, plot::over_time(&intervals)?)?;
         }
+        // Last, so that the files have what was measured until then.
         if let Ended::Silent(unanswered) = ended {
             bail!(
                 "{} stopped answering: no reply to the last {unanswered} queries; the load was ended after {:.1} s",

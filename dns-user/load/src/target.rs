@@ -194,6 +194,7 @@ impl Target {
             consent::refuse_strangers(server.ip(), &self.interface)?;
         }
         let first = workload.queries.first().context("no query")?;
+        // The load bypasses the kernel's routes: only an answer at this interface tells that it arrives.
         let socket = probe_socket(server, &self.interface)?;
         let answer = consent::ask(&socket, &first.message).with_context(|| {
             format!(
@@ -219,6 +220,8 @@ impl Target {
 
     /// Returns the hardware address that queries are sent to.
     fn receiver(&self, server: SocketAddr) -> Result<[u8; 6]> {
+        // Behind a router the server is no neighbour, and only the user knows which router may carry
+        // the load.
         if let Some(text) = &self.mac {
             return hardware_address(text)
                 .with_context(|| format!("--mac: {text:?} is no hardware address"));

@@ -139,6 +139,7 @@ fn query(context: &XdpContext) -> Option<()> {
     // SAFETY (all): elements live as long as the program; those of this CPU have one writer, and userspace only writes
     // aligned words.
     let (memory, counts) = unsafe { (&mut *memory, &mut *counts) };
+    // Between two loads the thread stays in its system call, and its frames are dropped.
     if orders.length == 0 {
         return None;
     }
@@ -300,6 +301,7 @@ fn due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> Option<u64>
     if orders.interval == 0 {
         return Some(now);
     }
+    // The schedule begins here and not with the order: the thread may have waited for its CPU.
     if memory.load != orders.load {
         memory.load = orders.load;
         memory.began = now;
@@ -392,6 +394,7 @@ fn reply_at<const PROTOCOL: usize, const UDP: usize>(data: usize, end: usize) ->
         counts.late += 1;
         return Some(());
     }
+    // A second reply to the same query is a late one.
     slot.port = 0;
     // SAFETY: no precondition.
     let now = unsafe { bpf_ktime_get_ns() };

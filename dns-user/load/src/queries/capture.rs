@@ -77,6 +77,7 @@ pub(super) fn queries(bytes: &[u8]) -> Result<Vec<Query>> {
 
 /// Returns the payload of a datagram to port 53. Fragments, VLAN tags and IPv6 extension headers are not looked into.
 fn udp_payload(packet: &[u8]) -> Option<&[u8]> {
+    // The packet's own version: raw and cooked captures have both families.
     let udp = match packet.first()? >> 4 {
         4 if packet.get(9) == Some(&17) => usize::from(packet[0] & 0xf) * 4,
         6 if packet.get(6) == Some(&17) => 40,
@@ -96,6 +97,7 @@ fn query(payload: &[u8]) -> Option<Query> {
     let parsed = Message::from_vec(payload).ok()?;
     let is_query = parsed.metadata.message_type == MessageType::Query
         && parsed.metadata.op_code == OpCode::Query;
+    // To more than one question servers answer FORMERR (RFC 9619), which is no load to measure.
     let [question] = &parsed.queries[..] else {
         return None;
     };

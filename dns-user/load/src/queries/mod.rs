@@ -89,6 +89,7 @@ impl Workload {
             "more than {MAX_SEQUENCE} queries"
         );
         for query in all {
+            // A query has one place in the kernel, with its counters, however often it is asked.
             let next = workload.queries.len() as u32;
             let index = *known.entry(query.message.clone()).or_insert(next);
             if index == next {
@@ -118,6 +119,7 @@ impl Workload {
         }
         // The same order in each run, so that runs can be compared.
         let mut random = fastrand::Rng::with_seed(1);
+        // So long that most of many queries are in it, and few have their shares nearly exactly.
         let length = (2 * self.queries.len()).clamp(MIN_RANDOM, MAX_SEQUENCE);
         self.sequence.clear();
         for _ in 0..length {
@@ -175,6 +177,7 @@ impl fmt::Display for Order {
 pub(crate) fn of_file(path: &Path, edns: Option<u16>) -> Result<Vec<Query>> {
     let file = path.display();
     let bytes = bounded::read_at_most(path, MAX_FILE_LEN).with_context(|| file.to_string())?;
+    // Told by its content: one option names both kinds, and a magic number is no text.
     if capture::is_capture(&bytes) {
         return capture::queries(&bytes).with_context(|| file.to_string());
     }
@@ -210,6 +213,7 @@ fn parse_line(line: &str, edns: Option<u16>) -> Result<Query> {
         Some("D") => Some(true),
         Some(other) => bail!("unknown flag {other:?}; kxdpgun knows E and D"),
     };
+    // A mistake in a line would otherwise measure another query than the one meant.
     ensure!(words.next().is_none(), "more than name, type and flag");
     let opt = match dnssec_ok {
         Some(dnssec_ok) => Some(Opt {
@@ -234,6 +238,7 @@ fn of_size(edns: Option<u16>) -> Option<Opt> {
 
 fn parse_type(text: &str) -> Result<RecordType> {
     let text = text.trim().to_ascii_uppercase();
+    // Types without a name (RFC 3597, section 5).
     if let Some(Ok(number)) = text.strip_prefix("TYPE").map(str::parse::<u16>) {
         return Ok(number.into());
     }
@@ -250,6 +255,7 @@ pub(crate) fn of_records(
 ) -> Result<Vec<Query>> {
     let file = path.display();
     let bytes = bounded::read(path).with_context(|| file.to_string())?;
+    // Rows that a server leaves out, with a warning, are no names to ask for.
     let (records, _unusable_rows) = Records::parse(&bytes).with_context(|| file.to_string())?;
     let (snapshot, _unusable_aliases) = Snapshot::build(records, &AliasFiles::default());
     let mut parsed = Vec::with_capacity(types.len());
