@@ -115,6 +115,7 @@ pub fn serve(socket: &Socket, answers: u16) -> io::Result<Infallible> {
         // SAFETY: the headers point to `peers`, `slices` and, by these, to `buffers`, with their lengths.
         // The vectors outlive the loop and are never resized, and nothing else uses them during a call.
         let count = unsafe {
+            // Without it the call would wait for a full batch (recvmmsg(2)).
             let flags = libc::MSG_WAITFORONE;
             libc::recvmmsg(
                 socket.as_raw_fd(),

@@ -86,6 +86,7 @@ impl Peer {
             peer: self,
             folder,
         };
+        // After the first answer all its threads and children exist.
         for process in running.processes() {
             lab::pin(process, SERVER_CPU)?;
         }
@@ -124,6 +125,7 @@ impl Peer {
         let zone = |zone: &str| zone_file(folder, zone).display().to_string();
         let (program, arguments) = match self {
             Self::Nsd => {
+                // By default NSD limits the replies to one client (rrl-ratelimit), and the load is one client.
                 text.push_str(&nsd(
                     &format!("  ip-address: {address}\n  round-robin: yes\n"),
                     folder,
@@ -291,6 +293,7 @@ impl Forwarder {
             &format!("first.{ZONE}."),
         )
         .with_context(|| format!("{}: {}", self.label(), log(folder.path())))?;
+        // The first answer may be that of userspace, which serves while the programs are loaded.
         if matches!(self, Self::Interface | Self::Fleet) {
             wait_for_fast_path(&lab.server)?;
         }
@@ -313,6 +316,7 @@ impl Forwarder {
         let port = AUTHORITY.port();
         let (program, arguments, text) = match self {
             Self::Unbound => {
+                // By default unbound asks no server at loopback, and `test.` is empty (RFC 6761, section 6.2).
                 let own = format!(
                     "  do-not-query-localhost: no\n  local-zone: \"test.\" nodefault\n  msg-cache-size: 64m\n\
                      \x20 rrset-cache-size: 128m\n  outgoing-range: 8192\n  num-queries-per-thread: 4096\n\
@@ -336,6 +340,7 @@ impl Forwarder {
                 ),
             ),
             _ => {
+                // By default dnsmasq forwards 150 queries at a time (dns-forward-max).
                 let own =
                     format!("server={authority}#{port}\ncache-size=10000\ndns-forward-max=4096\n");
                 (

@@ -268,6 +268,7 @@ fn yellow(text: &str) -> String {
 /// Returns the text with these SGR parameters (ECMA-48), if standard output is a terminal and `NO_COLOR`
 /// is not set.
 fn coloured(text: &str, parameters: &str) -> String {
+    // As no-color.org defines it: an empty value counts as none.
     let is_set = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if is_set || !std::io::stdout().is_terminal() {
         return text.to_owned();

@@ -96,6 +96,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
     let sockets = (0..CONTAINERS).map(|number| cell.socket(number, Duration::from_secs(1)));
     let sockets: Vec<Socket> = sockets.collect::<Result<_>>()?;
     let seconds = if plan.quick { 4 } else { 10 };
+    // A second that does not count: caches fill, and the names asked for are published.
     cell.inside(|open| ask_by_new_sockets(open, &queries, 1))??;
     let steady = cell.inside(|open| ask_by_new_sockets(open, &queries, seconds))??;
     let tracked: f64 = lab
@@ -208,10 +209,13 @@ fn offer(sockets: &[Socket], queries: &[Vec<u8>]) -> Result<Offered> {
         for (number, sent_at) in sent.iter().enumerate() {
             let due = Duration::from_secs_f64(number as f64 / BURST as f64);
             let early = due.saturating_sub(begun.elapsed());
+            // A sleep takes some 50 µs more than asked (timer slack), so that one before each query would
+            // slow the burst down.
             if early > Duration::from_micros(100) {
                 thread::sleep(early);
             }
             let mut query = queries[number % queries.len()].clone();
+            // Id and socket together tell whose reply it is.
             query[..2].copy_from_slice(&((number / sockets.len()) as u16).to_be_bytes());
             sent_at.store(begun.elapsed().as_nanos() as u64 + 1, Ordering::Relaxed);
             if sockets[number % sockets.len()].send(&query).is_err() {

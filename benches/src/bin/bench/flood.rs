@@ -73,6 +73,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
         for flooded in [false, true] {
             let (other, fleet) = load(&lab, duration, flooded, names)?;
             ensure!(
+                // Percentiles are those of answered queries: lost ones would not show in them.
                 fleet.answered == fleet.sent,
                 "{} of {} fleet names",
                 fleet.answered,
@@ -139,6 +140,7 @@ fn load(lab: &Lab, duration: Duration, flooded: bool, names: &[String]) -> Resul
         if let Some(flooding) = flooding {
             let rate = flooding.join().map_err(panicked)???;
             ensure!(
+                // A slower flood would flatter the server.
                 rate >= 0.95 * f64::from(FLOOD_RATE),
                 "the generator sent only {rate:.0} queries/s"
             );

@@ -475,6 +475,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match measure_or_echo(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
+        // 128 and SIGINT, as shells report a program that the signal has ended.
         Err(_) if interrupt::requested() => ExitCode::from(130),
         Err(error) => {
             eprintln!("{error:#}");

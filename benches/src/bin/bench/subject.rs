@@ -146,6 +146,7 @@ impl<'a> Cell<'a> {
         if subject.mode().is_some_and(|mode| mode != "off") {
             wait_for_fast_path(&cell.lab.server).with_context(|| subject.label())?;
         }
+        // A program that is attached at XDP may bring new NAPI threads.
         cell.lab.pin_napi()?;
         Ok(cell)
     }

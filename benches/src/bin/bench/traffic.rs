@@ -95,6 +95,7 @@ impl Kind {
             None => client.args(["--udp", "--bitrate", "0", "--length", "64"]),
         };
         let report: Value = serde_json::from_str(&on_cpu(CLIENT_CPU, || capture(&mut client))?)?;
+        // It ends with its client (`--one-off`), and the next one needs the port.
         server.wait(Duration::from_secs(5))?;
         let end = &report["end"];
         let number = |value: &Value| value.as_f64().context("iperf3's report");

@@ -53,6 +53,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             let cost = (meter.cpu()? - cpu).as_secs_f64() * 1e6 / seen.completed as f64;
             (cost, share_of_interface(&lab, before)?)
         };
+        // Threads of NAPI, by which CPU time is read above, would add their wake-ups to latencies.
         let lab = Lab::plain()?;
         let folder = TempDir::with_prefix("bdx-services-")?;
         let _server = start(subject, &lab, &foundation, &folder)?;

@@ -113,6 +113,7 @@ fn at_xdp(context: &XdpContext) -> u32 {
     if moved && append(data, end, length).is_some() {
         xdp_action::XDP_TX
     } else {
+        // It has been turned around, so the stack can do nothing with it.
         xdp_action::XDP_DROP
     }
 }
@@ -240,6 +241,7 @@ fn turn(at: usize) {
         store(at + 26, server);
         store(at + 30, client);
         store(at + 34, load::<u32>(at + 34).rotate_left(16));
+        // No checksum, as UDP over IPv4 allows (RFC 768).
         store(at + 40, 0u16);
         // QR, AA and RD; RA.
         store(at + 44, u16::from_ne_bytes([0x85, 0x80]));
