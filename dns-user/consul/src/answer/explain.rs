@@ -7,7 +7,7 @@ use dns_core::{name::Name, wire::TYPE_ANY};
 use super::{Lack, Missing, Search, Zone};
 use crate::{
     catalog::{InstanceId, Place, Reach, registrations::CheckStatus},
-    question::{Locality, Question},
+    question::{Locality, Question, TYPE_SRV},
     record::Failure,
 };
 
@@ -32,10 +32,16 @@ impl Zone {
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{name} is one of Consul's names (domain {domain})");
-        let question = Question::read(name, domain, TYPE_ANY);
+        let mut qtype = TYPE_ANY;
+        let mut question = Question::read(name, domain, qtype);
+        // For SRV alone, `service` may be missing behind `_service._tag` (RFC 2782).
+        if question == Question::Invalid {
+            qtype = TYPE_SRV;
+            question = Question::read(name, domain, qtype);
+        }
         let _ = writeln!(text, "  asks for: {}", self.in_words(&question));
         // Whatever the known part says may be wrong once the rest arrives.
-        if let Some(lack) = self.lacks_for(name, TYPE_ANY) {
+        if let Some(lack) = self.lacks_for(name, qtype) {
             let Lack { place, missing } = lack;
             let missing = match missing {
                 Missing::Lists => "nodes and services".to_owned(),
@@ -57,15 +63,13 @@ impl Zone {
             });
         }
         self.list_instances(&question, &mut text);
-        let search = Search::whole(name, TYPE_ANY, domain);
+        let search = Search::whole(name, qtype, domain);
         let rcode = match self.find_or_empty(&search, &mut fastrand::Rng::new()) {
             Ok(found) => {
+                let count = found.answers.len();
+                let kind = if qtype == TYPE_SRV { "SRV" } else { "ANY" };
                 let ttl = found.answers.ttl().unwrap_or(0);
-                let _ = writeln!(
-                    text,
-                    "  {} records for type ANY, TTL {ttl}",
-                    found.answers.len()
-                );
+                let _ = writeln!(text, "  {count} records for type {kind}, TTL {ttl}");
                 "NOERROR"
             }
             Err(Failure::NoSuchName) => "NXDOMAIN",
@@ -273,6 +277,15 @@ mod tests {
     w2 on n2, 10.9.0.2 port 0: warning
     w3 on n2, 10.0.0.2 port 0: critical: left out
   2 records for type ANY, TTL 0
+  NOERROR"#,
+        ),
+        (
+            "_web._tcp.consul.",
+            r#"  asks for: instances of the service "web" in the datacenter "dc1"
+    web on n1, 10.0.0.1 port 80: passing
+    w2 on n2, 10.9.0.2 port 0: warning
+    w3 on n2, 10.0.0.2 port 0: critical: left out
+  2 records for type SRV, TTL 0
   NOERROR"#,
         ),
         (
