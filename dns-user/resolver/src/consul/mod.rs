@@ -424,7 +424,8 @@ pub(crate) fn recursors_of(
     config: &Config,
     own: &OwnAddresses,
 ) -> Option<Arc<dyn Answer>> {
-    let only = |recursor: &String| {
+    let mut each = Vec::with_capacity(consul.recursors.len());
+    for recursor in &consul.recursors {
         let recursion = RecursionConfig {
             disabled: false,
             recursors: vec![recursor.clone()],
@@ -442,9 +443,8 @@ pub(crate) fn recursors_of(
             cache,
             ..config.clone()
         };
-        Upstream::new(&config, own, &NoInterfaces::shared()).recursors()
-    };
-    let each: Vec<CachedSource> = consul.recursors.iter().filter_map(only).collect();
+        each.extend(Upstream::new(&config, own, &NoInterfaces::shared()).recursors());
+    }
     let recursors = Recursors {
         each,
         random: consul.dns.random_recursors,

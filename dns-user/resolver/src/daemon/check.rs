@@ -88,6 +88,7 @@ pub fn check(path: &Path) -> CheckReport {
             serves: None,
         };
     };
+    // Before `whole` is consumed; listed after the errors of the file, which may be their cause.
     let surroundings = surroundings(&whole.0.config);
     let mut report = examine(path, whole);
     if let Some(serves) = &mut report.serves {
@@ -99,6 +100,7 @@ pub fn check(path: &Path) -> CheckReport {
             .clone_from(&errors);
     }
     errors.extend(surroundings);
+    // First, because errors of other files often follow from those of the configuration.
     report.errors.splice(0..0, errors);
     report.ok = report.errors.is_empty();
     report
@@ -145,9 +147,10 @@ fn surroundings(config: &Config) -> Vec<String> {
         .map(|error| error.to_string())
         .collect();
     if has_fast_path {
-        let literal = |name: &&String| !name.contains(['*', '?', '[']);
-        for name in config.xdp.interfaces.iter().flatten().filter(literal) {
-            if nix::net::if_::if_nametoindex(name.as_str()).is_err() {
+        for name in config.xdp.interfaces.iter().flatten() {
+            // A pattern may match interfaces that appear later.
+            let is_pattern = name.contains(['*', '?', '[']);
+            if !is_pattern && nix::net::if_::if_nametoindex(name.as_str()).is_err() {
                 errors.push(format!(
                     "xdp.interfaces: interface {name:?} does not exist on this machine; its queries would be \
                      answered in userspace"
@@ -179,6 +182,7 @@ fn own_recursors(
     let mut errors = Vec::new();
     for (place, recursors) in named {
         for recursor in recursors {
+            // A host name is looked up by the running server only: what it leads to may change.
             if recursor.parse().is_ok_and(|address| own.contains(address)) {
                 errors.push(format!(
                     "{place}: {recursor} is an address of this server: queries would come back, so it is never asked; \
@@ -201,6 +205,7 @@ fn foreign_group(config: &Config) -> Option<String> {
     } else {
         own
     };
+    // Root may give a socket to any group (chown(2)).
     if owner.is_root() {
         return None;
     }
@@ -236,12 +241,7 @@ fn examine(
     let service_status = ServiceStatus::default();
     let begun = Instant::now();
     warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
-    if let Some(dnstap) = &config.dnstap {
-        let user = config.xdp.user.as_deref();
-        let user = user.and_then(|name| accounts::user("xdp.user", name).ok());
-        let problem = dns_dnstap::problem(&dnstap.output, user.as_ref());
-        warnings.extend(problem.map(|problem| format!("dnstap: {problem}")));
-    }
+    warnings.extend(dnstap_problem(&config));
     let consul_recursors = consul_config
         .as_ref()
         .map_or_else(Vec::new, |consul| consul.recursors.clone());
@@ -253,7 +253,6 @@ fn examine(
         begun.elapsed(),
         "read",
     );
-
     let mut errors: Vec<String> = Vec::new();
     let state = service_status.state();
     for (kind, file_state) in &state.files {
@@ -271,41 +270,9 @@ fn examine(
         target.extend(file_state.errors.iter().cloned());
         warnings.extend(file_state.warnings.iter().cloned());
     }
-    if let Some(api) = &config.api {
-        warnings.extend(
-            unreadable(&api.tls)
-                .into_iter()
-                .map(|problem| format!("the API stays off: {problem}")),
-        );
-    }
-    if let (true, Some(tls)) = (config.health.enabled, &config.health.tls) {
-        warnings.extend(
-            unreadable(tls)
-                .into_iter()
-                .map(|problem| format!("health checks stay off: {problem}")),
-        );
-    }
-    warnings.extend(foreign_group(&config));
-    match &config.jobs_dir {
-        Some(folder) if !folder.is_dir() => {
-            warnings.push(format!(
-                "{}: no such folder: /local-groups stays off",
-                folder.display()
-            ));
-        }
-        _ => {}
-    }
+    warnings.extend(parts_that_stay_off(&config));
     // The status has the errors that would end the start.
-    let Ok((
-        _files,
-        InitialFiles {
-            snapshot,
-            handlers,
-            addresses,
-            consul,
-        },
-    )) = started
-    else {
+    let Ok((_files, initial)) = started else {
         errors.extend(foreign_addresses(&[config.listen]));
         return CheckReport {
             ok: false,
@@ -314,24 +281,83 @@ fn examine(
             serves: None,
         };
     };
-    let xdp = &config.xdp;
-    let listen = all_addresses(config.listen, &addresses);
+    let listen = all_addresses(config.listen, &initial.addresses);
     warnings.extend(config.long_replies(&listen));
     errors.extend(foreign_addresses(&listen));
     errors.extend(own_recursors(
         &config,
-        &handlers,
+        &initial.handlers,
         &consul_recursors,
         &listen,
     ));
-    let serves = Serves {
+    CheckReport {
+        ok: errors.is_empty(),
+        errors,
+        warnings,
+        serves: Some(serves(&config, initial, listen, state.files)),
+    }
+}
+
+/// Returns why the log of queries would not be written.
+fn dnstap_problem(config: &Config) -> Option<String> {
+    let dnstap = config.dnstap.as_ref()?;
+    // The server opens the output as this user; one that does not exist is an error of its own.
+    let user = match &config.xdp.user {
+        Some(name) => accounts::user("xdp.user", name).ok(),
+        None => None,
+    };
+    let problem = dns_dnstap::problem(&dnstap.output, user.as_ref())?;
+    Some(format!("dnstap: {problem}"))
+}
+
+/// Returns why parts other than DNS would stay off.
+fn parts_that_stay_off(config: &Config) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some(api) = &config.api {
+        for problem in unreadable(&api.tls) {
+            warnings.push(format!("the API stays off: {problem}"));
+        }
+    }
+    if config.health.enabled
+        && let Some(tls) = &config.health.tls
+    {
+        for problem in unreadable(tls) {
+            warnings.push(format!("health checks stay off: {problem}"));
+        }
+    }
+    warnings.extend(foreign_group(config));
+    if let Some(folder) = &config.jobs_dir
+        && !folder.is_dir()
+    {
+        warnings.push(format!(
+            "{}: no such folder: /local-groups stays off",
+            folder.display()
+        ));
+    }
+    warnings
+}
+
+fn serves(
+    config: &Config,
+    initial: InitialFiles,
+    listen: Vec<SocketAddr>,
+    files: BTreeMap<&'static str, FileState>,
+) -> Serves {
+    let InitialFiles {
+        snapshot,
+        handlers,
+        addresses: _,
+        consul,
+    } = initial;
+    let xdp = &config.xdp;
+    Serves {
         listen,
         records_version: snapshot.version(),
         instances: snapshot.instances().len(),
         domains: snapshot.domains().map(ToString::to_string).collect(),
         aliases: snapshot.alias_count(),
         published_names: dns_core::listing::published_names(&snapshot).count(),
-        files: state.files,
+        files,
         handlers: handlers.iter().map(handler_line).collect(),
         consul_names: consul.as_ref().map(|consul| consul_line(&consul.zone)),
         recursor_addresses: config.recursion.recursors.clone(),
@@ -345,12 +371,6 @@ fn examine(
         api_port: config.api.as_ref().map(|api| api.port),
         health_checks: config.health.enabled,
         metrics_address: config.metrics.enabled.then_some(config.metrics.listen),
-    };
-    CheckReport {
-        ok: errors.is_empty(),
-        errors,
-        warnings,
-        serves: Some(serves),
     }
 }
 
@@ -428,6 +448,7 @@ fn unreadable(tls: &TlsFiles) -> Vec<String> {
 }
 
 fn unreadable_file(path: &Path) -> Option<String> {
+    // Opened, not looked at: rights of folders and security modules count as well.
     let problem = File::open(path).err()?;
     Some(format!("{}: cannot be read: {problem}", path.display()))
 }

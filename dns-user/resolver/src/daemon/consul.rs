@@ -45,6 +45,7 @@ impl ConsulFiles {
     /// Switches to another object `"consul"` and returns its zone. Call [`Self::refresh`]
     /// afterwards.
     pub(super) fn reconfigure(&mut self, config: Config) -> NewZone {
+        // The same patterns keep their stamps, so unchanged files are not read again.
         if self.catalogs.config().files != config.files {
             self.followed = Followed::new(FileSource::Patterns(config.files.clone()));
         }
@@ -62,6 +63,7 @@ impl ConsulFiles {
         error_lines("definition files", &read.errors, stays)
             .iter()
             .for_each(|line| error!("{line}"));
+        // A wrong file may have held half of the registrations; the last complete ones stay.
         self.catalogs.set_files(read.whole().ok()?);
         Some(self.catalogs.zone())
     }
@@ -87,6 +89,7 @@ impl ConsulFiles {
             errors,
         } = parsed;
         for line in &ignored {
+            // An agent's own files have many members that concern other parts of Consul.
             debug!("{line}");
         }
         if errors.is_empty() {

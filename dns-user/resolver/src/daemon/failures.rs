@@ -73,6 +73,8 @@ impl Failures {
                 OnPanic::Continue => recent.lock().add(Instant::now()),
             };
             if is_over {
+                // A hook must not wait: it runs on the thread that panics, and the channel may be
+                // full.
                 let _ = from_hook.try_send(Failure {
                     part: name.to_owned(),
                     problem,
@@ -101,6 +103,7 @@ impl Failures {
         tokio::spawn(async move {
             let problem = match task.await {
                 Ok(()) => "it ended".to_owned(),
+                // The runtime is shutting down.
                 Err(error) if error.is_cancelled() => return,
                 Err(error) => error.to_string(),
             };

@@ -77,15 +77,14 @@ pub(super) struct Sources {
 
 impl Sources {
     pub(super) fn of(config: &Config) -> Self {
-        let pattern = |pattern: &String| FileSource::Patterns(vec![pattern.clone()]);
         Self {
             records: match &config.records_file {
                 Some(path) => FileSource::File(path.clone()),
                 None => FileSource::Patterns(Vec::new()),
             },
-            aliases: pattern(&config.alias_files_glob),
-            handlers: pattern(&config.handlers_files_glob),
-            addresses: pattern(&config.addresses_files_glob),
+            aliases: FileSource::of_pattern(&config.alias_files_glob),
+            handlers: FileSource::of_pattern(&config.handlers_files_glob),
+            addresses: FileSource::of_pattern(&config.addresses_files_glob),
             rules: NameRules {
                 formerr_for_malformed: config.compat.formerr_for_malformed_names,
                 nxdomain_for_empty_non_terminals: config.compat.nxdomain_for_empty_non_terminals,
@@ -96,6 +95,10 @@ impl Sources {
 }
 
 impl FileSource {
+    fn of_pattern(pattern: &str) -> Self {
+        Self::Patterns(vec![pattern.to_owned()])
+    }
+
     /// Returns the current files in bosh-dns's order, each with a stamp of its version, and the skipped matches
     /// that are not regular files, such as FIFOs and directories.
     fn walk(&self) -> (Stamps, Vec<PathBuf>) {

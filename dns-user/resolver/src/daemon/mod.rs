@@ -40,7 +40,7 @@ use tracing::{error, info, warn};
 
 use self::settings::WholeConfig;
 use crate::ops::api::bind_control;
-use dns_core::config::{ControlConfig, HookMode, LogLevel};
+use dns_core::config::{HookMode, LogLevel};
 use dns_kit::{
     logs::{LogFormat, Logs, print_error},
     privileges,
@@ -85,13 +85,10 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> anyhow::Resu
     let settings = &config.0.config;
     let xdp = &settings.xdp;
     // Must happen while the process may still change the socket's owner.
-    let bind = |control: &ControlConfig| {
-        (
-            control.socket.clone(),
-            bind_control(control, xdp.user.as_deref()),
-        )
-    };
-    let control = settings.control.as_ref().map(bind);
+    let control = settings.control.as_ref().map(|control| {
+        let bound = bind_control(control, xdp.user.as_deref());
+        (control.socket.clone(), bound)
+    });
     let is_on = xdp.enabled && xdp.mode != HookMode::Off;
     let needs_attacher = is_on && xdp.attach_socket.is_none();
     // An earlier server's programs would answer from its records until its lease expires. With a service the

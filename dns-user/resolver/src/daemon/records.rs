@@ -83,6 +83,8 @@ impl CatalogFiles {
             error_lines("alias files", &read.errors, stay)
                 .iter()
                 .for_each(|line| error!("{line}"));
+            // One wrong file keeps all aliases as they are: half of an edit that touches two files
+            // would be served otherwise.
             read.whole().ok()
         });
         let records = self.read_records(reading);
@@ -143,6 +145,7 @@ impl CatalogFiles {
         let base = self.are_current.then_some(&self.good_records);
         let contents = match self.records.changed_records(reading, base)? {
             ChangedRecords::Edited { files, records } => {
+                // There are none: a file with anything to warn about is parsed as a whole.
                 return Some(Read {
                     files,
                     valid: records,
@@ -156,6 +159,7 @@ impl CatalogFiles {
             .records
             .parse(contents, |files| parse_records(good_records, files));
         let files = contents.paths();
+        // A file with errors is no base to compare with: its rows were not kept.
         self.are_current = parsed.errors.is_empty();
         match parsed.whole() {
             Ok((valid, warnings)) => Some(Read {
@@ -249,6 +253,7 @@ type ParsedRecords = (IndexedRecords, Vec<String>);
 
 /// Parses records.json, which follows the file of `good`; empty records if no file is configured.
 fn parse_records(good: &IndexedRecords, files: &[(&str, &[u8])]) -> ParsedFiles<ParsedRecords> {
+    // Without `records_file` there are no records, which is no error.
     let empty = || (Records::default().into(), Vec::new());
     let parsed = files.first().map_or_else(
         || Ok(empty()),

@@ -27,6 +27,7 @@ impl RetiredHandlers {
     ) -> bool {
         let mut changed = false;
         for domain in snapshot.domains().filter(|domain| is_handler(domain)) {
+            // Also forgets the time of a domain that was gone for a moment.
             changed |= self.0.insert(domain.clone(), None).is_none();
         }
         let before = self.0.len();
@@ -34,6 +35,7 @@ impl RetiredHandlers {
             if snapshot.domains().any(|present| present == domain) {
                 return true;
             }
+            // The time of the first look without the domain counts, not the last.
             now.duration_since(*gone.get_or_insert(now)) < HANDLER_RETURN
         });
         changed || self.0.len() != before

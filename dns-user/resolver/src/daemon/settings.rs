@@ -83,6 +83,7 @@ pub(super) fn load_config(path: &Path) -> Result<WholeConfig, ConfigErrors> {
 /// Reads config.json and returns every error with what remains without the invalid members; `None`
 /// if nothing usable remains.
 pub(super) fn check_config(path: &Path) -> (Vec<ConfigError>, Option<WholeConfig>) {
+    // The object "consul" is read apart: the crates below this one do not know its keys.
     let (mut errors, loaded) = dns_kit::files::check_config(path);
     let Some(mut loaded) = loaded else {
         return (errors, None);

@@ -46,6 +46,8 @@ impl Signals {
             _ = self.interrupt.recv() => SignalRequest::End("SIGINT"),
             _ = self.hangup.recv() => match self.on_hangup {
                 OnHangup::Reload => SignalRequest::Reload,
+                // Handled, since the default action would end the process in the middle of its
+                // work.
                 OnHangup::End => SignalRequest::End("SIGHUP"),
             },
         }

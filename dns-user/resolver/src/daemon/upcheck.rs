@@ -113,6 +113,7 @@ impl Upcheck {
                 return Ok(());
             }
             match findings.problems.pop() {
+                // At least one round is made, however short the limit.
                 Some(problem) if time::Instant::now() >= end => return Err(problem),
                 _ => time::sleep(Duration::from_millis(50)).await,
             }
@@ -157,6 +158,8 @@ impl Upcheck {
         // The target is one of our addresses, so it also serves as the source address.
         let ours = match socket.bind(local) {
             Ok(()) => Some(self.own.enter(socket.local_addr()?)),
+            // A connection that the server cannot recognise counts as a client's, which costs
+            // nothing but a slot.
             Err(_) => None,
         };
         let mut stream = socket.connect(target).await?;
@@ -167,6 +170,7 @@ impl Upcheck {
         let length = stream.read_u16().await?;
         let mut reply = vec![0; length.into()];
         stream.read_exact(&mut reply).await?;
+        // Until here: the server looks the connection up when it accepts it, and may do so late.
         drop(ours);
         Ok(reply)
     }
@@ -208,6 +212,7 @@ pub const NO_ADDRESS: &str = "a reply without the address of the up-check";
 /// Returns the address at which the server reaches itself.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let address = match listen.ip() {
+        // A wildcard is no destination, and each of them covers loopback.
         IpAddr::V4(address) if address.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(address) if address.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         address => address,
@@ -251,6 +256,8 @@ async fn by_udp(target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
         Ipv6Addr::UNSPECIFIED.into()
     };
     let socket = UdpSocket::bind((any, 0)).await?;
+    // Connected, so that a closed port is an error at once (udp(7), ECONNREFUSED) and the kernel
+    // drops datagrams of others.
     socket.connect(target).await?;
     socket.send(question).await?;
     let mut reply = vec![0; MAX_REPLY];

@@ -13,7 +13,6 @@ use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
     catalog::Snapshot,
     config::{Config, SpecialNames as SpecialNamesSetting},
-    name::Name,
     wire::ForwardedAnswer,
 };
 use dns_fastpath::{AnswerKey, FastPathHandle};
@@ -84,6 +83,8 @@ impl Upstreams {
             consul,
             retired: RetiredHandlers::default(),
         };
+        // Before the first routes: a handler whose domain the records have must not answer even
+        // once.
         upstreams.retire(&upstreams.server_state.snapshot());
         upstreams.install(config);
         Ok(upstreams)
@@ -110,6 +111,7 @@ impl Upstreams {
                 &self.interfaces,
             );
             self.in_force.handlers.store(Arc::new(handlers));
+            // Other handlers under the same domains have not been suspended yet.
             self.retired.clear();
         }
         let is_retiring = self.retire(
@@ -118,19 +120,24 @@ impl Upstreams {
                 .unwrap_or_else(|| self.server_state.snapshot()),
         );
         let routes = (has_handlers || is_retiring).then(|| self.routes(config));
+        // Together, so that no query sees new records with the old routes.
         self.server_state.change(snapshot, routes);
     }
 
     /// Updates the suspended handler domains; returns whether that changes a route.
     fn retire(&mut self, snapshot: &Snapshot) -> bool {
         let handlers = self.in_force.handlers.load();
-        let is_handler = |domain: &Name| handlers.sources().any(|(handler, _)| handler == domain);
-        self.retired.follow(snapshot, is_handler, Instant::now())
+        self.retired.follow(
+            snapshot,
+            |domain| handlers.sources().any(|(handler, _)| handler == domain),
+            Instant::now(),
+        )
     }
 
     /// Applies a changed configuration; recursors, handlers and their caches are kept if their
     /// settings are unchanged.
     pub(super) fn reconfigure(&mut self, old: &Config, new: &Config) {
+        // Unchanged ones keep their connections, their cache and what they know of slow recursors.
         if old.recursion != new.recursion || old.cache != new.cache {
             let upstream = Upstream::new(new, &self.own, &self.interfaces);
             // Handlers take their time limits from the configuration, and ask its recursors for host names.
@@ -183,6 +190,7 @@ impl Upstreams {
         };
         let recursors = upstream.recursors().map(answer).map(before);
         let mut fallback = Routes::reverse_fallback(
+            // bosh-dns asks its recursors for reverse names without its cache (observed).
             upstream.uncached().map(answer).map(before).as_ref(),
             &handlers,
         );
@@ -203,6 +211,7 @@ impl Upstreams {
                     .map(|domain| (domain, names.clone() as Arc<dyn Answer>)),
             );
             let next = match root {
+                // The server's own recursion is off: Consul's recursors answer these names, too.
                 Some(_) if upstream.recursors().is_none() => root.clone(),
                 Some(_) => Some(fallback),
                 None => Routes::has_reverse_fallback(&handlers).then_some(fallback),

@@ -6,6 +6,7 @@
 //! replies of earlier programs of the process, so that no sum falls when the attacher restarts.
 
 use std::{
+    borrow::Cow,
     future::Future,
     io,
     net::SocketAddr,
@@ -30,11 +31,15 @@ use super::{
     conditions::table::checks,
     readiness::{Check, Readiness},
     service_status::{self, DURATIONS},
+    status::share,
     version,
 };
 use dns_common::counters::Outcome;
 use dns_core::terminal;
-use dns_fastpath::{Counters, FastPath, FastPathHandle, FastPathStatus, Hook};
+use dns_fastpath::{
+    AnswersStatus, Counters, FastPath, FastPathHandle, FastPathStatus, Hook, InterfaceStatus,
+    ProgramStatus, TableStatus, Work,
+};
 use dns_kit::{
     http_server::{Listener, Server},
     logs::Logs,
@@ -233,28 +238,26 @@ pub fn register_server(
         } = status.state();
         let records_age = status.records_age().unwrap_or_default();
         let kinds = status.reloads();
-        let reloads = kinds.iter().map(|(kind, reloads)| ([*kind], reloads.count));
-        let failures = kinds
-            .iter()
-            .map(|(kind, reloads)| ([*kind], reloads.failures));
-        let durations = kinds
-            .iter()
+        let mut done = Vec::new();
+        let mut failures = Vec::new();
+        let mut durations = Vec::new();
+        for (kind, reloads) in &kinds {
+            done.push(([*kind], reloads.count));
+            failures.push(([*kind], reloads.failures));
             // A histogram of zeros for each kind of file that is not configured would only cost
             // series.
-            .filter(|(_, reloads)| reloads.count > 0)
-            .map(|(kind, reloads)| {
-                (
-                    [*kind],
-                    histogram(&DURATIONS, reloads.durations, reloads.took.as_secs_f64()),
-                )
-            });
+            if reloads.count > 0 {
+                let took = reloads.took.as_secs_f64();
+                durations.push(([*kind], histogram(&DURATIONS, reloads.durations, took)));
+            }
+        }
         vec![
             families::UPTIME_SECONDS.is(status.uptime().as_secs_f64()),
             families::RECORDS_VERSION.is(records_version.unwrap_or(0) as f64),
             families::RECORDS_AGE_SECONDS.is(records_age.as_secs_f64()),
             families::RECORDS_INSTANCES.is(instances as f64),
             families::RECORDS_ALIASES.is(aliases as f64),
-            families::RELOADS_TOTAL.of(reloads),
+            families::RELOADS_TOTAL.of(done),
             families::RELOAD_FAILURES_TOTAL.of(failures),
             families::RELOAD_DURATION_SECONDS.of(durations),
             families::LOG_LINES_LOST_TOTAL.is(logs.dropped()),
@@ -279,42 +282,31 @@ pub fn register_certificates(
 }
 
 fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> {
-    let ends = certificates.iter().flat_map(|tls| {
+    let mut ends = Vec::new();
+    let mut warnings = Vec::new();
+    let mut failures = Vec::new();
+    for tls in certificates {
         let purpose = tls.purpose;
         let material = tls.current();
-        let own = (
-            [purpose, "certificate"],
-            seconds(material.certificate.not_after),
-        );
-        let authority = material
-            .authorities_not_after()
-            .map(|end| ([purpose, "authority"], seconds(end)));
-        [Some(own), authority].into_iter().flatten()
-    });
-    let warnings = certificates.iter().flat_map(|tls| {
-        let purpose = tls.purpose;
-        let material = tls.current();
-        let own = (
-            [purpose, "certificate"],
-            seconds(material.certificate.warns_from()),
-        );
-        let authority = material
-            .authorities_warn_from()
-            .map(|from| ([purpose, "authority"], seconds(from)));
-        [Some(own), authority].into_iter().flatten()
-    });
-    let failures = certificates
-        .iter()
-        .map(|tls| ([tls.purpose], tls.failures()));
-    [
+        let own = &material.certificate;
+        ends.push(([purpose, "certificate"], seconds(own.not_after)));
+        warnings.push(([purpose, "certificate"], seconds(own.warns_from())));
+        if let Some(end) = material.authorities_not_after() {
+            ends.push(([purpose, "authority"], seconds(end)));
+        }
+        if let Some(from) = material.authorities_warn_from() {
+            warnings.push(([purpose, "authority"], seconds(from)));
+        }
+        failures.push(([purpose], tls.failures()));
+    }
+    let mut families = vec![
         families::CERTIFICATE_EXPIRY_SECONDS.of(ends),
         families::CERTIFICATE_WARNING_SECONDS.of(warnings),
         families::CERTIFICATE_LOAD_FAILURES_TOTAL.of(failures),
-    ]
-    .into_iter()
+    ];
     // The encoder refuses a family without samples.
-    .filter(|family| !family.get_metric().is_empty())
-    .collect()
+    families.retain(|family| !family.get_metric().is_empty());
+    families
 }
 
 fn seconds(moment: SystemTime) -> f64 {
@@ -352,26 +344,21 @@ impl FastReplies {
         );
         add(all, families::REQUESTS_EXTERNAL_TOTAL.is(self.forwarded));
         add(all, families::REPLIES_TOTAL.of([(["fast"], total)]));
-        let replies = || self.replies.iter().filter(|(_, _, count)| *count > 0);
-        let requests = replies().map(|&(query_type, _, count)| {
-            (
-                [server, labels::ZONE, labels::VIEW, "udp", "", query_type],
+        let mut requests = Vec::new();
+        let mut responses = Vec::new();
+        for &(query_type, rcode, count) in &self.replies {
+            if count == 0 {
+                continue;
+            }
+            let common = [server, labels::ZONE, labels::VIEW];
+            let [server, zone, view] = common;
+            requests.push(([server, zone, view, "udp", "", query_type], count));
+            let [server, zone, view] = common.map(Cow::Borrowed);
+            responses.push((
+                [server, zone, view, rcode_label(rcode), "xdp".into()],
                 count,
-            )
-        });
-        let responses = replies().map(|&(_, rcode, count)| {
-            let rcode = rcode_label(rcode);
-            (
-                [
-                    server.into(),
-                    labels::ZONE.into(),
-                    labels::VIEW.into(),
-                    rcode,
-                    "xdp".into(),
-                ],
-                count,
-            )
-        });
+            ));
+        }
         add(all, families::COREDNS_REQUESTS_TOTAL.of(requests));
         add(all, families::COREDNS_RESPONSES_TOTAL.of(responses));
     }
@@ -422,108 +409,132 @@ fn fast_path_families(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFa
     let FastPathStatus {
         interfaces,
         programs,
-        names: table,
+        names,
         answers,
         lease,
         pinned_at: _,
     } = fast_path.status();
     let interfaces = &interfaces.interfaces;
-    // Other programs assign the slots otherwise.
-    let by_slot = fast_path.counters();
     let (bytes_in, bytes_out) = counters.bytes();
     let attached = interfaces
         .iter()
         .filter(|interface| interface.hook.is_some())
         .count();
-    let ratio = |part: usize, whole: usize| {
-        if whole == 0 {
-            0.0
-        } else {
-            part as f64 / whole as f64
-        }
-    };
     // After the lease attached programs answer nothing.
     let up = attached > 0 && lease.remaining_ms > 0;
-    let work = fast_path.attacher_work();
-    vec![
+    let mut replies = Vec::new();
+    for (query_type, rcode, count) in counters.replies() {
+        replies.push(([query_type.into(), rcode_label(rcode)], count));
+    }
+    let mut families = vec![
         families::FAST_PATH_UP.is(f64::from(up)),
         families::FAST_PATH_PACKETS_TOTAL.of(counters
             .outcomes()
             .map(|(outcome, count)| ([Outcome::label(outcome)], count))),
-        families::FAST_PATH_REPLIES_TOTAL.of(counters
-            .replies()
-            .into_iter()
-            .map(|(query_type, rcode, count)| ([query_type.into(), rcode_label(rcode)], count))),
+        families::FAST_PATH_REPLIES_TOTAL.of(replies),
         families::FAST_PATH_BYTES_TOTAL.of([(["in"], bytes_in), (["out"], bytes_out)]),
-        families::FAST_PATH_INTERFACE_REPLIES_TOTAL.of(interfaces.iter().map(|interface| {
-            (
-                [interface.name.as_str()],
-                interface.slot.map_or(0, |slot| by_slot.interface(slot)),
-            )
-        })),
-        families::FAST_PATH_INTERFACE_INFO.of(interfaces.iter().map(|interface| {
-            (
-                [
-                    interface.name.as_str(),
-                    interface.hook.map_or("none", Hook::label),
-                ],
-                1.0,
-            )
-        })),
-        families::FAST_PATH_PROGRAM_INFO.of(programs.iter().map(|program| {
-            let reason = [program.why.as_slice(), &program.verifier]
-                .concat()
-                .join("\n");
-            (
-                [
-                    program.name.to_string(),
-                    program.state.label().to_owned(),
-                    reason,
-                ],
-                1.0,
-            )
-        })),
-        families::FAST_PATH_PROGRAM_LOAD_SECONDS.of(programs.iter().filter_map(|program| {
-            program
-                .load_ms
-                .map(|took| ([program.name.as_ref()], took / 1000.0))
-        })),
-        families::FAST_PATH_PROGRAM_VERIFIED_INSTRUCTIONS.of(programs.iter().filter_map(
-            |program| {
-                program
-                    .instructions
-                    .map(|count| ([program.name.as_ref()], f64::from(count)))
-            },
-        )),
-        families::FAST_PATH_ENTRIES.of([
-            (["learned"], table.learned as f64),
-            (["negative"], table.negative as f64),
-            (["published"], table.published as f64),
-        ]),
-        families::FAST_PATH_UNFITTING_NAMES.is(table.unfitting.total() as f64),
-        families::FAST_PATH_MAP_FILL_RATIO
-            .is(ratio(table.published + table.learned, table.max_names)),
-        families::FAST_PATH_ARENA_FILL_RATIO.is(ratio(
-            table.store.used + table.store.quarantined,
-            table.store.total,
-        )),
         families::FAST_PATH_LEASE_SECONDS.is(lease.remaining_ms as f64 / 1000.0),
-        families::FAST_PATH_ATTACHER_OPERATIONS_TOTAL.of(work
-            .iter()
-            .map(|(operation, effort)| ([operation.label()], effort.times))),
-        families::FAST_PATH_ATTACHER_MICROSECONDS_TOTAL.of(work
-            .iter()
-            .map(|(operation, effort)| ([operation.label()], effort.ns / 1000))),
-        families::FAST_PATH_EVICTIONS_TOTAL.is(table.evicted),
-        families::FAST_PATH_WRITES_TOTAL.is(table.written),
+    ];
+    // Other programs assign the slots otherwise.
+    let by_slot = fast_path.counters();
+    families.extend(families_of_interfaces(interfaces, &by_slot));
+    families.extend(families_of_programs(&programs));
+    families.extend(families_of_attacher(&fast_path.attacher_work()));
+    families.extend(families_of_names(&names));
+    families.extend(families_of_answers(&answers));
+    families
+}
+
+fn families_of_interfaces(
+    interfaces: &[InterfaceStatus],
+    counters: &Counters,
+) -> [MetricFamily; 2] {
+    let mut replies = Vec::new();
+    let mut hooks = Vec::new();
+    for InterfaceStatus {
+        name, slot, hook, ..
+    } in interfaces
+    {
+        let count = slot.map_or(0, |slot| counters.interface(slot));
+        replies.push(([name.as_str()], count));
+        hooks.push(([name.as_str(), hook.map_or("none", Hook::label)], 1.0));
+    }
+    [
+        families::FAST_PATH_INTERFACE_REPLIES_TOTAL.of(replies),
+        families::FAST_PATH_INTERFACE_INFO.of(hooks),
+    ]
+}
+
+fn families_of_programs(programs: &[ProgramStatus]) -> [MetricFamily; 3] {
+    let mut infos = Vec::new();
+    let mut times = Vec::new();
+    let mut sizes = Vec::new();
+    for program in programs {
+        let name = program.name.as_ref();
+        let reason = [program.why.as_slice(), &program.verifier]
+            .concat()
+            .join("\n");
+        infos.push((
+            [name, program.state.label(), &reason].map(str::to_owned),
+            1.0,
+        ));
+        // Both are unknown of a program that was not loaded.
+        if let Some(took) = program.load_ms {
+            times.push(([name], took / 1000.0));
+        }
+        if let Some(count) = program.instructions {
+            sizes.push(([name], f64::from(count)));
+        }
+    }
+    [
+        families::FAST_PATH_PROGRAM_INFO.of(infos),
+        families::FAST_PATH_PROGRAM_LOAD_SECONDS.of(times),
+        families::FAST_PATH_PROGRAM_VERIFIED_INSTRUCTIONS.of(sizes),
+    ]
+}
+
+fn families_of_attacher(work: &Work) -> [MetricFamily; 2] {
+    let mut times = Vec::new();
+    let mut durations = Vec::new();
+    for (operation, effort) in work.iter() {
+        times.push(([operation.label()], effort.times));
+        durations.push(([operation.label()], effort.ns / 1000));
+    }
+    [
+        families::FAST_PATH_ATTACHER_OPERATIONS_TOTAL.of(times),
+        families::FAST_PATH_ATTACHER_MICROSECONDS_TOTAL.of(durations),
+    ]
+}
+
+fn families_of_names(names: &TableStatus) -> [MetricFamily; 6] {
+    let store = &names.store;
+    [
+        families::FAST_PATH_ENTRIES.of([
+            (["learned"], names.learned as f64),
+            (["negative"], names.negative as f64),
+            (["published"], names.published as f64),
+        ]),
+        families::FAST_PATH_UNFITTING_NAMES.is(names.unfitting.total() as f64),
+        families::FAST_PATH_MAP_FILL_RATIO
+            .is(share(names.published + names.learned, names.max_names)),
+        // Memory in quarantine has been freed, but programs may still read it.
+        families::FAST_PATH_ARENA_FILL_RATIO.is(share(store.used + store.quarantined, store.total)),
+        families::FAST_PATH_EVICTIONS_TOTAL.is(names.evicted),
+        families::FAST_PATH_WRITES_TOTAL.is(names.written),
+    ]
+}
+
+fn families_of_answers(answers: &AnswersStatus) -> [MetricFamily; 8] {
+    let replies = &answers.replies;
+    [
         families::FAST_PATH_FORWARDED_ANSWERS.is(answers.entries as f64),
         families::FAST_PATH_FORWARDED_EVICTIONS_TOTAL.is(answers.evicted),
         families::FAST_PATH_FORWARDED_UNFITTING_TOTAL.is(answers.unfitting),
         families::FAST_PATH_FORWARDED_RENEWALS_TOTAL.is(answers.renewals),
-        families::FAST_PATH_LOCAL_REPLIES.is(answers.replies.entries as f64),
-        families::FAST_PATH_LOCAL_EVICTIONS_TOTAL.is(answers.replies.evicted),
-        families::FAST_PATH_LOCAL_WITHDRAWN_TOTAL.is(answers.replies.withdrawn),
-        families::FAST_PATH_LOCAL_UNFITTING_TOTAL.is(answers.replies.unfitting),
+        families::FAST_PATH_LOCAL_REPLIES.is(replies.entries as f64),
+        families::FAST_PATH_LOCAL_EVICTIONS_TOTAL.is(replies.evicted),
+        families::FAST_PATH_LOCAL_WITHDRAWN_TOTAL.is(replies.withdrawn),
+        families::FAST_PATH_LOCAL_UNFITTING_TOTAL.is(replies.unfitting),
     ]
 }
 

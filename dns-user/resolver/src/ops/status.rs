@@ -156,33 +156,25 @@ impl FastPathView {
             lease,
             pinned_at: _,
         } = status;
-        let share = |part: usize, whole: usize| {
-            if whole == 0 {
-                0.0
-            } else {
-                part as f64 / whole as f64
-            }
-        };
-        let interfaces = interfaces
-            .interfaces
-            .into_iter()
-            .map(|interface| InterfaceView {
-                hook: interface
-                    .hook
-                    .map_or("none", |hook| hook.label())
-                    .to_owned(),
+        let mut views = Vec::with_capacity(interfaces.interfaces.len());
+        for interface in interfaces.interfaces {
+            let hook = interface.hook.map_or("none", |hook| hook.label());
+            views.push(InterfaceView {
+                hook: hook.to_owned(),
                 replies: interface.slot.map_or(0, |slot| counters.interface(slot)),
                 state: interface.state.label().to_owned(),
                 name: interface.name,
                 why: interface.why,
             });
-        let outcomes = counters
-            .outcomes()
-            .map(|(outcome, count)| (outcome.label().to_owned(), count));
+        }
+        let mut outcomes = BTreeMap::new();
+        for (outcome, count) in counters.outcomes() {
+            outcomes.insert(outcome.label().to_owned(), count);
+        }
         Self {
-            interfaces: interfaces.collect(),
+            interfaces: views,
             programs,
-            outcomes: outcomes.collect(),
+            outcomes,
             published: names.published,
             learned: names.learned,
             negative: names.negative,
@@ -286,6 +278,16 @@ impl OverloadStatus {
     }
 }
 
+/// Returns the fraction of `whole` that is in use, 0 to 1.
+pub(super) fn share(part: usize, whole: usize) -> f64 {
+    // A table that was never made is not full.
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
+}
+
 impl OverloadSource {
     /// Returns the current state.
     pub fn status(&self) -> OverloadStatus {
@@ -294,15 +296,12 @@ impl OverloadSource {
             name: SERVER.to_owned(),
             status: self.waiting.status(),
         };
-        let sources = self
-            .upstreams
-            .admissions()
-            .into_iter()
-            .map(|(domain, status)| Budget {
-                name: domain.unwrap_or_else(|| RECURSORS.to_owned()),
-                status,
-            });
-        let budgets = std::iter::once(server).chain(sources).collect();
+        // The server's is the first: commands show it as the sum of all.
+        let mut budgets = vec![server];
+        for (domain, status) in self.upstreams.admissions() {
+            let name = domain.unwrap_or_else(|| RECURSORS.to_owned());
+            budgets.push(Budget { name, status });
+        }
         OverloadStatus { shed, budgets }
     }
 
@@ -313,18 +312,21 @@ impl OverloadSource {
 
     fn families(&self) -> Vec<MetricFamily> {
         let OverloadStatus { shed, budgets } = self.status();
-        let refused = |wanted: &dyn Fn(&str) -> bool| -> u64 {
-            let matching = budgets.iter().filter(|budget| wanted(&budget.name));
-            matching.map(|budget| budget.status.refused).sum()
-        };
+        // All handlers count as one, since anybody who writes their files chooses their number.
+        let [mut by_server, mut by_recursors, mut by_handlers] = [0; 3];
+        for Budget { name, status } in &budgets {
+            let refused = match name.as_str() {
+                SERVER => &mut by_server,
+                RECURSORS => &mut by_recursors,
+                _ => &mut by_handlers,
+            };
+            *refused += status.refused;
+        }
         let by_reason = [
             (["shed"], shed),
-            ([SERVER], refused(&|name| name == SERVER)),
-            ([RECURSORS], refused(&|name| name == RECURSORS)),
-            (
-                ["handler"],
-                refused(&|name| name != SERVER && name != RECURSORS),
-            ),
+            ([SERVER], by_server),
+            ([RECURSORS], by_recursors),
+            (["handler"], by_handlers),
         ];
         let limited = budgets
             .iter()

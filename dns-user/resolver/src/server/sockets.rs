@@ -65,21 +65,16 @@ impl Endpoint {
         workers: usize,
     ) -> Result<Self, ServerError> {
         let only_v6 = options.ipv4_apart;
-        let failed = |address, transport| {
-            move |source: io::Error| ServerError {
-                address,
-                transport,
-                remedy: remedy(&source),
-                source,
-            }
-        };
-        let tcp = bind_tcp(address, only_v6).map_err(failed(address, "TCP"))?;
-        let address = tcp.local_addr().map_err(failed(address, "TCP"))?;
+        let tcp = bind_tcp(address, only_v6)
+            .map_err(|source| ServerError::new(address, "TCP", source))?;
+        let address = tcp
+            .local_addr()
+            .map_err(|source| ServerError::new(address, "TCP", source))?;
         let with_pktinfo = address.ip().is_unspecified()
             || options.max_reply.is_some()
             || options.arrivals.is_on();
-        let udp =
-            bind_udp(address, only_v6, with_pktinfo, workers).map_err(failed(address, "UDP"))?;
+        let udp = bind_udp(address, only_v6, with_pktinfo, workers)
+            .map_err(|source| ServerError::new(address, "UDP", source))?;
         Ok(Self { address, tcp, udp })
     }
 }
@@ -222,17 +217,21 @@ fn set_option<T>(socket: &Socket, level: i32, option: i32, value: &T) -> io::Res
 }
 
 impl ServerError {
+    fn new(address: SocketAddr, transport: &'static str, source: io::Error) -> Self {
+        Self {
+            address,
+            transport,
+            remedy: remedy(&source),
+            source,
+        }
+    }
+
     /// Returns the error of listening on an address that this machine does not have; `None` if it has it.
     pub fn of_foreign(address: SocketAddr) -> Option<Self> {
         // Port 0 is always free, so a failure means that the address is wrong.
         let source = TcpListener::bind((address.ip(), 0)).err()?;
         let is_foreign = source.kind() == io::ErrorKind::AddrNotAvailable;
-        is_foreign.then(|| Self {
-            address,
-            transport: "TCP",
-            remedy: remedy(&source),
-            source,
-        })
+        is_foreign.then(|| Self::new(address, "TCP", source))
     }
 
     /// Returns the error of listening on an address on which another program listens; `None` if it is free,
@@ -242,12 +241,7 @@ impl ServerError {
         let (transport, source) =
             udp.or_else(|| Some(("TCP", TcpListener::bind(address).err()?)))?;
         let is_taken = source.kind() == io::ErrorKind::AddrInUse;
-        is_taken.then(|| Self {
-            address,
-            transport,
-            remedy: remedy(&source),
-            source,
-        })
+        is_taken.then(|| Self::new(address, transport, source))
     }
 }
 

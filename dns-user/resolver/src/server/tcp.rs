@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{
     metrics::{Dropped, Paused, Responder},
-    service::{Handled, Immediate, QueryHandler},
+    service::{Deferred, Handled, Immediate, QueryHandler, WaitingPlace},
     tcp_limits::{HeldBytes, MAX_HELD, MAX_WAITING, WRITE_TIMEOUT},
 };
 use dns_core::wire::{self, Parsed, RequestInfo, Shuffle, Transport};
@@ -87,6 +87,26 @@ pub(super) async fn serve(
     // Frees the port now: another process may listen while the last connections are answered.
     drop(listener);
     while connections.join_next().await.is_some() {}
+}
+
+/// Who has sent a query, and when.
+#[derive(Clone, Copy)]
+struct Sender {
+    client: SocketAddr,
+    received: std::time::Instant,
+}
+
+impl Sender {
+    /// Describes the sender's query with its reply, which is ready now.
+    fn handled<'a>(self, message: &'a [u8], reply: &'a [u8]) -> Handled<'a> {
+        Handled {
+            client: self.client,
+            transport: Transport::Tcp,
+            message,
+            reply,
+            took: self.received.elapsed(),
+        }
+    }
 }
 
 struct Session {
@@ -225,32 +245,27 @@ impl Session {
     }
 
     fn answer(&mut self, message: &[u8]) {
-        let received = std::time::Instant::now();
-        let stripe = self.handler.metrics.tasks();
-        let client = self.client;
-        let transport = Transport::Tcp;
-        let handled = |reply| Handled {
-            client,
-            transport,
-            message,
-            reply,
-            took: received.elapsed(),
+        let sender = Sender {
+            client: self.client,
+            received: std::time::Instant::now(),
         };
         let from = RequestInfo {
-            client: Some(client.ip().to_canonical()),
-            transport,
+            client: Some(self.client.ip().to_canonical()),
+            transport: Transport::Tcp,
         };
         let query = match wire::parse_from(message, from, &self.handler.reply_settings) {
             Parsed::Query(query) => self.handler.reserve_options(query),
             Parsed::Reply(mut reply) => {
                 let cookies = &self.handler.options.cookies;
                 cookies.answer_without_question(message, self.client.ip(), &mut reply);
+                let handled = sender.handled(message, &reply);
+                let stripe = self.handler.metrics.tasks();
                 self.handler
-                    .observe(stripe, &handled(&reply), None, Responder::None);
+                    .observe(stripe, &handled, None, Responder::None);
                 return self.frame(&reply);
             }
             // The connection stays: a message that is a reply harms no other query on it.
-            Parsed::Drop => return stripe.dropped(Dropped::NoQuery, 1),
+            Parsed::Drop => return self.handler.metrics.tasks().dropped(Dropped::NoQuery, 1),
         };
         let mut reply = Vec::new();
         let responder = match self.handler.answer_at_once(
@@ -264,42 +279,34 @@ impl Session {
                 resolution: _,
             } => responder,
             Immediate::Deferred(deferred) => match self.handler.admit(&query) {
-                Some(place) => {
-                    let mut deferred = deferred;
-                    let limit = self.handler.options.request_timeout;
-                    let handler = self.handler.clone();
-                    self.waiting.spawn(async move {
-                        let _place = place;
-                        let reply = handler.answer_deferred(&mut deferred, limit).await;
-                        let query = deferred.query.as_query();
-                        let message = query.message;
-                        let took = received.elapsed();
-                        let handled = Handled {
-                            client,
-                            transport,
-                            message,
-                            reply: &reply,
-                            took,
-                        };
-                        handler.observe(
-                            handler.metrics.tasks(),
-                            &handled,
-                            Some(&query),
-                            deferred.responder,
-                        );
-                        reply
-                    });
-                    return;
-                }
+                Some(place) => return self.wait_for(deferred, place, sender),
                 None => {
                     reply = self.handler.overload_reply(&query);
                     deferred.responder
                 }
             },
         };
+        let handled = sender.handled(message, &reply);
+        let stripe = self.handler.metrics.tasks();
         self.handler
-            .observe(stripe, &handled(&reply), Some(&query), responder);
+            .observe(stripe, &handled, Some(&query), responder);
         self.frame(&reply);
+    }
+
+    /// Starts a task that waits for the reply to a query.
+    fn wait_for(&mut self, mut deferred: Deferred, place: WaitingPlace, sender: Sender) {
+        let limit = self.handler.options.request_timeout;
+        let handler = self.handler.clone();
+        self.waiting.spawn(async move {
+            // Held until the reply is there, so that shutdown waits for it.
+            let _place = place;
+            let reply = handler.answer_deferred(&mut deferred, limit).await;
+            let query = deferred.query.as_query();
+            let handled = sender.handled(query.message, &reply);
+            let stripe = handler.metrics.tasks();
+            handler.observe(stripe, &handled, Some(&query), deferred.responder);
+            reply
+        });
     }
 
     /// Appends a reply after its length.

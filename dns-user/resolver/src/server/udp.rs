@@ -133,28 +133,7 @@ impl Worker {
                 // any time. Only a batch of nothing else ends the worker, so queries behind an
                 // empty one are still answered.
                 messages += usize::from(!datagram.query.is_empty());
-                // Even an unreadable datagram has occupied the queue.
-                self.queue.took(datagram.client.ip());
-                // A defect triggered by one query must not cost other queries their replies.
-                if panic::catch_unwind(AssertUnwindSafe(|| self.answer(&mut datagram, &mut clock)))
-                    .is_err()
-                {
-                    tracing::error!(
-                        "a UDP thread panicked on a query, which got no reply; other queries are not affected"
-                    );
-                    // The panic may have left half a reply.
-                    datagram.reply.clear();
-                    // It may have left the cache half changed, too, and the next queries rely on
-                    // it.
-                    self.cache = AnswerCache::new(self.workers);
-                }
-                if let Some((ifindex, address)) = datagram.control.destination(datagram.control_len)
-                {
-                    let endpoint = SocketAddr::new(address, self.socket.port);
-                    let client = datagram.client.ip().to_canonical();
-                    self.arrivals
-                        .arrived(ifindex, endpoint, client, !datagram.reply.is_empty());
-                }
+                self.take(&mut datagram, &mut clock);
             }
             self.arrivals.batch_ended();
             // One system call for all replies; those that the send buffer does not take are lost,
@@ -175,7 +154,28 @@ impl Worker {
         }
     }
 
-    /// Answers one datagram, or hands it to a task.
+    /// Counts one datagram, and answers it or hands it to a task.
+    fn take(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock) {
+        // Even an unreadable datagram has occupied the queue.
+        self.queue.took(datagram.client.ip());
+        // A defect triggered by one query must not cost other queries their replies.
+        if panic::catch_unwind(AssertUnwindSafe(|| self.answer(datagram, clock))).is_err() {
+            tracing::error!(
+                "a UDP thread panicked on a query, which got no reply; other queries are not affected"
+            );
+            // The panic may have left half a reply.
+            datagram.reply.clear();
+            // It may have left the cache half changed, too, and the next queries rely on it.
+            self.cache = AnswerCache::new(self.workers);
+        }
+        if let Some((ifindex, address)) = datagram.control.destination(datagram.control_len) {
+            let endpoint = SocketAddr::new(address, self.socket.port);
+            let client = datagram.client.ip().to_canonical();
+            self.arrivals
+                .arrived(ifindex, endpoint, client, !datagram.reply.is_empty());
+        }
+    }
+
     fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock) {
         let settings = &self.handler.reply_settings;
         let from = RequestInfo {
@@ -702,9 +702,9 @@ impl EndpointArrivals {
         } = other;
         self.queries = self.queries.saturating_add(queries);
         self.more |= more;
-        clients
-            .into_iter()
-            .for_each(|client| self.add_client(client));
+        for client in clients {
+            self.add_client(client);
+        }
     }
 
     fn add_client(&mut self, client: IpAddr) {
@@ -746,21 +746,22 @@ impl Arrivals {
             // The counts of a worker that has ended have just been taken.
             Arc::strong_count(worker) > 1
         });
-        let arrival = |(
-            (ifindex, endpoint),
-            EndpointArrivals {
+        let mut arrivals = Vec::with_capacity(pairs.len());
+        for ((ifindex, endpoint), seen) in pairs {
+            let EndpointArrivals {
                 queries,
                 clients,
                 more,
-            },
-        )| Arrival {
-            ifindex,
-            endpoint,
-            queries,
-            clients,
-            more,
-        };
-        pairs.into_iter().map(arrival).collect()
+            } = seen;
+            arrivals.push(Arrival {
+                ifindex,
+                endpoint,
+                queries,
+                clients,
+                more,
+            });
+        }
+        arrivals
     }
 
     /// Waits until a worker has answered as many queries at one endpoint through one interface, since the last

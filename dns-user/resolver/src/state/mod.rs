@@ -346,8 +346,6 @@ impl AnswerState {
             handlers,
             ..
         } = &*self.routes;
-        let is_below =
-            |domain: &Name| domain.as_wire() != ARPA && domain != name && domain.is_within(name);
         resolve::is_above_local(&self.snapshot, name)
             // Everything is below the root; its own data is others' business.
             || name.label_count() > 0
@@ -356,7 +354,7 @@ impl AnswerState {
                     .iter()
                     .chain(consul.keys())
                     .chain(handlers.keys())
-                    .any(is_below)
+                    .any(|domain| domain != name && domain.is_within(name))
     }
 }
 
@@ -400,13 +398,15 @@ impl Route {
         }
         let mut suffixes: Vec<&[u8]> = name.suffixes().collect();
         suffixes.reverse();
-        let exactly = |suffix: &&[u8]| {
+        for suffix in suffixes {
             // A suffix of a name is a name.
             let is_local = Name::from_wire(suffix)
                 .is_ok_and(|(name, _)| state.snapshot.local_zone(&name).is_some());
-            Self::exactly(state, suffix, is_local)
-        };
-        suffixes.iter().find_map(exactly).unwrap_or(Self::Refused)
+            if let Some(route) = Self::exactly(state, suffix, is_local) {
+                return route;
+            }
+        }
+        Self::Refused
     }
 
     fn exactly(state: &AnswerState, domain: &[u8], is_local: bool) -> Option<Self> {
@@ -520,10 +520,11 @@ impl PublishedNames {
     /// Returns the names of the address whose reverse name this is, unless others answer for it.
     fn reverse_names(&self, name: &Name) -> Option<Vec<Box<[u8]>>> {
         let address = name::address_of(name.as_wire())?;
-        let is_ours = matches!(Route::of(&self.state, name, TYPE_A), Route::Reverse(_));
-        is_ours
-            .then(|| self.state.snapshot.reverse(address))
-            .filter(|names| !names.is_empty())
+        if !matches!(Route::of(&self.state, name, TYPE_A), Route::Reverse(_)) {
+            return None;
+        }
+        let names = self.state.snapshot.reverse(address);
+        (!names.is_empty()).then_some(names)
     }
 
     /// Returns whether the name is a reverse name that the fleet does not have: Consul may have it.
@@ -540,11 +541,10 @@ impl NameSource for PublishedNames {
     }
 
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
-        let state = &self.state;
-        state
-            .is_local(name)
-            .then(|| resolve::resolve(&state.snapshot, health, name))
-            .flatten()
+        if !self.state.is_local(name) {
+            return None;
+        }
+        resolve::resolve(&self.state.snapshot, health, name)
     }
 
     fn resolve_with_policy(
@@ -604,8 +604,9 @@ impl NameSource for PublishedNames {
         let Some(older) = (older as &dyn Any).downcast_ref::<Self>() else {
             return false;
         };
-        let pointers = |source: &Self| source.reverse_names(name);
-        if let (Some(new), Some(old)) = (pointers(self), pointers(older)) {
+        if let Some(new) = self.reverse_names(name)
+            && let Some(old) = older.reverse_names(name)
+        {
             return new == old;
         }
         let (Some(new), Some(old)) = (&self.consul, &older.consul) else {
@@ -615,11 +616,10 @@ impl NameSource for PublishedNames {
         if are_foreign && Arc::ptr_eq(&self.state.routes, &older.state.routes) {
             return new.is_same(old);
         }
-        let is_above_ours = |source: &Self| source.state.is_above_ours(name);
         new.is_same(old)
             && self.state.is_consuls(name)
             && older.state.is_consuls(name)
-            && is_above_ours(self) == is_above_ours(older)
+            && self.state.is_above_ours(name) == older.state.is_above_ours(name)
     }
 
     fn facets(&self, name: &Name) -> Facets {

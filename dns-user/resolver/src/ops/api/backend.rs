@@ -1,6 +1,7 @@
 //! The server state that the API reads and modifies.
 
 use std::{
+    collections::{BTreeMap, HashMap},
     fs, io,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
@@ -17,7 +18,7 @@ use crate::{
     ops::{
         metrics::Metrics,
         readiness::{CheckResult, Readiness},
-        service_status::{Kind, Reloaded, ServiceReport},
+        service_status::{Event, FileState, Kind, Reloaded, ServiceReport, ServiceStatus},
         status::{
             CertificateStatus, FastPathView, OverloadSource, RecordsStatus, RepliesStatus,
             ServerStatus,
@@ -25,7 +26,7 @@ use crate::{
         tap::Tap,
         version,
     },
-    state::{Route, ServerState},
+    state::{ByDomain, Route, ServerState},
 };
 use dns_core::{
     name::{self, Name},
@@ -82,8 +83,7 @@ impl Backend {
     }
 
     pub(super) fn status(&self) -> ServerStatus {
-        let snapshot = self.server_state.snapshot();
-        let reloads = self.readiness.service_status.reloads();
+        let (last_reload, last_failure) = last_events(&self.readiness.service_status);
         let ServiceReport {
             listen,
             fast_path_off,
@@ -92,13 +92,7 @@ impl Backend {
             ..
         } = self.readiness.service_status.state();
         let checks = self.readiness.checks();
-        let first = |kind: Kind| {
-            files
-                .get(kind.label())
-                .and_then(|state| state.files.first())
-        };
-        let file = first(Kind::Records);
-        let config = first(Kind::Config);
+        let config = first_file(&files, Kind::Config);
         ServerStatus {
             server_version: version::VERSION.to_owned(),
             commit: version::COMMIT.to_owned(),
@@ -113,18 +107,7 @@ impl Backend {
             started: self.readiness.service_status.started_at(),
             uptime_seconds: self.readiness.service_status.uptime().as_secs_f64(),
             listen: listen.iter().map(ToString::to_string).collect(),
-            records: RecordsStatus {
-                file: file.map(|file| file.display().to_string()),
-                version: snapshot.version(),
-                age_seconds: self
-                    .readiness
-                    .service_status
-                    .records_age()
-                    .map(|age| age.as_secs_f64()),
-                instances: snapshot.instances().len(),
-                domains: snapshot.domains().map(ToString::to_string).collect(),
-                aliases: snapshot.alias_count(),
-            },
+            records: self.records_status(first_file(&files, Kind::Records)),
             replies: self.replies(),
             fast_path: self
                 .server_state
@@ -152,20 +135,25 @@ impl Backend {
                 .iter()
                 .map(|tls| certificate(tls))
                 .collect(),
-            last_reload: reloads
-                .iter()
-                .filter_map(|(kind, reloads)| Some(((*kind).to_owned(), reloads.last.clone()?)))
-                .collect(),
-            last_failure: reloads
-                .iter()
-                .filter_map(|(kind, reloads)| {
-                    Some(((*kind).to_owned(), reloads.last_failure.clone()?))
-                })
-                .collect(),
+            last_reload,
+            last_failure,
             files: serde_json::to_value(&files).unwrap_or_default(),
             problems: self.logs.as_ref().map(Logs::problems).unwrap_or_default(),
             notes,
             logging: self.logs.as_ref().map(Logs::status).unwrap_or_default(),
+        }
+    }
+
+    fn records_status(&self, file: Option<&PathBuf>) -> RecordsStatus {
+        let snapshot = self.server_state.snapshot();
+        let age = self.readiness.service_status.records_age();
+        RecordsStatus {
+            file: file.map(|file| file.display().to_string()),
+            version: snapshot.version(),
+            age_seconds: age.map(|age| age.as_secs_f64()),
+            instances: snapshot.instances().len(),
+            domains: snapshot.domains().map(ToString::to_string).collect(),
+            aliases: snapshot.alias_count(),
         }
     }
 
@@ -205,11 +193,7 @@ impl Backend {
         let is_of_records = reverse
             .as_ref()
             .is_some_and(|reverse| !reverse.names.is_empty());
-        let handler = name
-            .suffixes()
-            .find(|suffix| state.routes.handlers.contains_key(*suffix));
-        let handler = handler.and_then(|suffix| Name::from_wire(suffix).ok());
-        let handler = handler.map_or_else(Name::root, |(domain, _)| domain);
+        let handler = domain_of_handler(&state.routes.handlers, &name);
         let rcode = match route {
             Route::Upcheck => Some("NOERROR"),
             Route::Reverse(_) => is_of_records.then_some("NOERROR"),
@@ -225,21 +209,7 @@ impl Backend {
             None => explanation.to_string(),
         };
         if let (Some(query_type), Some(result)) = (query_type, &explanation.result) {
-            let addresses: Vec<String> = result
-                .addresses
-                .iter()
-                .filter(|address: &&IpAddr| match query_type {
-                    TYPE_A => address.is_ipv4(),
-                    TYPE_AAAA => address.is_ipv6(),
-                    _ => false,
-                })
-                .map(ToString::to_string)
-                .collect();
-            let data = if addresses.is_empty() {
-                "no data".to_owned()
-            } else {
-                addresses.join(" ")
-            };
+            let data = data_of_type(&result.addresses, query_type);
             text = format!("{}\n  {}: {data}\n", text.trim_end(), type_text(query_type));
         }
         if let Some(forwarding) = &forwarding {
@@ -398,23 +368,29 @@ impl Backend {
             zone,
             query_type,
         } = selection;
-        let is_selected = |held: &HeldReply| {
-            name.as_ref().is_none_or(|name| *name == held.question.name)
+        let mut replies = Vec::new();
+        for HeldReply {
+            question,
+            bytes,
+            is_denial,
+        } in self.server_state.fast_path.local_replies().await
+        {
+            let is_selected = name.as_ref().is_none_or(|name| *name == question.name)
                 && zone
                     .as_ref()
-                    .is_none_or(|zone| held.question.name.is_within(zone))
-                && query_type.is_none_or(|wanted| wanted == held.question.qtype)
-        };
-        let view = |held: HeldReply| LocalReply {
-            name: held.question.name.to_string(),
-            query_type: type_text(held.question.qtype),
-            dnssec_ok: held.question.dnssec_ok,
-            checking_disabled: held.question.checking_disabled,
-            bytes: held.bytes,
-            denial: held.is_denial,
-        };
-        let held = self.server_state.fast_path.local_replies().await;
-        let mut replies: Vec<LocalReply> = held.into_iter().filter(is_selected).map(view).collect();
+                    .is_none_or(|zone| question.name.is_within(zone))
+                && query_type.is_none_or(|wanted| wanted == question.qtype);
+            if is_selected {
+                replies.push(LocalReply {
+                    name: question.name.to_string(),
+                    query_type: type_text(question.qtype),
+                    dnssec_ok: question.dnssec_ok,
+                    checking_disabled: question.checking_disabled,
+                    bytes,
+                    denial: is_denial,
+                });
+            }
+        }
         // The maps are a hash table; a listing must not change its order from call to call.
         replies.sort_unstable();
         replies
@@ -422,8 +398,9 @@ impl Backend {
 
     /// Returns the most usual types of the whole answers for a name that interfaces hold.
     fn held_types(&self, name: &Name) -> Vec<&'static str> {
-        let is_held = |qtype: u16| {
-            [false, true].into_iter().any(|dnssec_ok| {
+        let mut held = Vec::new();
+        for qtype in [TYPE_A, TYPE_AAAA, 33, TYPE_TXT, TYPE_PTR, 64, 65, TYPE_ANY] {
+            let is_held = [false, true].into_iter().any(|dnssec_ok| {
                 let key = AnswerKey {
                     name: name.into(),
                     qtype,
@@ -432,15 +409,12 @@ impl Backend {
                     checking_disabled: false,
                 };
                 self.server_state.fast_path.holds_answer(&key)
-            })
-        };
-        let types = [TYPE_A, TYPE_AAAA, 33, TYPE_TXT, TYPE_PTR, 64, 65, TYPE_ANY];
-        let types = types.map(|qtype| (qtype, type_label(qtype)));
-        types
-            .into_iter()
-            .filter(|(qtype, _)| is_held(*qtype))
-            .map(|(_, label)| label)
-            .collect()
+            });
+            if is_held {
+                held.push(type_label(qtype));
+            }
+        }
+        held
     }
 
     /// Removes the selected answers from all caches; returns their number, `None` without a cache.
@@ -524,6 +498,55 @@ impl Backend {
     }
 }
 
+fn first_file<'a>(files: &'a BTreeMap<&'static str, FileState>, kind: Kind) -> Option<&'a PathBuf> {
+    files.get(kind.label())?.files.first()
+}
+
+/// Returns the last reload of each kind of file, and the last that failed.
+fn last_events(status: &ServiceStatus) -> (BTreeMap<String, Event>, BTreeMap<String, Event>) {
+    let mut done = BTreeMap::new();
+    let mut failed = BTreeMap::new();
+    for (kind, reloads) in status.reloads() {
+        if let Some(event) = reloads.last {
+            done.insert(kind.to_owned(), event);
+        }
+        if let Some(event) = reloads.last_failure {
+            failed.insert(kind.to_owned(), event);
+        }
+    }
+    (done, failed)
+}
+
+/// Returns the addresses that are records of this type.
+fn data_of_type(addresses: &[IpAddr], query_type: u16) -> String {
+    let mut data = Vec::new();
+    for address in addresses {
+        let is_of_type = match query_type {
+            TYPE_A => address.is_ipv4(),
+            TYPE_AAAA => address.is_ipv6(),
+            // The fleet's names have addresses only.
+            _ => false,
+        };
+        if is_of_type {
+            data.push(address.to_string());
+        }
+    }
+    if data.is_empty() {
+        return "no data".to_owned();
+    }
+    data.join(" ")
+}
+
+/// Returns the domain of the handler that would answer for a name: the longest, or the root.
+fn domain_of_handler(handlers: &ByDomain, name: &Name) -> Name {
+    for suffix in name.suffixes() {
+        if let Some((domain, _)) = handlers.get_key_value(suffix) {
+            return domain.clone();
+        }
+    }
+    Name::root()
+}
+
 pub(super) fn parse(text: &str) -> Result<Name, NameRefused> {
     Name::from_text(text)
         .map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
@@ -598,30 +621,31 @@ struct Link {
 /// states of `health`. The first line is the VM as a whole. Jobs without links are omitted; an
 /// invalid file is logged and omitted.
 fn read_jobs(jobs_dir: &Path, health: Option<&InstanceHealth>) -> Vec<Group> {
-    let state_of = |group: &str| {
-        let mut groups = health.into_iter().flat_map(|health| &health.groups);
-        groups
-            .find(|(id, _)| **id == *group)
-            .map_or("", |(_, state)| state.label())
-            .to_owned()
-    };
+    let mut states = HashMap::new();
+    for (group, state) in health.into_iter().flat_map(|health| &health.groups) {
+        states.insert(&**group, state.label());
+    }
     let mut lines = vec![Group::of_vm(health)];
     for job in job_names(jobs_dir) {
         let file = jobs_dir.join(&job).join(".bosh/links.json");
         match read_links(&file) {
-            Ok(links) => lines.extend(links.into_iter().map(
-                |Link {
-                     group,
-                     name,
-                     link_type,
-                 }| Group {
-                    job_name: job.clone(),
-                    link_name: name,
+            Ok(links) => {
+                for Link {
+                    group,
+                    name,
                     link_type,
-                    health_state: state_of(&group),
-                    group_id: group,
-                },
-            )),
+                } in links
+                {
+                    let state = states.get(group.as_str()).copied().unwrap_or_default();
+                    lines.push(Group {
+                        job_name: job.clone(),
+                        link_name: name,
+                        link_type,
+                        health_state: state.to_owned(),
+                        group_id: group,
+                    });
+                }
+            }
             // A job without links has no such file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {

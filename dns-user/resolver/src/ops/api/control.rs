@@ -197,21 +197,26 @@ pub struct CacheFlush {
 
 impl Criteria {
     fn selection(&self) -> Result<Selection, NameRefused> {
-        let name = |text: &Option<String>| text.as_deref().map(parse).transpose();
+        let Self {
+            name,
+            zone,
+            query_type,
+        } = self;
+        let query_type = match query_type {
+            Some(text) => {
+                let Some(query_type) = parse_type(text) else {
+                    return Err(NameRefused(format!(
+                        "{text:?} is no query type; use a name such as AAAA or TYPE65"
+                    )));
+                };
+                Some(query_type)
+            }
+            None => None,
+        };
         Ok(Selection {
-            name: name(&self.name)?,
-            zone: name(&self.zone)?,
-            query_type: self
-                .query_type
-                .as_ref()
-                .map(|text: &String| {
-                    parse_type(text).ok_or_else(|| {
-                        NameRefused(format!(
-                            "{text:?} is no query type; use a name such as AAAA or TYPE65"
-                        ))
-                    })
-                })
-                .transpose()?,
+            name: name.as_deref().map(parse).transpose()?,
+            zone: zone.as_deref().map(parse).transpose()?,
+            query_type,
         })
     }
 }

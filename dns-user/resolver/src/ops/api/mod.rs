@@ -30,6 +30,7 @@ use axum::{
     routing::{MethodRouter, any, get, post},
 };
 use nix::unistd::Uid;
+use prometheus::{IntCounter, Registry};
 use serde::Serialize;
 use tokio::net::TcpListener;
 
@@ -69,19 +70,8 @@ impl ApiServer {
         admins: Option<Vec<String>>,
     ) -> io::Result<Self> {
         let socket = TcpListener::bind(address).await?;
-        let registry = backend.metrics.registry();
-        let limits = ServerLimits::default();
-        let register = || -> prometheus::Result<_> {
-            let limit = families::LIMIT.gauges()?;
-            limit
-                .with_label_values(&["api_connections"])
-                .set(limits.connections as i64);
-            registry.register(Box::new(limit))?;
-            let replaced = families::API_REFUSED_CONNECTIONS_TOTAL.counter()?;
-            registry.register(Box::new(replaced.clone()))?;
-            Ok(replaced)
-        };
-        let replaced = register().map_err(io::Error::other)?;
+        let replaced =
+            register_connections(backend.metrics.registry()).map_err(io::Error::other)?;
         let listener = Listener::Tls(socket, Box::new(move || tls.server_config()));
         Ok(Self {
             server: Server::new("the API", listener).count_replaced(replaced),
@@ -104,19 +94,35 @@ impl ApiServer {
         } = self;
         let all = routes(backend);
         let refused = operations(any(not_an_admin));
-        let is_admin = move |name: Option<String>| match &admins {
-            Some(admins) => name.is_some_and(|name| admins.contains(&name)),
-            None => true,
-        };
-        let routes_for =
-            move |client: &dns_kit::http_server::Client| match is_admin(client.common_name()) {
-                true => all.clone(),
+        let routes_for = move |client: &dns_kit::http_server::Client| {
+            let is_admin = match &admins {
+                Some(admins) => client
+                    .common_name()
+                    .is_some_and(|name| admins.contains(&name)),
+                None => true,
+            };
+            if is_admin {
+                all.clone()
+            } else {
                 // The paths of bosh-dns stay open to its own clients, which have other common
                 // names.
-                false => refused.clone().fallback_service(all.clone()),
-            };
+                refused.clone().fallback_service(all.clone())
+            }
+        };
         server.run(routes_for, shutdown).await;
     }
+}
+
+/// Registers the limit of the API's connections; returns the counter of those that gave way to others.
+fn register_connections(registry: &Registry) -> prometheus::Result<IntCounter> {
+    let limit = families::LIMIT.gauges()?;
+    limit
+        .with_label_values(&["api_connections"])
+        .set(ServerLimits::default().connections as i64);
+    registry.register(Box::new(limit))?;
+    let replaced = families::API_REFUSED_CONNECTIONS_TOTAL.counter()?;
+    registry.register(Box::new(replaced.clone()))?;
+    Ok(replaced)
 }
 
 /// A bound control socket.
@@ -136,25 +142,19 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
         group,
         is_default: _,
     } = config;
-    let missing = |error| io::Error::new(io::ErrorKind::NotFound, error);
-    let of_user = |key, name: &str| {
-        accounts::user(key, name)
-            .map(|user| user.uid)
-            .map_err(missing)
+    let server = match server_user {
+        Some(name) => Some(accounts::user("xdp.user", name).map_err(missing)?.uid),
+        None => None,
     };
-    let server = server_user
-        .map(|name| of_user("xdp.user", name))
-        .transpose()?;
     let user = match user {
-        Some(name) => Some(of_user("control.user", name)?),
+        Some(name) => Some(accounts::user("control.user", name).map_err(missing)?.uid),
         // Commands of the server's own user must work without a group.
         None => server,
     };
-    let group = group
-        .as_ref()
-        .map(|name| accounts::group("control.group", name))
-        .transpose();
-    let group = group.map_err(missing)?;
+    let group = match group {
+        Some(name) => Some(accounts::group("control.group", name).map_err(missing)?),
+        None => None,
+    };
     let gid = group.as_ref().map(|group| group.gid);
     // The folder may belong to root or to this user; a folder of anybody else could be exchanged
     // under the socket.
@@ -180,6 +180,11 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
             without_group: None,
         }),
     }
+}
+
+/// Returns the error of an account that this machine does not have.
+fn missing(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, error)
 }
 
 /// Serves the whole API on the control socket, to local users and without certificates, until the process

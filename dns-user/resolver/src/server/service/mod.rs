@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::Guard;
 use futures_util::future::BoxFuture;
 use hickory_proto::op::ResponseCode;
 
@@ -70,6 +71,16 @@ pub(in crate::server) struct WaitingPlace {
     _permit: Permit,
     _waiting: Arc<()>,
     _counted: Counted,
+}
+
+/// The answerer of a query, in the state in which it is answered.
+struct Routed {
+    /// Generation of the answers that interfaces give, as of the state or earlier.
+    generation: u64,
+    state: Guard<Arc<AnswerState>>,
+    route: Route,
+    /// The answerer, for metrics: with [`Route::Refused`], who would have answered in another class.
+    responder: Responder,
 }
 
 /// The result of answering without waiting.
@@ -147,10 +158,9 @@ impl QueryHandler {
         shuffle: &mut Shuffle,
         out: &mut Vec<u8>,
     ) -> Immediate {
-        let qclass = query.question.qclass;
         // Before routing: `version.bind` would otherwise go to the recursors, whose version it
         // would then show.
-        if qclass == CLASS_CH
+        if query.question.qclass == CLASS_CH
             && let Some(responder) = self.answer_chaos(query, name, out)
         {
             return Immediate::Replied {
@@ -158,26 +168,48 @@ impl QueryHandler {
                 resolution: None,
             };
         }
-        // Read before the state, so that answers obtained through an older state are void.
-        let generation = self.server_state.fast_path.answer_generation();
-        let state = self.server_state.state();
-        let (route, responder) = self.route(&state, query, name);
-        let deferred = |source| {
-            Immediate::Deferred(Deferred {
+        let routed = self.route(query, name);
+        let responder = routed.responder;
+        match self.answer_routed(routed, query, name, shuffle, out) {
+            Ok(resolution) => {
+                self.add_options(query, responder, out);
+                Immediate::Replied {
+                    responder,
+                    resolution,
+                }
+            }
+            Err(source) => Immediate::Deferred(Deferred {
                 query: query.to_owned(),
                 source,
                 responder,
-            })
-        };
-        let mut resolution = None;
+            }),
+        }
+    }
+
+    /// Writes the reply into `out`, and returns the resolution of a local name. The error is what the query must
+    /// wait for.
+    fn answer_routed(
+        &self,
+        routed: Routed,
+        query: &Query<'_>,
+        name: &Name,
+        shuffle: &mut Shuffle,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Resolution>, Awaited> {
+        let Routed {
+            generation,
+            state,
+            route,
+            responder,
+        } = routed;
         match route {
             Route::Local => match self.server_state.look_up(&state, name, query.client) {
                 LookedUp::Found(found) => {
                     local_reply(query, found.answer(), shuffle, out);
-                    resolution = Some(found);
+                    return Ok(Some(found));
                 }
                 LookedUp::NeedsFirstCheck => {
-                    return deferred(Awaited::FirstChecks(Arc::clone(&state), name.clone()));
+                    return Err(Awaited::FirstChecks(Arc::clone(&state), name.clone()));
                 }
             },
             Route::Upcheck => local_reply(query, UPCHECK, shuffle, out),
@@ -201,7 +233,7 @@ impl QueryHandler {
                     }
                     None => {
                         if !write_at_once(&*fallback, query, out) {
-                            return deferred(Awaited::Other(fallback));
+                            return Err(Awaited::Other(fallback));
                         }
                         // Other servers' reverse names have a TTL that only the cache follows.
                         if fallback.holds_reverse(query) {
@@ -212,7 +244,7 @@ impl QueryHandler {
             }
             Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
                 if !write_at_once(&*answer, query, out) {
-                    return deferred(Awaited::Other(answer));
+                    return Err(Awaited::Other(answer));
                 }
                 // An interface would return the cached denial.
                 let is_denied = admit_existence(&state, query, name, out);
@@ -220,28 +252,35 @@ impl QueryHandler {
                     self.learn_reply(query, name);
                 // The key of an interface's copy has neither class nor RD, so only the usual values
                 // may make one.
-                } else if !is_denied && qclass == CLASS_IN && query.recursion_desired() {
+                } else if !is_denied
+                    && query.question.qclass == CLASS_IN
+                    && query.recursion_desired()
+                {
                     self.offer(query, name, generation, &*answer);
                 }
             }
         }
-        self.add_options(query, responder, out);
-        Immediate::Replied {
-            responder,
-            resolution,
-        }
+        Ok(None)
     }
 
     /// Selects the answerer: [`Route::Refused`] with its responder if it has no data of the query's class.
-    fn route(&self, state: &AnswerState, query: &Query<'_>, name: &Name) -> (Route, Responder) {
-        let route = Route::of(state, name, query.question.qtype);
+    fn route(&self, query: &Query<'_>, name: &Name) -> Routed {
+        // Read before the state, so that answers obtained through an older state are void.
+        let generation = self.server_state.fast_path.answer_generation();
+        let state = self.server_state.state();
+        let route = Route::of(&state, name, query.question.qtype);
         let responder = responder_of(&route);
         // Local data is of class IN.
         let has_data = matches!(query.question.qclass, CLASS_IN | CLASS_ANY)
             // bosh-dns answers every class with records of class IN (observed).
             || self.options.compat.any_class
             || !matches!(route, Route::Local | Route::Upcheck);
-        (if has_data { route } else { Route::Refused }, responder)
+        Routed {
+            generation,
+            state,
+            route: if has_data { route } else { Route::Refused },
+            responder,
+        }
     }
 
     /// Answers a query of class CH; `None` if it is handled like any other.
