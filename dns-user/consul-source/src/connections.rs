@@ -465,6 +465,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
+            drop(listener);
             let mut request = Vec::new();
             while !request.ends_with(b"\r\n\r\n") {
                 request.push(stream.read_u8().await.unwrap());
@@ -509,6 +510,12 @@ mod tests {
             assert_eq!(connections.permits.available_permits(), 1);
             if kept == 1 {
                 assert_eq!(connections.open(), 1);
+                // The agent takes no second connection.
+                let again = connections.lease(&address).await;
+                let Ok(Lease::Own(sender, _)) = again else {
+                    panic!("no connection")
+                };
+                connections.idle().push((address.clone(), sender));
             }
             // Connections to another agent would only occupy the pool.
             let other = agent("").await;

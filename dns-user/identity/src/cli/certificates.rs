@@ -435,3 +435,40 @@ fn report(fleet: Option<&Snapshot>, names: &Names) -> bool {
     }
     !missing.is_empty()
 }
+
+#[cfg(test)]
+mod tests {
+    use dns_core::catalog::{AliasFiles, Records};
+
+    use super::*;
+
+    #[test]
+    fn common_names_that_are_names_are_looked_up() {
+        let records =
+            br#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain"],
+            "record_infos": [["a", "web", "net", "dep", "10.0.0.1", "bosh"]]}"#;
+        let (records, _) = Records::parse(records).unwrap();
+        let fleet = Snapshot::build(records, &AliasFiles::default()).0;
+        for (common_name, dns, expected) in [
+            (None, "a.web.net.dep.bosh", false),
+            (None, "b.web.net.dep.bosh", true),
+            (Some("b.web.net.dep.bosh"), "a.web.net.dep.bosh", true),
+            (Some("a.web.net.dep.bosh"), "a.web.net.dep.bosh", false),
+            (Some("our b.web.net.dep.bosh"), "a.web.net.dep.bosh", false),
+            (Some("bosh"), "a.web.net.dep.bosh", false),
+            (Some("www.example.org"), "a.web.net.dep.bosh", false),
+        ] {
+            let names = Names {
+                common_name: common_name.map(str::to_owned),
+                dns: vec![dns.to_owned()],
+                addresses: Vec::new(),
+            };
+            assert_eq!(
+                report(Some(&fleet), &names),
+                expected,
+                "{common_name:?} {dns}"
+            );
+            assert!(!report(None, &names));
+        }
+    }
+}
