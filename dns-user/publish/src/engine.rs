@@ -5,7 +5,6 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::IpAddr,
     time::{Duration, SystemTime},
 };
 
@@ -19,7 +18,7 @@ use crate::{
         Batch, OnConflict, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone,
         apply_verified,
     },
-    record::{Key, Name, Record, RecordType, Target},
+    record::{Key, Name, Record, RecordType},
 };
 
 /// Maximum number of list, plan and apply rounds in one run while other writers change the zones.
@@ -286,7 +285,7 @@ impl Engine {
             for record in &records {
                 // An address that is not published has no pointer to it either.
                 if record.record_type.is_address() && self.rules.manages(record) {
-                    pointers_to.extend(pointers(record));
+                    pointers_to.extend(plan::pointers(record));
                 }
             }
             records.extend(pointers_to);
@@ -687,51 +686,8 @@ impl Engine {
     }
 }
 
-/// Returns a PTR record for each address of a set (RFC 1035, section 3.5; RFC 3596, section 2.5). A
-/// wildcard has none.
-fn pointers(record: &Record) -> Vec<Record> {
-    let mut found = Vec::new();
-    // A pointer gives the name of a host (RFC 1035, section 3.5), which a wildcard is not.
-    if record.name.labels().next() == Some("*") {
-        return found;
-    }
-    // Every name is valid as the data of a PTR record.
-    let Ok(target) = Target::parse(RecordType::PTR, record.name.as_str()) else {
-        return found;
-    };
-    for address in &record.targets {
-        if let Some(name) = reverse_name(address) {
-            found.push(Record {
-                ttl: record.ttl,
-                labels: record.labels.clone(),
-                ..Record::new(name, RecordType::PTR, [target.clone()])
-            });
-        }
-    }
-    found
-}
-
 fn names_of(keys: &BTreeSet<Key>) -> BTreeSet<&Name> {
     keys.iter().map(|key| &key.name).collect()
-}
-
-fn reverse_name(address: &Target) -> Option<Name> {
-    let mut name = String::new();
-    match address.as_str().parse().ok()? {
-        IpAddr::V4(address) => {
-            for octet in address.octets().iter().rev() {
-                name.push_str(&format!("{octet}."));
-            }
-            name.push_str("in-addr.arpa");
-        }
-        IpAddr::V6(address) => {
-            for octet in address.octets().iter().rev() {
-                name.push_str(&format!("{:x}.{:x}.", octet & 0xf, octet >> 4));
-            }
-            name.push_str("ip6.arpa");
-        }
-    }
-    Name::parse(&name).ok()
 }
 
 /// Number of deletions within [`WINDOW`] that need no confirmation, whatever the zone's size.

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    net::IpAddr,
 };
 
 use crate::record::{DomainFilter, Labels, Name, Record, RecordType, Target};
@@ -102,6 +103,50 @@ impl Desired {
                 .as_ref()
                 .is_some_and(|known| !known.contains(resource))
     }
+}
+
+/// Returns a PTR record for each address of a set (RFC 1035, section 3.5; RFC 3596, section 2.5). A
+/// wildcard has none.
+pub(crate) fn pointers(record: &Record) -> Vec<Record> {
+    let mut found = Vec::new();
+    // A pointer gives the name of a host (RFC 1035, section 3.5), which a wildcard is not.
+    if record.name.labels().next() == Some("*") {
+        return found;
+    }
+    // Every name is valid as the data of a PTR record.
+    let Ok(target) = Target::parse(RecordType::PTR, record.name.as_str()) else {
+        return found;
+    };
+    for address in &record.targets {
+        if let Some(name) = reverse_name(address) {
+            found.push(Record {
+                ttl: record.ttl,
+                labels: record.labels.clone(),
+                ..Record::new(name, RecordType::PTR, [target.clone()])
+            });
+        }
+    }
+    found
+}
+
+fn reverse_name(address: &Target) -> Option<Name> {
+    let mut name = String::new();
+    match address.as_str().parse().ok()? {
+        IpAddr::V4(address) => {
+            for octet in address.octets().iter().rev() {
+                name.push_str(&format!("{octet}."));
+            }
+            name.push_str("in-addr.arpa");
+        }
+        IpAddr::V6(address) => {
+            // Nibbles in reverse order, the low one of each octet first (RFC 3596, section 2.5).
+            for octet in address.octets().iter().rev() {
+                name.push_str(&format!("{:x}.{:x}.", octet & 0xf, octet >> 4));
+            }
+            name.push_str("ip6.arpa");
+        }
+    }
+    Name::parse(&name).ok()
 }
 
 /// Plans the changes from `current` to `desired`.

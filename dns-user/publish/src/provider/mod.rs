@@ -617,7 +617,7 @@ async fn repeat(
         }
         let repeated = Batch {
             zone: batch.zone.clone(),
-            // There is no further listing that could decide, since a change is repeated once.
+            // A conflict of one must not fail the others, which are repeated only once.
             on_conflict: OnConflict::Isolate,
             transactions,
         };
