@@ -53,6 +53,7 @@ const RECORD: [u8; 16] = [
 pub fn start(lab: &Lab, answers: u32) -> Result<Kept> {
     let program = env::current_exe()?;
     let mut command = lab.server.command(program.as_os_str())?;
+    // The child inherits the CPU, so it never runs on another one.
     let process = on_cpu(SERVER_CPU, || {
         Kept::spawn(command.arg(format!("--echo={answers}")))
     })?;
@@ -71,6 +72,8 @@ pub fn open(address: SocketAddrV4) -> io::Result<Socket> {
     socket.set_reuse_port(true)?;
     socket.bind(&SocketAddr::from(address).into())?;
     let receive_buffer = RECEIVE_BUFFER;
+    // Fails without CAP_NET_ADMIN: the buffer then keeps its default size, and the echo works
+    // nevertheless.
     // SAFETY: the descriptor is open, and the size is the `int`'s.
     let _smaller = unsafe {
         libc::setsockopt(
@@ -108,6 +111,8 @@ pub fn serve(socket: &Socket, answers: u16) -> io::Result<Infallible> {
     }
     let mut used = BATCH;
     loop {
+        // Only these were changed by the last batch: the names' lengths by the kernel, the slices'
+        // by the replies.
         for (header, slice) in headers.iter_mut().zip(&mut slices).take(used) {
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
             slice.iov_len = SIZE;
@@ -130,6 +135,7 @@ pub fn serve(socket: &Socket, answers: u16) -> io::Result<Infallible> {
             slices[at].iov_len = reply(&mut buffers[at], header.msg_len as usize, &records);
         }
         let mut sent = 0;
+        // The kernel may send fewer than it was given (sendmmsg(2)).
         while sent < used {
             let rest = &mut headers[sent..used];
             // SAFETY: as above; the lengths are those of the queries' addresses and of the replies.

@@ -91,6 +91,8 @@ fn show(arguments: &Arguments) -> Result<()> {
     replace_records(&lab, &running, &mut foundation)?;
 
     headline("Load: latency by dnsperf on both paths in turn, then one saturated core");
+    // Beside the first server: latencies that are measured one after the other compare two moments
+    // of the machine.
     let plain_lab = Lab::split()?;
     let _plain_recursor = start_recursor(&plain_lab)?;
     let plain = start_server(&plain_lab, &foundation, &json!({"mode": "off"}))?;
@@ -156,6 +158,7 @@ fn start_server(lab: &Lab, foundation: &Foundation, xdp: &Value) -> Result<Serve
 
 /// Starts dnsmasq as the recursor that names outside BOSH are forwarded to.
 fn start_recursor(lab: &Lab) -> Result<Kept> {
+    // Without any of this machine's configuration, which could answer the names of the demo.
     let mut command = lab.server.command("dnsmasq")?;
     command
         .args([
@@ -232,6 +235,7 @@ fn replace_records(lab: &Lab, server: &Server, foundation: &mut Foundation) -> R
     fs::write(&next, &foundation.records)?;
     let query = client::query(&change.name, RecordType::A, Some(1232))?;
     let started = Instant::now();
+    // The time begins before, because noticing the file is a part of it.
     fs::rename(&next, &file)?;
     let asked = lab.client.run(|| -> Result<(u32, Duration)> {
         let wanted = IpAddr::V4(change.to);

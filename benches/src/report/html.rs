@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::{Data, Figure, Report, number, plot};
 
 /// Style sheet of the page, for light and dark mode.
+// Plots stay white in dark mode, since their text is black.
 const STYLE: &str = "
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }

@@ -49,6 +49,8 @@ pub mod titles {
 
 use titles::*;
 
+// Labels as `Subject::label` forms them, and points as the parts name them: a value that is not
+// found is left out, as one that was not measured.
 const TC: &str = "ours, tc";
 const CONSTANT_TC: &str = "constant answers, tc";
 const NATIVE: &str = "ours, native";
@@ -312,6 +314,7 @@ const COUNTED: [[&str; 4]; 3] = [
 /// Returns the rows of the targets that this run measured: target, measured value, bound, and whether it was met; then
 /// targets that tests count.
 pub(super) fn rows(report: &Report) -> Vec<[String; 4]> {
+    // By the report's facts: `--from` renders what another machine has measured.
     let is_intel = report
         .facts
         .iter()
@@ -347,6 +350,7 @@ fn median(report: &Report, Source(title, label, point): Source) -> Option<f64> {
         Data::Bars(bars) => &bars.iter().find(|bar| bar.label == label)?.value,
         Data::Sweep(sweep) => sweep.value(label, point)?,
     };
+    // A point without rounds has no median, and its target is neither met nor missed.
     Some(value.median()).filter(|median| median.is_finite())
 }
 

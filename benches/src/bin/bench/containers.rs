@@ -215,8 +215,10 @@ fn offer(sockets: &[Socket], queries: &[Vec<u8>]) -> Result<Offered> {
                 thread::sleep(early);
             }
             let mut query = queries[number % queries.len()].clone();
-            // Id and socket together tell whose reply it is.
+            // Id and socket together tell whose reply it is: with 200 queries for each socket, no id repeats.
             query[..2].copy_from_slice(&((number / sockets.len()) as u16).to_be_bytes());
+            // Before sending, because the reply may be received before `send` returns. 0 stands for
+            // a query that was not sent.
             sent_at.store(begun.elapsed().as_nanos() as u64 + 1, Ordering::Relaxed);
             if sockets[number % sockets.len()].send(&query).is_err() {
                 lost += 1;
@@ -228,6 +230,7 @@ fn offer(sockets: &[Socket], queries: &[Vec<u8>]) -> Result<Offered> {
         Ok((receiving.join().expect("no panic")?, lost))
     })?;
     let cpu = machine_time()?.saturating_sub(before);
+    // A query that never left says nothing about the server.
     ensure!(lost == 0, "{lost} queries could not be sent");
     Ok(Offered { latencies, cpu })
 }
@@ -252,6 +255,7 @@ fn receive(
                 continue;
             }
             loop {
+                // The sockets block, as other loads need them.
                 let length = match socket.recv_with_flags(&mut buffer, libc::MSG_DONTWAIT) {
                     Ok(length) => length,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -307,6 +311,7 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
                 .0
                 .push(begun.elapsed().as_secs_f64() * 1e3);
             if with_server {
+                // Also from the containers that were created while the server stood still.
                 for recent in asked..=number {
                     cell.ask(recent, &query, FIRST, Duration::from_secs(1))?;
                 }

@@ -70,6 +70,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             .ip(&format!("addr add {FLOODER}/24 dev {CLIENT_INTERFACE}"))?;
         let recursor = SlowRecursor::start(&lab, AUTHORITY, Duration::from_millis(delay))?;
         let running = forwarder.start_before(&lab, recursor, &foundation)?;
+        // In this order, because the peak of memory never falls.
         for flooded in [false, true] {
             let (other, fleet) = load(&lab, duration, flooded, names)?;
             ensure!(
@@ -120,6 +121,7 @@ impl Seen {
 /// Runs the other client, with the flood or without; returns the results of new names and of `names`.
 fn load(lab: &Lab, duration: Duration, flooded: bool, names: &[String]) -> Result<(Seen, Seen)> {
     let ended = AtomicBool::new(false);
+    // New names also in the second load: the server may have cached those of the first.
     let run = format!("{:08x}", fastrand::u32(..));
     let new = |number: usize| format!("o{number}.{run}.test.");
     let listed = |number: usize| names[number % names.len()].clone();
@@ -167,6 +169,7 @@ fn flood(ended: &AtomicBool) -> Result<f64> {
         let due = (started.elapsed().as_secs_f64() * f64::from(FLOOD_RATE)) as u32;
         while sent < due {
             let mut query = template.clone();
+            // At random, so that no name of an earlier run or load is queried again.
             query[..2].copy_from_slice(&fastrand::u16(..).to_be_bytes());
             query[13..29].copy_from_slice(format!("{:016x}", fastrand::u64(..)).as_bytes());
             // A full queue along the path is part of a flood.
@@ -180,6 +183,7 @@ fn flood(ended: &AtomicBool) -> Result<f64> {
 
 /// Sends queries at [`OTHER_RATE`], whatever has been answered, and waits for the replies.
 fn ask_at_rate(duration: Duration, name: impl Fn(usize) -> String) -> Result<Seen> {
+    // A reply that the client itself drops would count against the server.
     let socket = socket(CLIENT_ADDRESS, 8 << 20)?;
     let total = (duration.as_secs_f64() * f64::from(OTHER_RATE)) as usize;
     let mut seen = Seen::default();
@@ -204,6 +208,7 @@ fn ask_at_rate(duration: Duration, name: impl Fn(usize) -> String) -> Result<See
             Duration::from_millis(50)
         };
         socket.set_read_timeout(Some(pause.max(Duration::from_micros(1))))?;
+        // Without a whole header it is no reply. After a timeout the next query is due.
         let Ok(12..) = socket.recv(&mut buffer) else {
             continue;
         };
@@ -212,6 +217,7 @@ fn ask_at_rate(duration: Duration, name: impl Fn(usize) -> String) -> Result<See
         let Some(sent) = waiting.remove(&u16::from_be_bytes([id_high, id_low])) else {
             continue;
         };
+        // A server under load answers SERVFAIL or REFUSED, which is no help to the client.
         if flags & 15 == 0 && [high, low] != [0, 0] {
             seen.answered += 1;
             seen.latencies.push(arrived - sent);
@@ -272,6 +278,7 @@ fn serve(socket: &UdpSocket, delay: Duration, ended: &AtomicBool) {
                 waiting.push_back((Instant::now() + delay, client, reply));
             }
         }
+        // All have the same delay, so the first in the queue is the first that is due.
         while let Some((_, client, reply)) =
             waiting.pop_front_if(|(due, ..)| *due <= Instant::now())
         {

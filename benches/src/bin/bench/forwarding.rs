@@ -59,6 +59,8 @@ impl Drawer {
     ) -> Result<Seen> {
         /// Queries per second that a run without repeated names can send at most.
         const MAX_RATE: u32 = 150_000;
+        // For a second more than the load lasts: dnsperf begins again at the end of its file, and
+        // cold names would be hits.
         let count = f64::from(rate.unwrap_or(MAX_RATE)) * (duration.as_secs_f64() + 1.0);
         let mut text = String::new();
         for _ in 0..count as usize {
@@ -80,6 +82,7 @@ impl Drawer {
             percentiles: rate.is_some(),
             ..dnsperf::Load::new(&path, duration)
         };
+        // Below, a refusal ends the run: it costs less than an answer.
         let seen = load.run(&lab.client_launcher())?;
         ensure!(
             seen.rcodes.keys().all(|rcode| rcode == "NOERROR"),
@@ -111,6 +114,7 @@ pub(crate) fn forwarding(plan: &Plan, subject: &Subject, table: &mut Table) -> R
     // Costs at rates that all can serve, even on a slower machine: under overload a server saves system
     // calls.
     for (point, (hot, cost_rate)) in [(100, 15_000), (0, 3_000)].into_iter().enumerate() {
+        // Without a cache there are no hits to measure.
         if hot > 0 && *forwarder == (Forwarder::Ours { cache: false }) {
             continue;
         }
@@ -194,6 +198,7 @@ pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
         for (point, lines) in [&fleet, &hot].into_iter().enumerate() {
             let mut loaded = Loaded::new(&cell.lab, &cell.processes, lines, None)?;
             let seen = cell.fill(&mut loaded, plan.duration)?;
+            // As in `measure_alternately`: a core that slept between packets is in another regime.
             if seen.is_saturated() {
                 table.put(forwarder.label(), point, &[Rounds::default(), seen.cpu]);
             }

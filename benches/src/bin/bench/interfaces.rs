@@ -33,6 +33,7 @@ pub(crate) fn measure(_: &Plan, subject: &Subject, table: &mut Table) -> Result<
     let foundation = Foundation::generate(100)?;
     let lab = containers::cell_namespaces()?;
     let cell = Cell::new(&lab.server, &lab.client)?;
+    // Only from INFO on the log dates each attach.
     let (server, _bpffs) = containers::start(&lab, &foundation, "tc", "INFO")?;
     let name = foundation
         .names()

@@ -159,8 +159,10 @@ fn while_changing<T>(
         Ok(())
     };
     let seen = thread::scope(|scope| {
+        // Beside the generator: the server's core must have no other work than the server's.
         let changing = scope.spawn(|| on_cpu(CLIENT_CPU, change));
         let seen = work();
+        // Also after an error, or the scope would wait for the thread forever.
         is_over.store(true, Ordering::Relaxed);
         changing
             .join()
@@ -237,6 +239,7 @@ fn measure_alternately(
     for subject in subjects {
         cells.push(Cell::start((setting.lab)()?, subject, setting)?);
     }
+    // The publisher must have seen which of the many names are in use.
     if setting.is_few {
         for cell in &cells {
             let load = Load::Rate {

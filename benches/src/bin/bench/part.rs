@@ -54,6 +54,8 @@ impl Part {
             match self.measure {
                 Measure::Each(measure) => {
                     for subject in &subjects {
+                        // An error in place of the signal's effect: the namespaces and programs
+                        // must be removed.
                         anyhow::ensure!(!interrupt::requested(), "interrupted");
                         measure(plan, subject, &mut table).with_context(|| subject.label())?;
                     }
@@ -144,6 +146,7 @@ impl Setting {
         let selected: Vec<_> = match selection {
             Selection::Shared => entries.iter().filter(|(name, _)| is_shared(name)).collect(),
             Selection::Evenly(count) => {
+                // Three quarters of the map are for listed names, all of which must fit.
                 foundation.max_names = (foundation.names().count() * 3 / 2).max(65_536) as u32;
                 let count = count.min(entries.len());
                 (0..count)
@@ -250,6 +253,7 @@ fn ordered(lines: &[String], order: Order) -> Vec<String> {
         return drawn;
     }
     random.shuffle(&mut shuffled);
+    // By the ranks after the shuffle: the first names of a foundation are related.
     let mut all = 0.0;
     let mut sums = Vec::with_capacity(shuffled.len());
     for rank in 1..=shuffled.len() {

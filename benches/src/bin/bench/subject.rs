@@ -32,6 +32,7 @@ pub(crate) const PERCENTILES: [f64; 3] = [0.5, 0.99, 0.999];
 /// learn the names beyond the publisher's list of a huge foundation.
 const WARM_UP: Duration = Duration::from_millis(300);
 /// Number of parts into which the latencies of a load are divided.
+// Even a single round shows a spread then.
 const LATENCY_PARTS: usize = 4;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

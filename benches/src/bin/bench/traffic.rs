@@ -102,6 +102,7 @@ impl Kind {
         match self.streams {
             Some(_) => Ok(number(&end["sum_received"]["bits_per_second"])? / 1e9),
             None => {
+                // `packets` were sent; only those that arrived have passed the programs.
                 let sum = &end["sum"];
                 Ok((number(&sum["packets"])? - number(&sum["lost_packets"])?)
                     / number(&sum["seconds"])?)
@@ -129,6 +130,7 @@ pub(crate) fn measure(_plan: &Plan, subjects: &[Subject], table: &mut Table) -> 
             // Rotate the order, so that no subject is always first or last.
             for turn in 0..subjects.len() {
                 let column = (turn + round) % subjects.len();
+                // Stopped at the end of its turn, and its programs with it.
                 let start = |mode| start_build(server::program()?, &lab, &foundation, mode);
                 let server = subjects[column].mode().map(start).transpose()?;
                 if server.is_some() {
@@ -138,6 +140,7 @@ pub(crate) fn measure(_plan: &Plan, subjects: &[Subject], table: &mut Table) -> 
             }
         }
         for (subject, value) in subjects.iter().zip(&values) {
+            // Round by round, so that a drift of the machine's speed cancels out.
             let mut relative = value.ratio_to(&values[0]);
             for share in &mut relative.0 {
                 *share *= 100.0;
