@@ -229,6 +229,39 @@ fn nat_before_bridge_refuses_it() -> Result<()> {
 }
 
 #[test]
+fn redirect_before_bridge_refuses_its_address() -> Result<()> {
+    requires!(namespaces);
+    let rules = [
+        (
+            &["iptables-legacy-restore", "--noflush"][..],
+            "*nat\n-A PREROUTING -d 8.8.8.8 -p udp --dport 53 -j REDIRECT\nCOMMIT\n",
+        ),
+        (
+            &["nft", "-f", "-"],
+            "table ip t {\n chain c {\n type nat hook prerouting priority dstnat;\n ip daddr 8.8.8.8 udp dport 53 redirect\n }\n}\n",
+        ),
+    ];
+    let of_bridge = SocketAddr::from(([10, 9, 9, 1], 53));
+    for (loader, rules) in rules {
+        let host = host()?;
+        host.ip("link add br0 type bridge")?;
+        host.ip("addr add 10.9.9.1/24 dev br0")?;
+        let found = |endpoint| {
+            host.run(|| dns_attacher::filter_objection("br0", client_of("br0"), endpoint))?
+                .map_err(anyhow::Error::from)
+        };
+        ensure!(found(of_bridge)?.is_none(), "without rules");
+        feed(&host, loader, rules)?;
+        ensure!(found(of_bridge)?.is_some(), "{}", loader[0]);
+        ensure!(
+            found(v4())?.is_none(),
+            "REDIRECT leads to the receiving interface's own address"
+        );
+    }
+    Ok(())
+}
+
+#[test]
 fn local_redirect_refuses_lo() -> Result<()> {
     requires!(namespaces);
     let rules = [

@@ -8,7 +8,7 @@ use std::{
 use super::{
     matches::{self, Target},
     nft_rule::{Expression, Fields, Found, Set, Verdict, value, verdict},
-    walk::{Action, Device, Mark, Meets, Open, Packet},
+    walk::{Action, Device, Mark, Meets, NatGoal, Open, Packet},
 };
 use crate::attach::netlink::octets;
 
@@ -190,6 +190,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             .iter()
             .map(|&(value, known): &(u8, u8)| (known == u8::MAX).then_some(value))
             .collect()
+    }
+
+    /// Like [`Self::get`], from the first byte of a register that the expression may lack.
+    fn read(&self, register: Option<usize>, length: usize) -> Option<Vec<u8>> {
+        self.get(register?, length)
     }
 
     fn extension_match(&mut self, fields: &Fields<'_>) {
@@ -469,10 +474,10 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     }
 
     fn compare(&mut self, fields: &Fields<'_>) {
-        let wanted = fields.get(3).map(value).unwrap_or_default();
+        let wanted = fields.value(3);
         let at = fields.register(1);
         let operation = fields.number(2);
-        let found = at.and_then(|at| self.get(at, wanted.len()));
+        let found = self.read(at, wanted.len());
         let bits = at.and_then(|at| self.registers.get(at..at + wanted.len()));
         let mut differs = false;
         for ((value, known), wanted) in bits.unwrap_or_default().iter().zip(&wanted) {
@@ -496,9 +501,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     }
 
     fn range(&mut self, fields: &Fields<'_>) {
-        let from = fields.get(3).map(value).unwrap_or_default();
-        let to = fields.get(4).map(value).unwrap_or_default();
-        let meets = match fields.register(1).and_then(|at| self.get(at, from.len())) {
+        let from = fields.value(3);
+        let to = fields.value(4);
+        let meets = match self.read(fields.register(1), from.len()) {
             Some(found) => {
                 Meets::known((from..=to).contains(&found) != (fields.number(2) == Some(1)))
             }
@@ -535,7 +540,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     fn byteorder(&mut self, fields: &Fields<'_>) {
         let length = fields.number(4).unwrap_or(0) as usize;
         let size = fields.number(5).unwrap_or(0).max(1) as usize;
-        let found = fields.register(1).and_then(|at| self.get(at, length));
+        let found = self.read(fields.register(1), length);
         let target = fields.register(2);
         if let Some(at) = target {
             self.forget(at, length.next_multiple_of(4));
@@ -568,9 +573,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             self.meets = self.meets.and(Meets::Maybe("lookup"));
             return;
         };
-        let key = fields
-            .register(2)
-            .and_then(|at| self.get(at, set.key_length));
+        let key = self.read(fields.register(2), set.key_length);
         let found = match &self.packet {
             Some(packet) => match (set.find(key.as_deref()), &key, target) {
                 // Packets or time change the set.
@@ -613,9 +616,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             // Counters, helpers, timeouts and marks of the security module hold back no packet.
             (Some(_), _) => Meets::Yes,
             (None, Some(set)) if self.packet.is_some() => {
-                let key = fields
-                    .register(3)
-                    .and_then(|at| self.get(at, set.key_length));
+                let key = self.read(fields.register(3), set.key_length);
                 if set.find(key.as_deref()) == Found::Nothing {
                     Meets::No
                 } else {
@@ -660,8 +661,12 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         register.is_none_or(|at| self.may_hold(at, &endpoint.port().to_be_bytes()))
     }
 
-    /// Returns whether this expression may redirect packets for other machines to `endpoint`.
-    pub(super) fn nat_leads_to(&self, expression: &Expression, endpoint: SocketAddr) -> bool {
+    /// Returns whether this expression may redirect packets for other machines to an endpoint.
+    pub(super) fn nat_leads_to(&self, expression: &Expression, goal: NatGoal) -> bool {
+        let NatGoal {
+            endpoint,
+            by_redirect,
+        } = goal;
         let fields = Fields(&expression.data);
         match expression.name.as_str() {
             "nat" if fields.number(1) == Some(1) => {
@@ -680,10 +685,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                     && self.may_hold(address, &octets(endpoint.ip()))
                     && (is_mapped || self.may_be_port(fields.register(5), endpoint))
             }
-            "redir" => {
-                endpoint.ip().is_loopback() && self.may_be_port(fields.register(1), endpoint)
-            }
-            "target" => target(&fields, &fields.text(1), endpoint.is_ipv6()).leads_to(endpoint),
+            "redir" => by_redirect && self.may_be_port(fields.register(1), endpoint),
+            "target" => target(&fields, &fields.text(1), endpoint.is_ipv6()).leads_to(goal),
             _ => false,
         }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     facts::Part,
-    walk::{Action, Device, Mark, Meets, Open, Packet, QUERY_LENGTHS, REPLY_LENGTHS},
+    walk::{Action, Device, Mark, Meets, NatGoal, Open, Packet, QUERY_LENGTHS, REPLY_LENGTHS},
 };
 use crate::attach::netlink::{address_at, array_at};
 
@@ -539,12 +539,10 @@ impl Target<'_> {
         }
     }
 
-    /// Returns whether the target may redirect packets for other machines to `endpoint`.
-    pub(super) fn leads_to(&self, endpoint: SocketAddr) -> bool {
+    /// Returns whether the target may redirect packets for other machines to this endpoint.
+    pub(super) fn leads_to(&self, goal: NatGoal) -> bool {
         match self.name {
-            "DNAT" | "REDIRECT" => self
-                .new_target()
-                .is_none_or(|target| target.may_be(endpoint)),
+            "DNAT" | "REDIRECT" => self.new_target().is_none_or(|target| target.may_be(goal)),
             "NETMAP" => true,
             _ => false,
         }
@@ -671,13 +669,17 @@ impl NewTarget {
     }
 
     /// Returns whether a packet for another machine may be redirected to this endpoint.
-    fn may_be(&self, endpoint: SocketAddr) -> bool {
+    fn may_be(&self, goal: NatGoal) -> bool {
+        let NatGoal {
+            endpoint,
+            by_redirect,
+        } = goal;
         let port = self
             .ports
             .is_none_or(|(from, to)| (from..=to).contains(&endpoint.port()));
         let address = match self.addresses {
             Some((from, to)) => (from..=to).contains(&endpoint.ip()),
-            None => self.is_redirect && endpoint.ip().is_loopback(),
+            None => self.is_redirect && by_redirect,
         };
         port && address
     }

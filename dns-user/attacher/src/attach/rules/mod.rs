@@ -33,7 +33,7 @@ use dns_fastpath::protocol::Operation;
 
 use self::{
     nft::DeviceHook,
-    walk::{Client, Ends, Nat, Packet},
+    walk::{Client, Ends, Nat, NatGoal, Packet},
     xtables::{INPUT, OUTPUT, POSTROUTING, PREROUTING},
 };
 use super::{netlink::Socket, work::count};
@@ -264,7 +264,12 @@ impl PacketFilter {
             return self.examine_lo(device, client, endpoint, facts);
         }
         // Independent of the client, and needs no walk.
-        if device.is_bridge && self.nat_leads_to(PREROUTING, endpoint) {
+        // REDIRECT leads to an address of the receiving interface.
+        let goal = NatGoal {
+            endpoint,
+            by_redirect: device.has_endpoint != Some(false),
+        };
+        if device.is_bridge && self.nat_leads_to(PREROUTING, goal) {
             return Examined::certainly(Objection::BridgedNat);
         }
         let mut query = Packet::query(device, client, endpoint, facts);
@@ -290,7 +295,12 @@ impl PacketFilter {
         endpoint: SocketAddr,
         facts: &Facts,
     ) -> Examined {
-        if self.nat_leads_to(OUTPUT, endpoint) {
+        // At OUTPUT REDIRECT leads to 127.0.0.1 or ::1 (`nf_nat_redirect_ipv4`).
+        let goal = NatGoal {
+            endpoint,
+            by_redirect: endpoint.ip().is_loopback(),
+        };
+        if self.nat_leads_to(OUTPUT, goal) {
             return Examined::certainly(Objection::LocalNat);
         }
         let mut sent = Packet::local_query(lo, client, endpoint, facts);
@@ -317,10 +327,10 @@ impl PacketFilter {
 
     /// Returns whether NAT at `hook` may redirect queries for other addresses to the endpoint. The
     /// program sees them with the new address, and its reply would not be translated back.
-    fn nat_leads_to(&self, hook: usize, endpoint: SocketAddr) -> bool {
+    fn nat_leads_to(&self, hook: usize, goal: NatGoal) -> bool {
         let is_exempt = |to: SocketAddr| self.is_untracked(hook, to);
-        xtables::leads_to(&self.legacy, hook, endpoint, is_exempt)
-            || self.nft.leads_to(hook, endpoint, is_exempt)
+        xtables::leads_to(&self.legacy, hook, goal, is_exempt)
+            || self.nft.leads_to(hook, goal, is_exempt)
     }
 
     /// Returns whether rules at `hook` exempt every query for `to` from connection tracking, and so from

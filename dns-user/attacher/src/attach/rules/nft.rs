@@ -6,7 +6,7 @@ use super::{
     expressions::Machine,
     nft_rule::{Expression, Fields, Set, Verdict, elements, expressions, only_destination, split},
     too_large,
-    walk::{Action, Chains, Device, Ends, Meets, Nat, Packet, walk},
+    walk::{Action, Chains, Device, Ends, Meets, Nat, NatGoal, Packet, walk},
 };
 use crate::attach::netlink::{Attributes, Socket, push_text, text};
 
@@ -82,15 +82,9 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
     // struct nfgenmsg: family, version, resource.
     let all = [0; 4];
     let budget = Budget::default();
-    let chains = socket.dump(CHAINS, &all, |message| {
-        budget.admits(message.len()).then(|| chain(message))?
-    })?;
-    let rules = socket.dump(RULES, &all, |message| {
-        budget.admits(message.len()).then(|| rule(message))?
-    })?;
-    let names = socket.dump(SETS, &all, |message| {
-        budget.admits(message.len()).then(|| set(message))?
-    })?;
+    let chains = socket.dump(CHAINS, &all, |message| budget.read(message, chain))?;
+    let rules = socket.dump(RULES, &all, |message| budget.read(message, rule))?;
+    let names = socket.dump(SETS, &all, |message| budget.read(message, set))?;
     let dormant = socket.dump(TABLES, &all, dormant_table)?;
     let mut ruleset = Ruleset {
         chains,
@@ -154,6 +148,14 @@ impl Budget {
         let Self(read) = self;
         read.set(read.get().saturating_add(size));
         read.get() <= MAX_RULESET
+    }
+
+    /// Reads a message within the limit.
+    fn read<T>(&self, message: &[u8], read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+        if !self.admits(message.len()) {
+            return None;
+        }
+        read(message)
     }
 
     fn check(&self) -> io::Result<()> {
@@ -220,12 +222,12 @@ impl Ruleset {
         ends
     }
 
-    /// Returns whether a NAT rule at `hook` may redirect queries for other addresses to `endpoint`; NAT
+    /// Returns whether a NAT rule at `hook` may redirect queries for other addresses to an endpoint; NAT
     /// does not apply to queries for those that are `is_exempt`.
     pub(super) fn leads_to(
         &self,
         hook: usize,
-        endpoint: SocketAddr,
+        goal: NatGoal,
         is_exempt: impl Fn(SocketAddr) -> bool,
     ) -> bool {
         let mut chains = Vec::new();
@@ -248,7 +250,7 @@ impl Ruleset {
                 let mut machine = Machine::without_packet(|name| self.set(chain, name));
                 for expression in rule {
                     machine.step(expression);
-                    if machine.nat_leads_to(expression, endpoint) {
+                    if machine.nat_leads_to(expression, goal) {
                         return true;
                     }
                 }

@@ -77,7 +77,7 @@ pub(super) fn only_destination(rule: &[Expression]) -> Option<SocketAddr> {
                 field = Some((fields.number(2), fields.number(3), fields.number(4)));
             }
             "cmp" if fields.number(2) == Some(0) => {
-                let wanted = fields.get(3).map(value).unwrap_or_default();
+                let wanted = fields.value(3);
                 match field.take() {
                     Some((Some(1), Some(16), Some(4))) => ip = address_at(&wanted, 0, false),
                     Some((Some(1), Some(24), Some(16))) => ip = address_at(&wanted, 0, true),
@@ -105,6 +105,11 @@ impl<'a> Fields<'a> {
     pub(super) fn get(&self, wanted: u16) -> Option<&'a [u8]> {
         let (_, value) = Attributes(self.0).find(|(kind, _)| *kind == wanted)?;
         Some(value)
+    }
+
+    /// Returns the value of an attribute that holds data; empty if it is missing.
+    pub(super) fn value(&self, wanted: u16) -> Vec<u8> {
+        self.get(wanted).map(value).unwrap_or_default()
     }
 
     /// Returns a number in network order.
@@ -255,7 +260,7 @@ fn element(attributes: &[u8]) -> Element {
     let data = fields.get(2).unwrap_or_default();
     let flags = fields.number(3).unwrap_or(0);
     Element {
-        key: fields.get(1).map(value).unwrap_or_default(),
+        key: fields.value(1),
         last: fields.get(10).map(value),
         ends: flags & 1 != 0,
         is_rest: flags & 2 != 0,

@@ -406,6 +406,14 @@ pub(super) enum Open {
     Receiver,
 }
 
+/// An endpoint to which NAT may send queries for other addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NatGoal {
+    pub(super) endpoint: SocketAddr,
+    /// Whether REDIRECT, which names no address, leads there.
+    pub(super) by_redirect: bool,
+}
+
 /// A client, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Client {

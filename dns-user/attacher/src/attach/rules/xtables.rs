@@ -22,7 +22,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use super::{
     matches::{self, Target, u16_at, u32_at},
     too_large,
-    walk::{Action, Chains, Device, Ends, Meets, Nat, Open, Packet, walk},
+    walk::{Action, Chains, Device, Ends, Meets, Nat, NatGoal, Open, Packet, walk},
 };
 
 const GET_INFO: libc::c_int = 64;
@@ -163,16 +163,16 @@ pub(super) fn pass(tables: &[RuleTable], hook: usize, packet: &mut Packet, nat: 
     ends
 }
 
-/// Returns whether a nat rule at `hook` may redirect queries for other addresses to `endpoint`; NAT does
+/// Returns whether a nat rule at `hook` may redirect queries for other addresses to an endpoint; NAT does
 /// not apply to queries for those that are `is_exempt`.
 pub(super) fn leads_to(
     tables: &[RuleTable],
     hook: usize,
-    endpoint: SocketAddr,
+    goal: NatGoal,
     is_exempt: impl Fn(SocketAddr) -> bool,
 ) -> bool {
     for table in tables {
-        if table.name != "nat" || table.v6 != endpoint.is_ipv6() {
+        if table.name != "nat" || table.v6 != goal.endpoint.is_ipv6() {
             continue;
         }
         let mut chains: Vec<usize> = table.hooks[hook].into_iter().collect();
@@ -184,7 +184,7 @@ pub(super) fn leads_to(
                 if entry.only_destination().is_some_and(&is_exempt) {
                     continue;
                 }
-                if entry.may_be_udp() && entry.target().leads_to(endpoint) {
+                if entry.may_be_udp() && entry.target().leads_to(goal) {
                     return true;
                 }
                 if let Some(to) = entry.jump()
