@@ -496,4 +496,27 @@ mod tests {
             assert!(parse_validity(bad).is_err(), "{bad}");
         }
     }
+
+    #[test]
+    fn seventeenth_client_is_refused() {
+        use std::io::Read as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        serve_control(UnixListener::bind(&path).unwrap(), |_| Reply::Done).unwrap();
+        let connect = || UnixStream::connect(&path).unwrap();
+        let mut clients: Vec<UnixStream> = (0..MAX_CONTROL).map(|_| connect()).collect();
+        let mut text = String::new();
+        assert_eq!(connect().read_to_string(&mut text).unwrap(), 0);
+        // The others are open still.
+        for client in &clients {
+            client.set_nonblocking(true).unwrap();
+        }
+        let waiting = clients.iter_mut().map(|client| client.read(&mut [0]));
+        let waiting = waiting.filter(|read| {
+            read.as_ref()
+                .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        });
+        assert_eq!(waiting.count(), MAX_CONTROL);
+    }
 }

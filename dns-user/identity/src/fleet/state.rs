@@ -687,4 +687,22 @@ mod tests {
         fs::create_dir(state.path.join("folder.json")).unwrap();
         assert!(state.read::<u64>("folder.json").is_err());
     }
+
+    #[test]
+    fn lines_of_the_file_are_counted() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let state = StateFolder::create(folder.path().join("state")).unwrap().0;
+        let mut file = MembersFile::open(&state).unwrap();
+        for generation in 1..=3 {
+            let member = Member {
+                generation,
+                issuers: BTreeSet::new(),
+                not_after: 0,
+            };
+            let changes = BTreeMap::from([("a".to_owned(), Some(member))]);
+            file.save(&changes).unwrap();
+            assert_eq!(file.lines, Some(generation as usize));
+            assert_eq!(MembersFile::open(&state).unwrap().lines, file.lines);
+        }
+    }
 }
