@@ -142,7 +142,11 @@ fn prepare(
         Some((before, loaded)) if before.xdp == authority.xdp && before.main == authority.main => {
             loaded
         }
-        Some(_) | None => Loaded::load(&authority).map_err(|error| error.to_string())?,
+        other => {
+            // The kernel need not hold the maps of both.
+            drop(other);
+            Loaded::load(&authority).map_err(|error| error.to_string())?
+        }
     };
     let prepared = loaded.find_predecessor(&authority);
     Ok((authority, listen, prepared))

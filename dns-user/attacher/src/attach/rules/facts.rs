@@ -338,7 +338,7 @@ fn owner_in(message: &[u8], address: IpAddr) -> Option<u32> {
         // A socket of IPv6 that receives IPv4 is bound to a mapped address, or to ::.
         _ => IpAddr::from(*message.get(8..)?.first_chunk::<16>()?).to_canonical(),
     };
-    // Alone: the message does not say whether IPV6_V6ONLY is set.
+    // As if IPV6_V6ONLY were not set: an owner too many makes the answer unknown, never wrong.
     let receives = bound == address || wildcard_receives(SocketAddr::new(bound, 0), address, &[]);
     receives.then_some(u32::from_ne_bytes(*message.get(64..)?.first_chunk()?))
 }
