@@ -145,28 +145,7 @@ impl ScopePage {
     /// slots. Interfaces serve a new endpoint once [`Self::admit`] is called.
     pub(crate) fn set_endpoints(&self, endpoints: &[Endpoint]) {
         let wanted = &endpoints[..endpoints.len().min(MAX_ENDPOINTS)];
-        let mut removed = 0_u64;
-        for slot in 0..MAX_ENDPOINTS {
-            if self
-                .endpoint(slot)
-                .is_some_and(|found| !wanted.contains(&found))
-            {
-                self.word(endpoint_offset(slot) + META)
-                    .store(0, Ordering::Relaxed);
-                removed |= 1 << slot;
-            }
-        }
-        // A bit means a slot: a later endpoint in the same slot must not inherit the interfaces of
-        // this one.
-        if removed != 0 {
-            for slot in 0..INTERFACES {
-                let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
-                let admitted = mask.load(Ordering::Relaxed);
-                if admitted & removed != 0 {
-                    mask.store(admitted & !removed, Ordering::Relaxed);
-                }
-            }
-        }
+        self.remove_other_endpoints(wanted);
         let mut added = wanted.to_vec();
         added.retain(|endpoint| self.slot_of(endpoint).is_none());
         if added.is_empty() {
@@ -206,6 +185,32 @@ impl ScopePage {
         let slots = u32::try_from(slots).expect("at most MAX_ENDPOINTS");
         self.half(offset_of!(Scope, endpoint_slots))
             .store(slots, Ordering::Release);
+    }
+
+    /// Empties the slots of all endpoints but these, and withdraws them from the interfaces.
+    fn remove_other_endpoints(&self, wanted: &[Endpoint]) {
+        let mut removed = 0_u64;
+        for slot in 0..MAX_ENDPOINTS {
+            if self
+                .endpoint(slot)
+                .is_some_and(|found| !wanted.contains(&found))
+            {
+                self.word(endpoint_offset(slot) + META)
+                    .store(0, Ordering::Relaxed);
+                removed |= 1 << slot;
+            }
+        }
+        // A bit means a slot: a later endpoint in the same slot must not inherit the interfaces of
+        // this one.
+        if removed != 0 {
+            for slot in 0..INTERFACES {
+                let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
+                let admitted = mask.load(Ordering::Relaxed);
+                if admitted & removed != 0 {
+                    mask.store(admitted & !removed, Ordering::Relaxed);
+                }
+            }
+        }
     }
 
     //----------- Interfaces ---------------------------------------------------

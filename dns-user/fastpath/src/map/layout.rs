@@ -95,12 +95,8 @@ impl Encoded {
             bytes[header.policy_offset()..][..size_of::<AnswerPolicy>()]
                 .copy_from_slice(policy.as_bytes());
         }
-        for (slot, address) in bytes[header.v4_offset()..].chunks_exact_mut(4).zip(&v4) {
-            slot.copy_from_slice(&Ipv4Addr::octets(address));
-        }
-        for (slot, address) in bytes[header.v6_offset()..].chunks_exact_mut(16).zip(&v6) {
-            slot.copy_from_slice(&Ipv6Addr::octets(address));
-        }
+        write_addresses(&mut bytes[header.v4_offset()..], &v4, Ipv4Addr::octets);
+        write_addresses(&mut bytes[header.v6_offset()..], &v6, Ipv6Addr::octets);
         Ok(())
     }
 
@@ -116,6 +112,17 @@ impl Encoded {
 
     pub(crate) fn size(&self) -> usize {
         self.words.len() * 8
+    }
+}
+
+/// Writes addresses one after the other, in network order.
+fn write_addresses<A, const LENGTH: usize>(
+    bytes: &mut [u8],
+    addresses: &[A],
+    octets: fn(&A) -> [u8; LENGTH],
+) {
+    for (place, address) in bytes.chunks_exact_mut(LENGTH).zip(addresses) {
+        place.copy_from_slice(&octets(address));
     }
 }
 

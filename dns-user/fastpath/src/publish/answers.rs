@@ -356,16 +356,9 @@ impl AnswerTable {
             .records
             .get(&key)
             .map(|record| (record.location, record.size, record.ticket));
-        if old.is_none() {
-            // Only newcomers count: a change of what is there must not wait for the rate.
-            if !self.rooms[part as usize].admission.take(Instant::now()) {
-                return None;
-            }
-            while !self.rooms[part as usize].has_room(size) {
-                if !self.evict(part) {
-                    return None;
-                }
-            }
+        // Only newcomers count: a change of what is there must not wait for the rate.
+        if old.is_none() && !self.admit(part, size) {
+            return None;
         }
         self.reclaim();
         let Some(location) = self.store.allocator.allocate(size) else {
@@ -420,15 +413,25 @@ impl AnswerTable {
         Some(())
     }
 
+    /// Makes room for a further answer, if the rate of its part permits one.
+    fn admit(&mut self, part: AnswerPart, size: usize) -> bool {
+        if !self.rooms[part as usize].admission.take(Instant::now()) {
+            return false;
+        }
+        while !self.rooms[part as usize].has_room(size) {
+            if !self.evict(part) {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Removes expired answers, shows other records of local replies by `source`, and returns the answers
     /// to renew: those used since they were published.
     pub(crate) fn expire(&mut self, source: &dyn NameSource, now_ns: u64) -> Vec<AnswerQuestion> {
         let mut renewals = Vec::new();
         let mut redrawn = 0;
-        while let Some(&Reverse(due)) = self.due.peek()
-            && due.at_ns <= now_ns
-        {
-            self.due.pop();
+        while let Some(due) = self.next_due(now_ns) {
             let Due {
                 key,
                 since_ns,
@@ -436,17 +439,8 @@ impl AnswerTable {
                 ..
             } = due;
             let Some(record) = self.records.get(&key) else {
-                // An answer that does not fit has no record; its time is over, so another may be
-                // handed over.
-                if task == Task::Remove {
-                    self.release(key);
-                }
                 continue;
             };
-            // The task of an earlier answer to the question.
-            if record.since_ns != since_ns {
-                continue;
-            }
             match (&record.content, task) {
                 (Content::Forwarded { ends_ns, renewal }, Task::Renew) => {
                     // Nobody asked for it at the interface, so it is not worth a query to a
@@ -483,6 +477,25 @@ impl AnswerTable {
         }
         self.renewals += renewals.len() as u64;
         renewals
+    }
+
+    /// Takes the next task that is due, of an answer that is still there.
+    fn next_due(&mut self, now_ns: u64) -> Option<Due> {
+        while let Some(&Reverse(due)) = self.due.peek()
+            && due.at_ns <= now_ns
+        {
+            self.due.pop();
+            match self.records.get(&due.key) {
+                Some(record) if record.since_ns == due.since_ns => return Some(due),
+                // The task of an earlier answer to the question.
+                Some(_) => {}
+                // An answer that does not fit has no record; its time is over, so another may be
+                // handed over.
+                None if due.task == Task::Remove => self.release(due.key),
+                None => {}
+            }
+        }
+        None
     }
 
     /// Makes the cells of removed answers reusable once no program can read them.

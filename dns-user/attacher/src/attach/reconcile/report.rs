@@ -7,7 +7,7 @@ use std::{
 
 use dns_fastpath::protocol::{InterfaceState, InterfaceStatus, MIN_QUERIES};
 
-use super::InterfaceReconciler;
+use super::{InterfaceReconciler, OnInterface};
 use crate::attach::{attachment::NotServed, heard::HEARD_FOR, netlink::Link, topology};
 
 impl InterfaceReconciler {
@@ -83,17 +83,38 @@ impl InterfaceReconciler {
         waiting: Option<&u32>,
     ) -> Option<InterfaceStatus> {
         let ifindex = link.ifindex;
-        let on = self.attached.get(&ifindex).filter(|_| is_open);
-        let is_taken = self.setting.is_candidate(link);
-        let refusal = self.refusals.get(&ifindex).cloned().or_else(|| {
-            // A machine has many interfaces of these kinds; only those that receive queries are
-            // worth a line.
-            let refusal = topology::refusal(link, &self.links).filter(|_| waiting.is_some());
-            refusal.map(str::to_owned)
-        });
+        let slot = self.setting.scope.interface(ifindex);
         // Without a slot the program passes every query, though it is still attached.
-        let on = on.filter(|_| self.setting.scope.interface(ifindex).is_some());
-        let (state, why) = match (on, refusal, self.refused.get(&ifindex), waiting) {
+        let is_answering = is_open && slot.is_some();
+        let on = self.attached.get(&ifindex).filter(|_| is_answering);
+        let (state, why) = self.state_of(link, on, is_open, waiting)?;
+        Some(InterfaceStatus {
+            name: link.name.clone(),
+            ifindex,
+            state,
+            hook: on.map(|on| on.attachment.hook),
+            slot,
+            why,
+        })
+    }
+
+    /// Returns the state of an interface and its reason; `on` is its program, if that answers.
+    fn state_of(
+        &self,
+        link: &Link,
+        on: Option<&OnInterface>,
+        is_open: bool,
+        waiting: Option<&u32>,
+    ) -> Option<(InterfaceState, String)> {
+        let ifindex = link.ifindex;
+        let is_taken = self.setting.is_candidate(link);
+        let mut refusal = self.refusals.get(&ifindex).cloned();
+        // A machine has many interfaces of these kinds; only those that receive queries are worth a
+        // line.
+        if refusal.is_none() && waiting.is_some() {
+            refusal = topology::refusal(link, &self.links).map(str::to_owned);
+        }
+        Some(match (on, refusal, self.refused.get(&ifindex), waiting) {
             // Served, but only for some endpoints.
             (Some(on), Some(why), _, _) => (
                 InterfaceState::Served,
@@ -131,14 +152,6 @@ impl InterfaceReconciler {
                 "waiting for its turn to be attached".to_owned(),
             ),
             (None, None, None, None) => return None,
-        };
-        Some(InterfaceStatus {
-            name: link.name.clone(),
-            ifindex,
-            state,
-            hook: on.map(|on| on.attachment.hook),
-            slot: self.setting.scope.interface(ifindex),
-            why,
         })
     }
 

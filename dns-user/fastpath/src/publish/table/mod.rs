@@ -218,15 +218,23 @@ impl Table {
         keys.dedup();
         // Names that are not in the map are resolved when they are queried, or listed below.
         keys.retain(|&key| self.records.get(key).is_some());
-        let too_large = self.listing.too_large();
-        // They are not among the records, so no facet leads to them.
-        let may_fit = too_large.filter(|(_, name)| {
-            self.answers
-                .facets(name)
-                .iter()
-                .any(|facet| facets.contains(facet))
-        });
-        new.extend(may_fit.map(|(key, name)| (key, name.clone())));
+        for (key, name) in self.listing.too_large() {
+            let of_name = self.answers.facets(name);
+            // They are not among the records, so no facet leads to them.
+            if of_name.iter().any(|facet| facets.contains(facet)) {
+                new.push((key, name.clone()));
+            }
+        }
+        self.update_first(keys, new, progress);
+    }
+
+    /// Updates the most useful names at once, and leaves the others to the pass.
+    fn update_first(
+        &mut self,
+        keys: Vec<u64>,
+        mut new: Vec<(u64, Name)>,
+        progress: &mut dyn FnMut(),
+    ) {
         let (first, later) = self.hottest(keys, false);
         for (index, key) in first.into_iter().enumerate() {
             if index % 64 == 0 {
@@ -234,7 +242,7 @@ impl Table {
             }
             self.reconsider(key);
         }
-        // The most useful ones at once; a large change must not hold up everything else.
+        // A large change must not hold up everything else.
         let new_later = new.split_off(new.len().min(HOTTEST));
         for (key, name) in new {
             self.publish_listed(key, &name);
