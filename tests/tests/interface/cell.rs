@@ -485,9 +485,8 @@ const LARGE: usize = 250;
 /// Containers that come and go meanwhile.
 const CHURN: usize = 40;
 
-/// Time limit for the decision about all containers: many times the target of three seconds, which a quiet
-/// machine meets.
-const SERVED_AT_ONCE: Duration = Duration::from_secs(45);
+/// Time limit for the attaches to all containers, many times what they take on a quiet machine.
+const SERVED_AT_ONCE: Duration = Duration::from_secs(180);
 
 /// Lets containers query, each six times, and waits until all are served.
 fn serve_all(ground: &Ground, cell: &Cell<'_>, gated: &Gated, containers: usize) -> Result<Asked> {
@@ -532,33 +531,23 @@ const HUGE: usize = 500;
 #[test]
 fn five_hundred_interfaces_are_served_at_once() -> Result<()> {
     requires!(namespaces, bpf);
-    // With an ingress qdisc each attach is one to tcx, which holds the lock for a grace period.
-    for with_ingress in [false, true] {
-        let ground = Ground::new("huge")?;
-        let cell = ground.cell()?;
-        let gated = Gated::start(&ground.host)?;
-        serve_first(&ground, &cell, &gated)?;
-        cell.connect(0..HUGE)?;
-        if with_ingress {
-            let lines: Vec<String> = (0..HUGE)
-                .map(|number| format!("qdisc add dev {} ingress", Cell::interface(number)))
-                .collect();
-            feed(&ground.host, &["tc", "-batch", "-"], &lines.join("\n"))?;
-        }
-        wait_for_grace();
-        let start = gated.server.log().lines().count();
-        let asked = serve_all(&ground, &cell, &gated, HUGE)?;
-        let filters = report_attaches(&gated, start, &asked)?;
-        let expected = if with_ingress {
-            filters == 0
-        } else {
-            filters >= HUGE / 2
-        };
-        ensure!(
-            expected,
-            "{filters} of {HUGE} are served without a grace period, ingress: {with_ingress}"
-        );
-    }
+    let ground = Ground::new("huge")?;
+    let cell = ground.cell()?;
+    let gated = Gated::start(&ground.host)?;
+    serve_first(&ground, &cell, &gated)?;
+    cell.connect(0..HUGE)?;
+    let lines: Vec<String> = (0..HUGE / 2)
+        .map(|number| format!("qdisc add dev {} ingress", Cell::interface(number)))
+        .collect();
+    feed(&ground.host, &["tc", "-batch", "-"], &lines.join("\n"))?;
+    wait_for_grace();
+    let start = gated.server.log().lines().count();
+    let asked = serve_all(&ground, &cell, &gated, HUGE)?;
+    let filters = report_attaches(&gated, start, &asked)?;
+    ensure!(filters == 0, "{filters} of {HUGE} have a filter");
+    // Adding one would make the interface lose what it sends meanwhile.
+    let qdiscs = capture(ground.host.command("tc")?.args(["qdisc", "show"]))?;
+    ensure!(!qdiscs.contains("clsact"), "{qdiscs}");
     Ok(())
 }
 
@@ -592,17 +581,10 @@ fn busy_cell_is_served_at_once() -> Result<()> {
         churn.join().expect("no panic")?;
         asked
     })?;
-    // The lock: an RCU grace period for each tcx link, a tenth of a millisecond for each filter.
     let filters = report_attaches(&gated, start, &asked)?;
-    ensure!(
-        filters >= LARGE / 2,
-        "{filters} of {LARGE} containers are served without a grace period"
-    );
-    // The stop removes the filters together with their qdiscs.
-    let mut gated = gated;
-    gated.server.process().stop(Duration::from_secs(60))?;
-    let left = capture(ground.host.command("tc")?.args(["qdisc", "show"]))?;
-    ensure!(!left.contains("clsact"), "{left}");
+    ensure!(filters == 0, "{filters} of {LARGE} have a filter");
+    let qdiscs = capture(ground.host.command("tc")?.args(["qdisc", "show"]))?;
+    ensure!(!qdiscs.contains("clsact"), "{qdiscs}");
     Ok(())
 }
 

@@ -34,7 +34,8 @@ pub(crate) enum TcOrder {
     /// tcx ends with its process and replaces its program atomically, but attaching and detaching hold
     /// the RTNL lock for an RCU grace period: 11 to 13 ms.
     Tcx,
-    /// A classic filter holds the lock for 0.1 ms.
+    /// A classic filter holds the lock for 0.1 ms; before its qdisc is added or removed, the kernel takes the
+    /// interface's queues out of service, so what it sends for some milliseconds is lost.
     Clsact,
 }
 

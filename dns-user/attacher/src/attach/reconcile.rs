@@ -71,10 +71,6 @@ const REPORT_HOLDS: Duration = Duration::from_millis(600);
 /// How long an interface without replies stays attached; see [`is_retired`].
 const IDLE: Duration = Duration::from_secs(300);
 
-/// Interfaces that must wait together for a clsact filter to be preferred over tcx, which holds up all other
-/// network configuration a hundred times as long.
-const MANY_WAITING: usize = 8;
-
 /// Longest time spent on new clients per report, and on all heard clients after a change of routes.
 const LISTENING: Duration = Duration::from_millis(50);
 
@@ -160,6 +156,7 @@ impl Interfaces {
             local: Vec::new(),
             attached: BTreeMap::new(),
             refused: BTreeMap::new(),
+            lacks_tcx: false,
             loading: BTreeSet::new(),
             waiting: BTreeMap::new(),
             earlier_filters: BTreeSet::new(),
@@ -250,6 +247,8 @@ struct InterfaceReconciler {
     attached: BTreeMap<u32, OnInterface>,
     /// Interfaces to which attaching failed.
     refused: BTreeMap<u32, Refused>,
+    /// Whether an interface has taken a clsact filter because it takes no tcx link: the kernel is older than 6.6.
+    lacks_tcx: bool,
     /// Interfaces whose programs are being loaded.
     loading: BTreeSet<u32>,
     waiting: BTreeMap<u32, Waiting>,
@@ -583,8 +582,11 @@ impl InterfaceReconciler {
             .cloned()
             .collect();
         self.heard.forget_old(now);
-        // The busiest ones are attached first.
-        links.sort_by_key(|link| Reverse(self.gate.queries(link.ifindex)));
+        // The busiest ones are attached first, at a start in the order of the configuration: each holds up the next.
+        links.sort_by_key(|link| {
+            let queries = Reverse(self.gate.queries(link.ifindex));
+            (queries, self.setting.selection.place(link))
+        });
         let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
         // Must precede attaching: programs pass queries of unknown interfaces to the network stack.
         let without_slot = self.setting.scope.add_interfaces(&served);

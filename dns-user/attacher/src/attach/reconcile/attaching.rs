@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use dns_fastpath::protocol::{Hook, Operation};
 
-use super::{InterfaceReconciler, MANY_WAITING, OnInterface, Refused, Waiting, context};
+use super::{InterfaceReconciler, OnInterface, Refused, Waiting, context};
 use crate::{
     attach::{
         attachment::{IngressSlot, NotServed},
@@ -77,7 +77,7 @@ impl InterfaceReconciler {
                 continue;
             }
             // Asks the kernel, so not before the interface's turn.
-            let order = self.tc_order(link, waiting.len(), now);
+            let order = self.tc_order(link, now);
             if is_urgent || order == TcOrder::Clsact || self.may_hold_lock(link.ifindex, limit) {
                 let left = Backlog {
                     waiting: waiting.len() - index - 1,
@@ -98,9 +98,9 @@ impl InterfaceReconciler {
             || self.events.wait_for_silence(limit)
     }
 
-    /// Chooses the tc hook: a clsact filter where it disturbs neither a CNI plugin nor other filters and
-    /// either its qdisc exists or many interfaces wait; tcx otherwise.
-    fn tc_order(&mut self, link: &Link, waiting: usize, now: Instant) -> TcOrder {
+    /// Chooses the tc hook: a clsact filter where its qdisc exists and has no other filters, and where nothing else is
+    /// possible; tcx otherwise. A new qdisc would make the interface lose what it sends meanwhile (`qdisc_graft`).
+    fn tc_order(&mut self, link: &Link, now: Instant) -> TcOrder {
         // Replaced in its place; a tcx link would stand beside it until that one is removed.
         if self.earlier_filters.contains(&link.ifindex) {
             return TcOrder::Clsact;
@@ -117,16 +117,18 @@ impl InterfaceReconciler {
         let Self {
             setting,
             netlink,
-            waiting: entries,
+            waiting,
+            lacks_tcx,
             ..
         } = self;
-        let entry = entries.get_mut(&link.ifindex);
+        let entry = waiting.get_mut(&link.ifindex);
         if entry.as_ref().is_some_and(|entry| entry.has_foreign_qdisc) {
             return TcOrder::Tcx;
         }
         match setting.filters.slot(link.ifindex, netlink) {
             Ok(IngressSlot::Clsact) => TcOrder::Clsact,
-            Ok(IngressSlot::Free) if waiting >= MANY_WAITING && is_settled => TcOrder::Clsact,
+            // A link would wait for the lock in vain.
+            Ok(IngressSlot::Free) if *lacks_tcx && is_settled => TcOrder::Clsact,
             Ok(IngressSlot::Foreign) => {
                 if let Some(entry) = entry {
                     entry.has_foreign_qdisc = true;
@@ -235,6 +237,7 @@ impl InterfaceReconciler {
                 if self.earlier_filters.remove(&link.ifindex) && attachment.hook != Hook::Clsact {
                     self.remove_earlier_filter(link.ifindex);
                 }
+                self.lacks_tcx |= order == TcOrder::Tcx && attachment.hook == Hook::Clsact;
                 tracing::info!(interface = %link.name, hook = %attachment.hook, why = attachment.why, took_us = begun.elapsed().as_micros(), "program attached: the interface answers queries");
                 self.refused.remove(&link.ifindex);
                 self.attached.insert(
