@@ -40,6 +40,7 @@ impl RoutedDomains {
             watch,
             of_records: domains_of_records(&snapshot),
             of_handlers: domains_of_handlers(&handlers),
+            // systemd-resolved would ask its other servers for them, which do not know these names.
             of_upchecks: config.upcheck_domains.iter().map(parent).collect(),
         })
     }
@@ -58,6 +59,7 @@ impl RoutedDomains {
             .chain(of_handlers)
             .chain(of_upchecks)
             .map(|name: &String| match name.trim_end_matches('.') {
+                // Without its dot the root would have no name at all.
                 "" => ".".to_owned(),
                 name => name.to_owned(),
             })
@@ -68,9 +70,8 @@ impl RoutedDomains {
     /// Waits until the files may have changed, at most a second, and applies the changes.
     pub async fn follow(&mut self) {
         self.watch.next().await;
-        let FileChanges {
-            snapshot, handlers, ..
-        } = self.files.reload(Reading::IfChanged).await;
+        let snapshot = self.files.reload_catalog(Reading::IfChanged).await;
+        let FileChanges { handlers, .. } = self.files.reload_others(Reading::IfChanged).await;
         if let Some(snapshot) = snapshot {
             self.of_records = domains_of_records(&snapshot);
         }

@@ -225,19 +225,22 @@ impl Daemon<'_> {
     }
 
     async fn reload_files(&mut self, reading: Reading) {
+        // At once: other files rarely change, and on one CPU looking at them takes its time.
+        if let Some(snapshot) = self.files.reload_catalog(reading).await {
+            self.upstreams
+                .follow(Some(Arc::new(snapshot)), None, &self.config);
+        }
         let FileChanges {
-            snapshot,
             handlers,
             addresses,
             consul,
-        } = self.files.reload(reading).await;
+        } = self.files.reload_others(reading).await;
         if let (Some(names), Some(zone)) = (&self.consul, consul) {
             names.install(zone);
             self.server_state.consul_changed();
         }
         let has_handlers = handlers.is_some();
-        self.upstreams
-            .follow(snapshot.map(Arc::new), handlers, &self.config);
+        self.upstreams.follow(None, handlers, &self.config);
         if has_handlers || reading == Reading::Always {
             // A new handler may have taken over names that the interfaces still answer.
             if !self.fast_path.flushed(PUBLISHING_TIMEOUT).await {

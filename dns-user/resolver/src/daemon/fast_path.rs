@@ -179,7 +179,10 @@ impl Lifecycle {
         let states = Arc::clone(&self.server_state.health);
         let source = self.attacher.clone();
         self.loading = Some(tokio::spawn(async move {
-            tokio::time::sleep(pause).await;
+            // tokio's timer makes a pause of nothing one of a millisecond.
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
             // Never cancelled; a panic has been logged with its location.
             // The socket to the attacher is read with blocking calls, and loading waits for the
             // kernel.

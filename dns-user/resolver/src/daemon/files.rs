@@ -36,10 +36,9 @@ struct Inner {
     service_status: ServiceStatus,
 }
 
+/// Changes of other files than records and alias files.
 #[derive(Default)]
 pub(super) struct FileChanges {
-    /// Rebuilt after a change of records or aliases.
-    pub(super) snapshot: Option<Snapshot>,
     /// All handlers, if any handler file changed.
     pub(super) handlers: Option<Vec<HandlerConfig>>,
     /// All additional listen addresses, if any addresses file changed.
@@ -92,6 +91,7 @@ impl Files {
         error_lines("addresses files", &wrong, others)
             .iter()
             .for_each(|line| error!("{line}"));
+        // After all files have been read, so that an operator sees every error of one start.
         if !fatal.is_empty() {
             return Err(ConfigErrors(fatal));
         }
@@ -106,13 +106,30 @@ impl Files {
         ))
     }
 
-    /// Reads the files on a blocking thread.
-    pub(super) async fn reload(&self, reading: Reading) -> FileChanges {
+    /// Reads records and alias files on a blocking thread; returns a new snapshot after a change.
+    pub(super) async fn reload_catalog(&self, reading: Reading) -> Option<Snapshot> {
+        self.with_blocking(move |inner| {
+            inner.catalog.look_ahead(reading);
+            inner.catalog.refresh(reading)
+        })
+        .await
+    }
+
+    /// Reads all other files on a blocking thread.
+    pub(super) async fn reload_others(&self, reading: Reading) -> FileChanges {
+        self.with_blocking(move |inner| inner.reload_others(reading))
+            .await
+    }
+
+    /// Like [`Self::with`], on a blocking thread.
+    async fn with_blocking<T: Default + Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Inner) -> T + Send + 'static,
+    ) -> T {
         let this = self.clone();
-        let changes =
-            tokio::task::spawn_blocking(move || this.with(|inner| inner.reload(reading))).await;
+        let done = tokio::task::spawn_blocking(move || this.with(work)).await;
         // A panic has been logged with its location; the data in use stays.
-        changes.unwrap_or_default()
+        done.unwrap_or_default()
     }
 
     pub(super) fn consul_catalogs(&self) -> Option<Arc<Catalogs>> {
@@ -132,6 +149,7 @@ impl Files {
 
     pub(super) fn follow(&self, sources: Sources) {
         self.with(|inner| {
+            // New readers start a thread each and read everything again.
             if inner.sources != sources {
                 inner.catalog.follow(&sources);
                 inner.handlers = Followed::new(sources.handlers.clone());
@@ -157,13 +175,11 @@ impl Files {
 }
 
 impl Inner {
-    fn reload(&mut self, reading: Reading) -> FileChanges {
+    fn reload_others(&mut self, reading: Reading) -> FileChanges {
         // Start all reads first: waking this thread for each completion in turn would be slow on a
         // busy CPU.
-        self.catalog.look_ahead(reading);
         self.handlers.look_ahead(reading, None);
         self.addresses.look_ahead(reading, None);
-        let snapshot = self.catalog.refresh(reading);
         let handlers = self.read_handlers(reading);
         let handlers = whole(
             "handler files",
@@ -181,7 +197,6 @@ impl Inner {
             .as_mut()
             .and_then(|files| files.refresh(reading, &self.service_status));
         FileChanges {
-            snapshot,
             handlers,
             addresses,
             consul,
@@ -263,4 +278,45 @@ fn whole<T>(what: &str, read: Option<ParsedFiles<T>>, consequence: &str) -> Opti
         .iter()
         .for_each(|line| error!("{line}"));
     read.whole().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use dns_core::config::Config;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn new_records_precede_other_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let in_folder = |name: &str| folder.path().join(name).display().to_string();
+        let records = in_folder("records.json");
+        let write = |version: u64| {
+            let text = format!(
+                r#"{{"record_keys": ["id", "instance_group", "az", "network", "deployment", "ip", "domain"],
+                "record_infos": [["a", "web", "z1", "net", "dep", "10.0.0.1", "bosh"]], "version": {version}}}"#
+            );
+            fs::write(&records, text).unwrap();
+        };
+        write(1);
+        let handlers = in_folder("handlers.json");
+        let text = format!(
+            r#"{{"address": "127.0.0.1", "port": 53, "records_file": "{records}", "handlers_files_glob": "{handlers}"}}"#
+        );
+        let config = Config::check("config.json", text.as_bytes());
+        let sources = Sources::of(&config.1.unwrap().config);
+        let status = ServiceStatus::default();
+        let (files, _) = Files::start(sources.clone(), None, &status).unwrap();
+
+        files.with(|inner| inner.handlers = Followed::new(sources.handlers));
+        write(2);
+        let snapshot = files.reload_catalog(Reading::IfChanged).await;
+        assert_eq!(snapshot.unwrap().version(), Some(2));
+        let has_looked = || files.with(|inner| !inner.handlers.folders.is_empty());
+        assert!(!has_looked());
+        files.reload_others(Reading::IfChanged).await;
+        assert!(has_looked());
+    }
 }

@@ -130,9 +130,8 @@ impl FollowedFleet {
 
     /// Reads the files if they have changed; returns whether answers may have.
     pub async fn reload(&mut self, now: Instant) -> bool {
-        let FileChanges {
-            snapshot, handlers, ..
-        } = self.files.reload(Reading::IfChanged).await;
+        let snapshot = self.files.reload_catalog(Reading::IfChanged).await;
+        let FileChanges { handlers, .. } = self.files.reload_others(Reading::IfChanged).await;
         self.watch.set(self.files.folders());
         let is_changed = snapshot.is_some() || handlers.is_some();
         if let Some(snapshot) = snapshot {
@@ -167,10 +166,13 @@ impl FollowedFleet {
 
     fn routes(&self) -> Routes {
         let config = &self.config;
+        // One for all recursors and handlers: none of them is asked, and the route tells them
+        // apart.
         let elsewhere: Arc<dyn Answer> = Arc::new(Elsewhere);
         let never_return = config.compat.retired_handlers;
         let mut handlers = ByDomain::default();
         for HandlerConfig { domain, source, .. } in &self.handlers {
+            // The state knows the domains of its own records only, and was made a moment ago.
             let is_former = never_return && self.former_handlers.contains(domain);
             if is_former || self.retired.contains(domain) {
                 continue;
@@ -193,6 +195,7 @@ impl FollowedFleet {
         let reverse = if recursors.is_some() || Routes::has_reverse_fallback(&handlers) {
             Routes::reverse_fallback(recursors.as_ref(), &handlers)
         } else {
+            // `Routes::reverse_fallback` would give a source that must be waited for.
             Arc::new(RefusedReverse)
         };
         Routes {
