@@ -45,6 +45,14 @@ impl Facet {
         assert!(number + 1 < Self::FIRST_HASH);
         Self(number + 1)
     }
+
+    /// Returns the lowest bits of the hash as a number below [`Self::SLOTS`].
+    pub const fn slot(self) -> usize {
+        self.0 as usize % Self::SLOTS
+    }
+
+    /// Number of values of [`Self::slot`].
+    pub const SLOTS: usize = 4096;
 }
 
 /// A value that a row has, or that a name requires.

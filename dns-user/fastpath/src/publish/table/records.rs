@@ -51,6 +51,28 @@ const NONE: Facet = Facet::reserved(0);
 /// Stands for the facets in [`Records::several`].
 const SEVERAL: Facet = Facet::reserved(1);
 
+/// A set of facets with a bit for each slot of a member. Every name is compared with it before a new answer is published,
+/// and nearly every one is excluded by its bit.
+struct FacetFilter<'a> {
+    members: &'a HashSet<Facet>,
+    slots: [u64; Facet::SLOTS / 64],
+}
+
+impl<'a> FacetFilter<'a> {
+    fn of(members: &'a HashSet<Facet>) -> Self {
+        let mut slots = [0; Facet::SLOTS / 64];
+        for facet in members {
+            slots[facet.slot() / 64] |= 1 << (facet.slot() % 64);
+        }
+        Self { members, slots }
+    }
+
+    fn contains(&self, facet: Facet) -> bool {
+        let bits = self.slots[facet.slot() / 64];
+        bits & 1 << (facet.slot() % 64) != 0 && self.members.contains(&facet)
+    }
+}
+
 impl NameRecord {
     fn holds(&self, kind: Kind, ticket: u64) -> bool {
         self.kind == kind && self.ticket == ticket
@@ -152,24 +174,21 @@ impl Records {
         };
     }
 
+    /// Returns the names that have one of these facets.
     pub(super) fn with_facets(&self, changed: &HashSet<Facet>) -> Vec<u64> {
+        let changed = FacetFilter::of(changed);
         let mut keys = Vec::new();
         for (key, record) in &self.by_key {
-            let is_concerned = match record.facet {
-                SEVERAL => self.has_any(*key, changed),
-                facet => changed.contains(&facet),
-            };
-            if is_concerned {
+            if changed.contains(record.facet) {
+                keys.push(*key);
+            }
+        }
+        for (key, facets) in &self.several {
+            if facets.iter().any(|&facet| changed.contains(facet)) {
                 keys.push(*key);
             }
         }
         keys
-    }
-
-    /// Returns whether a name with several facets has one of these.
-    fn has_any(&self, key: u64, changed: &HashSet<Facet>) -> bool {
-        let facets = self.several.get(&key);
-        facets.is_some_and(|facets| facets.iter().any(|facet| changed.contains(facet)))
     }
 
     /// Moves a name to another kind; `false` if it already has that kind, or is not in the map.
@@ -484,5 +503,27 @@ impl UnfittingStatus {
             ("collision", collision),
             ("no_room", no_room),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filter_holds_exactly_the_members() {
+        let members: HashSet<Facet> = (0..1000).map(Facet::of).chain([Facet::ANY]).collect();
+        let filter = FacetFilter::of(&members);
+        // With this many of either there are common slots.
+        let all = (0..100_000)
+            .map(Facet::of)
+            .chain([Facet::ANY, NONE, SEVERAL]);
+        for facet in all {
+            assert_eq!(
+                filter.contains(facet),
+                members.contains(&facet),
+                "{facet:?}"
+            );
+        }
     }
 }
