@@ -6,7 +6,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -40,6 +40,8 @@ pub struct Server {
     pub folder: TempDir,
     in_namespace: Option<String>,
     program: PathBuf,
+    /// When the process was started.
+    pub started: Instant,
 }
 
 /// Returns the path of the server: the release build if it exists and is newer, else the debug
@@ -179,6 +181,7 @@ impl Server {
         merge(&mut config, extra);
         let config_file = folder.path().join("config.json");
         fs::write(&config_file, serde_json::to_vec_pretty(&config)?)?;
+        let started = Instant::now();
         let process = spawn(&program, namespace, folder.path(), prepare)?;
         let in_namespace = namespace.map(|namespace| namespace.name().to_owned());
         let mut server = Self {
@@ -187,6 +190,7 @@ impl Server {
             folder,
             in_namespace,
             program,
+            started,
         };
         server.wait_until_ready(namespace)?;
         Ok(server)
@@ -203,6 +207,7 @@ impl Server {
         namespace: Option<&Namespace>,
         prepare: impl FnOnce(&mut Command),
     ) -> Result<()> {
+        self.started = Instant::now();
         self.process = spawn(&self.program, namespace, self.folder.path(), prepare)?;
         self.wait_until_ready(namespace)
     }
