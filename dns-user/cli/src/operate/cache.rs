@@ -9,7 +9,7 @@ use super::{
     client::{Answer, Connection, escaped, get, post},
     print, print_json,
     table::{self, Table},
-    tap::query_type,
+    tap::{TypeOption, query_type},
 };
 use dns_core::terminal;
 use dns_resolver::ops::api::{CacheContents, CacheFlush, Criteria, LocalReply};
@@ -36,18 +36,24 @@ enum Action {
 struct List {
     #[command(flatten)]
     connection: Connection,
-    /// Only names at and below this one
-    #[arg(long, value_name = "NAME")]
-    zone: Option<String>,
-    /// Only this query type: A, AAAA, TYPE65, ...
-    #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
-    query_type: Option<String>,
+    #[command(flatten)]
+    zone: ZoneOption,
+    #[command(flatten)]
+    query_type: TypeOption,
     /// Maximum number of answers
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     limit: usize,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// The option of commands that concern the answers for some names.
+#[derive(Debug, Args)]
+struct ZoneOption {
+    /// Only names at and below this one
+    #[arg(long, value_name = "NAME")]
+    zone: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -65,19 +71,17 @@ struct Lookup {
 }
 
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("selected").required(true).multiple(true))]
+#[command(group = clap::ArgGroup::new("selected").args(["name", "query_type", "zone"]).required(true).multiple(true))]
 struct FlushArguments {
     #[command(flatten)]
     connection: Connection,
     /// The name to remove, or the word `all` for every answer
-    #[arg(group = "selected")]
+    #[arg(conflicts_with = "zone")]
     name: Option<String>,
-    /// Only this query type: A, AAAA, TYPE65, ...
-    #[arg(long = "type", value_name = "TYPE", value_parser = query_type, group = "selected")]
-    query_type: Option<String>,
-    /// Only names at and below this one
-    #[arg(long, value_name = "NAME", conflicts_with = "name", group = "selected")]
-    zone: Option<String>,
+    #[command(flatten)]
+    query_type: TypeOption,
+    #[command(flatten)]
+    zone: ZoneOption,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -97,8 +101,8 @@ impl List {
     fn run(self) -> Result<(), Problem> {
         let Self {
             connection,
-            zone,
-            query_type,
+            zone: ZoneOption { zone },
+            query_type: TypeOption { query_type },
             limit,
             json,
         } = self;
@@ -247,8 +251,8 @@ impl FlushArguments {
         let Self {
             connection,
             name,
-            query_type,
-            zone,
+            query_type: TypeOption { query_type },
+            zone: ZoneOption { zone },
             json,
         } = self;
         let mut selection = CacheFlush {
@@ -291,6 +295,7 @@ fn fetch(
 ) -> Result<Answer, Problem> {
     let mut given = Vec::new();
     for (key, value) in parameters {
+        // An empty parameter would be a criterion that nothing meets.
         if let Some(value) = value {
             given.push(format!("{key}={}", escaped(&value)));
         }
@@ -311,6 +316,7 @@ fn flags(dnssec_ok: bool, checking_disabled: bool) -> String {
 
 fn freshness(entry: &CachedAnswer) -> String {
     match entry.fresh_seconds {
+        // Kept for `cache.serve_stale`, and not given while a recursor answers.
         0 => "stale".to_owned(),
         seconds => format!("fresh for {}", table::duration(seconds as f64)),
     }

@@ -10,6 +10,7 @@ use super::{
     print_coloured, print_json,
     table::{self, Table, count, duration, milliseconds, or_dash, percent},
 };
+use dns_fastpath::ProgramStatus;
 use dns_kit::logs::time_of;
 use dns_resolver::ops::{
     status::{
@@ -271,8 +272,20 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         }
         lines.add_to(out, 2);
     }
+    programs_text(out, &fast_path.programs);
+    let mut lines = Table::new(&["OUTCOME", "PACKETS"]);
+    for (outcome, packets) in &fast_path.outcomes {
+        if *packets > 0 {
+            lines.line([outcome.clone(), count(*packets)]);
+        }
+    }
+    lines.add_to(out, 2);
+}
+
+/// Adds the section of programs, and what the verifier said of those that it refused.
+fn programs_text(out: &mut String, programs: &[ProgramStatus]) {
     let mut lines = Table::new(&["PROGRAM", "STATE", "INSTRUCTIONS", "TOOK", "WHY"]);
-    for program in &fast_path.programs {
+    for program in programs {
         lines.line([
             program.name.to_string(),
             program.state.label().to_owned(),
@@ -282,7 +295,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         ]);
     }
     lines.add_to(out, 2);
-    for program in &fast_path.programs {
+    for program in programs {
         // Only a program that the kernel refused has any.
         if program.verifier.is_empty() {
             continue;
@@ -292,13 +305,6 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
             let _ = writeln!(out, "    {line}");
         }
     }
-    let mut lines = Table::new(&["OUTCOME", "PACKETS"]);
-    for (outcome, packets) in &fast_path.outcomes {
-        if *packets > 0 {
-            lines.line([outcome.clone(), count(*packets)]);
-        }
-    }
-    lines.add_to(out, 2);
 }
 
 /// Interfaces with the same hook and reason.

@@ -51,12 +51,19 @@ pub(super) struct Filter {
     /// Only clients whose address starts with this text
     #[arg(long, value_name = "ADDRESS", value_parser = start_of_address)]
     pub(super) client: Option<String>,
-    /// Only this query type: A, AAAA, TYPE65, ...
-    #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
-    pub(super) query_type: Option<String>,
+    #[command(flatten)]
+    pub(super) query_type: TypeOption,
     /// Only queries answered on this path
     #[arg(long, value_enum)]
     pub(super) path: Option<PathFilter>,
+}
+
+/// The option of commands that concern queries of one type.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct TypeOption {
+    /// Only this query type: A, AAAA, TYPE65, ...
+    #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
+    pub(super) query_type: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -92,7 +99,7 @@ impl Filter {
         let Self {
             name,
             client,
-            query_type,
+            query_type: TypeOption { query_type },
             path,
         } = self;
         let mut text = format!("/tap?every={every}&rate={rate}");
