@@ -204,4 +204,15 @@ mod tests {
         };
         assert_eq!(start.standstill(at(3701, 51)), Some(slept));
     }
+
+    #[test]
+    fn kernel_clock_is_ours_without_the_offset() {
+        let own = || {
+            let now: Duration = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into();
+            now.as_nanos() as i128 - namespace_offset_ns("monotonic")
+        };
+        let earlier = own();
+        let kernel = i128::from(kernel_monotonic_ns());
+        assert!((earlier..=own()).contains(&kernel), "{earlier} {kernel}");
+    }
 }

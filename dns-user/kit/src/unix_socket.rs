@@ -410,4 +410,31 @@ mod tests {
         }
         assert_eq!(supplementary(other), []);
     }
+
+    #[test]
+    fn folders_that_others_write_to_need_the_sticky_bit() {
+        if !Uid::effective().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for (mode, expected) in [
+            (0o755, true),
+            (0o775, false),
+            (0o757, false),
+            (0o777, false),
+            (0o1777, true),
+        ] {
+            let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(folder.path(), permissions).unwrap();
+            assert_eq!(
+                open_folder(folder.path(), &[]).is_ok(),
+                expected,
+                "{mode:o}"
+            );
+        }
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = open_folder(&file, &[]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+    }
 }

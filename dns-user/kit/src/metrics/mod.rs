@@ -471,4 +471,13 @@ mod tests {
         while cpu_time(own).unwrap() <= before {}
         assert_eq!(cpu_time(-1), None);
     }
+
+    #[test]
+    fn machine_was_started_in_this_century() {
+        let year_2001 = 978_307_200.0;
+        assert!(boot_time().unwrap() > year_2001);
+        assert_eq!(field(&["S", "1", "x"], 4), Some(1.0));
+        assert_eq!(field(&["S", "1", "x"], 5), None);
+        assert_eq!(field(&["S"], 9), None);
+    }
 }
