@@ -185,8 +185,8 @@ impl Worker {
             transport: Transport::Udp,
         };
         let query = match wire::parse_from(datagram.query, from, settings) {
-            // `max_reply` protects others from replies to a forged sender (RFC 9715): these senders
-            // are none.
+            // `max_reply` spares others long replies to queries that were forged in their name. These
+            // senders are near, or have proved their address.
             Parsed::Query(query) if self.is_unlimited(&query, datagram) => {
                 self.handler.reserve_options(query.without_server_limit())
             }
