@@ -457,7 +457,8 @@ async fn old_answers_expire() {
         assert_eq!(status.stale, usize::from(is_stale));
         assert_eq!(bench.watcher.was_stale, is_stale);
         let seconds = status.oldest_stale_seconds.unwrap_or(0.0) as u64;
-        assert_eq!(seconds, if is_stale { answered } else { 0 });
+        let expected = if is_stale { answered } else { 0 };
+        assert!((expected..expected + 10).contains(&seconds), "{seconds}");
         assert_eq!(status.stale_problem.is_some(), is_stale);
         bench.watcher.publish_snapshot();
         assert_eq!(bench.views.borrow().live.places.is_empty(), expired);
