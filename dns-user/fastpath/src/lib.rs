@@ -202,6 +202,21 @@ struct Running {
     session: Session,
 }
 
+/// Returns an error if the configuration leaves a fast path nothing to do.
+fn check_wanted(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<(), FastPathError> {
+    if !config.enabled || config.mode == HookMode::Off {
+        return Err(FastPathError::Failed(
+            "the fast path is switched off (xdp.enabled, xdp.mode)".to_owned(),
+        ));
+    }
+    if endpoints.is_empty() {
+        return Err(FastPathError::Failed(
+            "the server has no listen address".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 impl FastPath {
     /// Requests programs and maps from the attacher and starts the threads. Programs are attached
     /// once the first names are in the map or, if a predecessor's programs may still answer, once all
@@ -213,16 +228,7 @@ impl FastPath {
         health: Arc<dyn Health + Send + Sync>,
         admission: Arc<dyn Admission>,
     ) -> Result<Self, FastPathError> {
-        if !config.enabled || config.mode == HookMode::Off {
-            return Err(FastPathError::Failed(
-                "the fast path is switched off (xdp.enabled, xdp.mode)".to_owned(),
-            ));
-        }
-        if endpoints.is_empty() {
-            return Err(FastPathError::Failed(
-                "the server has no listen address".to_owned(),
-            ));
-        }
+        check_wanted(config, endpoints)?;
         let asking = |error| FastPathError::io("asking the attacher", error);
         let (memory, earlier, pending, wait) =
             attacher.request_maps(endpoints)?.split().map_err(asking)?;
@@ -256,12 +262,12 @@ impl FastPath {
             admission,
             seed,
             lease: lease.clone(),
-            grace: [grace_periods()?, grace_periods()?],
             earlier,
             request_attach: pending.request_attach(),
             attached: pending.ready.subscribe(),
         };
-        let publisher = PublisherThread::start(setting)
+        let grace = [grace_periods()?, grace_periods()?];
+        let publisher = PublisherThread::start(setting, grace)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
         let session = pending.follow(lease.clone()).map_err(asking)?;
         Ok(Self {

@@ -18,6 +18,7 @@ use super::{
     publisher::{
         AnswersHandle, FrequentQuestion, Handle, LearnFilter, Offer, Publisher, QuestionFilter,
     },
+    source::NameSource,
     table::{EntryStore, Limits, Table, TableStatus, UnfittingStatus},
 };
 use crate::{
@@ -64,8 +65,6 @@ pub(crate) struct ThreadSetting {
     /// Seed of the hash from which keys are computed.
     pub(crate) seed: u64,
     pub(crate) lease: Lease,
-    /// Grace periods for the cells of names and of answers.
-    pub(crate) grace: [GracePeriods; 2],
     /// Names learned by a predecessor, whose programs answer until the map is complete. Without one (`None`) the
     /// first slice suffices, because userspace answers all other names.
     pub(crate) earlier: Option<Vec<Name>>,
@@ -87,88 +86,17 @@ pub(crate) struct PublisherThread {
 }
 
 impl PublisherThread {
-    /// Starts the thread. Names learned by a predecessor are learned as soon as a snapshot can resolve them.
-    pub(crate) fn start(setting: ThreadSetting) -> io::Result<Self> {
-        let ThreadSetting {
-            names,
-            answers,
-            limits,
-            health,
-            admission,
-            seed,
-            lease,
-            grace,
-            ..
-        } = setting;
-        let [grace, answer_grace] = grace;
-        let [filter, answer_filter] = [(); 2].map(|()| Arc::new(LearnFilter::new()));
-        let store = (EntryStore::of(names.clone()), grace);
-        let table = Table::new(store, seed, limits, health, admission, filter.clone());
-        let question_filter = Arc::new(QuestionFilter::default());
-        let store = (EntryStore::of(answers.clone()), answer_grace);
-        let limits = (limits.answers, limits.replies);
-        let answer_table = AnswerTable::new(
-            store,
-            seed,
-            limits,
-            answer_filter.clone(),
-            question_filter.clone(),
-        );
-        let (offers, offer_events) = bounded(OFFER_QUEUE);
-        let (questions, question_events) = bounded(OFFER_QUEUE);
-        let (events, waiting_events) = events::channel();
-        let (flushed, last_flushed) = watch::channel(0);
-        let (learn, learn_events) = bounded(LEARN_QUEUE);
-        let handle = Handle {
-            events,
-            flushed: last_flushed,
-            learn,
-            filter,
-            allowance: Default::default(),
-            seed,
-            names,
-            page: lease.control.clone(),
-            answers: AnswersHandle {
-                offers,
-                filter: answer_filter,
-                index: answers,
-                kept: answer_table.keeps_forwarded(),
-                questions: answer_table.keeps_replies().then_some(questions),
-                question_filter,
-            },
-        };
-        let (installed, installs) = watch::channel(0);
-        let worker = Worker {
-            status: Arc::new(Mutex::new(table.status())),
-            answers_status: Arc::new(Mutex::new(answer_table.status())),
-            table,
-            answers: answer_table,
-            lease,
-            events: waiting_events,
-            learn: learn_events,
-            offers: offer_events,
-            questions: question_events,
-            renewals: None,
-            installed,
-            request_attach: Some(setting.request_attach),
-            attached: setting.attached,
-            held_until: None,
-            earlier: setting.earlier,
-            flushed,
-            flush: 0,
-            later_flush: 0,
-            unfitting_log: UnfittingLog::default(),
-            behind_since: None,
-            next_behind_since: None,
-        };
+    /// Starts the thread, with grace periods for the cells of names and of answers. Names learned by a predecessor are
+    /// learned as soon as a snapshot can resolve them.
+    pub(crate) fn start(setting: ThreadSetting, grace: [GracePeriods; 2]) -> io::Result<Self> {
+        let (worker, handle, installs) = Worker::new(setting, grace);
         let status = worker.status.clone();
         let answers_status = worker.answers_status.clone();
         let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
-        let publisher = Publisher {
-            inner: Some(Arc::new(handle)),
-        };
         Ok(Self {
-            publisher,
+            publisher: Publisher {
+                inner: Some(Arc::new(handle)),
+            },
             status,
             answers_status,
             installs,
@@ -227,7 +155,102 @@ struct Worker {
     next_behind_since: Option<Instant>,
 }
 
+/// The tables of names and of answers, and what their handles know of them.
+struct Tables {
+    names: Table,
+    answers: AnswerTable,
+    filter: Arc<LearnFilter>,
+    answer_filter: Arc<LearnFilter>,
+    question_filter: Arc<QuestionFilter>,
+}
+
+impl Tables {
+    fn new(setting: &ThreadSetting, [grace, answer_grace]: [GracePeriods; 2]) -> Self {
+        let filter = Arc::new(LearnFilter::new());
+        let names = Table::new(
+            (EntryStore::of(setting.names.clone()), grace),
+            setting.seed,
+            setting.limits,
+            setting.health.clone(),
+            setting.admission.clone(),
+            filter.clone(),
+        );
+        let answer_filter = Arc::new(LearnFilter::new());
+        let question_filter = Arc::new(QuestionFilter::default());
+        let answers = AnswerTable::new(
+            (EntryStore::of(setting.answers.clone()), answer_grace),
+            setting.seed,
+            (setting.limits.answers, setting.limits.replies),
+            answer_filter.clone(),
+            question_filter.clone(),
+        );
+        Self {
+            names,
+            answers,
+            filter,
+            answer_filter,
+            question_filter,
+        }
+    }
+}
+
 impl Worker {
+    /// Creates the worker with the handle that gives it work, and the number of snapshots that it has installed.
+    fn new(
+        setting: ThreadSetting,
+        grace: [GracePeriods; 2],
+    ) -> (Self, Handle, watch::Receiver<u64>) {
+        let tables = Tables::new(&setting, grace);
+        let (offers, offer_events) = bounded(OFFER_QUEUE);
+        let (questions, question_events) = bounded(OFFER_QUEUE);
+        let (events, waiting_events) = events::channel();
+        let (flushed, last_flushed) = watch::channel(0);
+        let (learn, learn_events) = bounded(LEARN_QUEUE);
+        let (installed, installs) = watch::channel(0);
+        let handle = Handle {
+            events,
+            flushed: last_flushed,
+            learn,
+            filter: tables.filter,
+            allowance: Default::default(),
+            seed: setting.seed,
+            names: setting.names,
+            page: setting.lease.control.clone(),
+            answers: AnswersHandle {
+                offers,
+                filter: tables.answer_filter,
+                index: setting.answers,
+                kept: tables.answers.keeps_forwarded(),
+                questions: tables.answers.keeps_replies().then_some(questions),
+                question_filter: tables.question_filter,
+            },
+        };
+        let worker = Self {
+            status: Arc::new(Mutex::new(tables.names.status())),
+            answers_status: Arc::new(Mutex::new(tables.answers.status())),
+            table: tables.names,
+            answers: tables.answers,
+            lease: setting.lease,
+            events: waiting_events,
+            learn: learn_events,
+            offers: offer_events,
+            questions: question_events,
+            renewals: None,
+            installed,
+            request_attach: Some(setting.request_attach),
+            attached: setting.attached,
+            held_until: None,
+            earlier: setting.earlier,
+            flushed,
+            flush: 0,
+            later_flush: 0,
+            unfitting_log: UnfittingLog::default(),
+            behind_since: None,
+            next_behind_since: None,
+        };
+        (worker, handle, installs)
+    }
+
     /// Works until a stop event, or until all handles are gone.
     fn run(mut self) {
         let interval = self.lease.interval();
@@ -384,64 +407,40 @@ impl Worker {
 
     fn handle(&mut self, event: Event) {
         let begun = Instant::now();
-        let Self {
-            table,
-            answers,
-            lease,
-            request_attach,
-            behind_since,
-            ..
-        } = self;
-        let is_answering = request_attach.is_none();
-        // The time of the first change counts, if several are on their way to the map.
-        let behind_since = behind_since.unwrap_or(begun);
-        let mut last = begun;
-        // Work that makes progress renews the lease, as long as nothing in the map is older than a lease.
-        let mut progress = || {
-            if is_answering && last.elapsed() >= lease.interval() {
-                lease.renew(behind_since.elapsed());
-                last = Instant::now();
-            }
-        };
         match event {
             Event::Install(source) => {
-                let older = table.answers();
-                table.install(source.clone(), &mut progress);
-                answers.refresh(
-                    &*older,
-                    &*source,
-                    BootInstant::now().kernel_ns(),
-                    &mut progress,
-                );
+                self.keep_lease_during(begun, |table, answers, progress| {
+                    let older = table.answers();
+                    table.install(source.clone(), progress);
+                    refresh_answers(answers, &*older, &*source, progress);
+                });
                 self.note_installed(begun);
             }
             Event::Refresh(source, domains) => {
-                let had_work = (table.is_installing(), table.is_outdated);
-                let older = table.answers();
-                table.refresh_within(source.clone(), &domains, &mut progress);
-                answers.refresh(
-                    &*older,
-                    &*source,
-                    BootInstant::now().kernel_ns(),
-                    &mut progress,
-                );
+                let had_work = (self.table.is_installing(), self.table.is_outdated);
+                self.keep_lease_during(begun, |table, answers, progress| {
+                    let older = table.answers();
+                    table.refresh_within(source.clone(), &domains, progress);
+                    refresh_answers(answers, &*older, &*source, progress);
+                });
                 // Otherwise everything is in the map already, and no caller waits for a pass.
                 if (self.table.is_installing(), self.table.is_outdated) != had_work {
                     self.note_installed(begun);
                 }
             }
-            Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
-            Event::Withdraw(names) => table.withdraw(&names),
+            Event::HealthChanged(instances) => {
+                self.keep_lease_during(begun, |table, _, progress| {
+                    table.health_changed(&instances, progress);
+                });
+            }
+            Event::Withdraw(names) => self.table.withdraw(&names),
             Event::RenewNames(source) => {
-                let older = table.answers();
-                let source = source.unwrap_or_else(|| older.clone());
-                table.renew(source.clone(), &mut progress);
-                answers.refresh(
-                    &*older,
-                    &*source,
-                    BootInstant::now().kernel_ns(),
-                    &mut progress,
-                );
+                self.keep_lease_during(begun, |table, answers, progress| {
+                    let older = table.answers();
+                    let source = source.unwrap_or_else(|| older.clone());
+                    table.renew(source.clone(), progress);
+                    refresh_answers(answers, &*older, &*source, progress);
+                });
                 self.note_installed(begun);
             }
             Event::RemoveAnswer(key) => self.answers.withdraw(key),
@@ -454,21 +453,44 @@ impl Worker {
                 // The caller may have stopped waiting.
                 let _ = done.send(self.answers.replies());
             }
-            Event::Flush(number) => {
-                // Names handed over before the flush are among what its caller waits for.
-                self.learn_waiting();
-                // Newer records wait for the next pass, and the caller may have installed them.
-                if self.table.is_outdated {
-                    self.later_flush = number;
-                } else {
-                    self.flush = number;
-                }
-                if !self.table.is_installing() {
-                    self.flush();
-                }
-            }
+            Event::Flush(number) => self.flush_later(number),
             // Ends the loop, which handles it.
             Event::Stop { .. } => {}
+        }
+    }
+
+    /// Changes the tables, which may take longer than a lease.
+    fn keep_lease_during(
+        &mut self,
+        begun: Instant,
+        work: impl FnOnce(&mut Table, &mut AnswerTable, &mut dyn FnMut()),
+    ) {
+        let lease = &self.lease;
+        let is_answering = self.request_attach.is_none();
+        // The time of the first change counts, if several are on their way to the map.
+        let behind_since = self.behind_since.unwrap_or(begun);
+        let mut last = begun;
+        // Work that makes progress renews the lease, as long as nothing in the map is older than a lease.
+        work(&mut self.table, &mut self.answers, &mut || {
+            if is_answering && last.elapsed() >= lease.interval() {
+                lease.renew(behind_since.elapsed());
+                last = Instant::now();
+            }
+        });
+    }
+
+    /// Notes a request to tell when everything before it is in the map.
+    fn flush_later(&mut self, number: u64) {
+        // Names handed over before the flush are among what its caller waits for.
+        self.learn_waiting();
+        // Newer records wait for the next pass, and the caller may have installed them.
+        if self.table.is_outdated {
+            self.later_flush = number;
+        } else {
+            self.flush = number;
+        }
+        if !self.table.is_installing() {
+            self.flush();
         }
     }
 
@@ -565,6 +587,16 @@ impl UnfittingLog {
         self.0 = Some((status, now));
         true
     }
+}
+
+/// Resolves the local replies again, whose names the newer source may answer in another way.
+fn refresh_answers(
+    answers: &mut AnswerTable,
+    older: &dyn NameSource,
+    newer: &dyn NameSource,
+    progress: &mut dyn FnMut(),
+) {
+    answers.refresh(older, newer, BootInstant::now().kernel_ns(), progress);
 }
 
 /// Processes what waits in a queue, until something more urgent arrives.
