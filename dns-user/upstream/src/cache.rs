@@ -355,26 +355,10 @@ impl Cache {
             return;
         };
         message::remove_opt(reply, index);
-        let mut ttls = SmallVec::new();
-        let mut owners = SmallVec::new();
-        let name = query.question.raw_name;
-        for (_, record) in index.walk(reply) {
-            // A message has at most 65,535 bytes, so every offset fits.
-            let (Ok(ttl_at), Ok(owner)) =
-                (u16::try_from(record.ttl_at), u16::try_from(record.owner))
-            else {
-                return;
-            };
-            ttls.push(ttl_at);
-            let written_out = reply.get(record.owner..record.owner + name.len());
-            // A hit repeats its client's letter case here as well.
-            if let Some(written_out) = written_out
-                && written_out.eq_ignore_ascii_case(name)
-            {
-                owners.push(owner);
-            }
-        }
-        for &at in &ttls {
+        let Some(places) = WrittenPlaces::of(reply, index, query.question.raw_name) else {
+            return;
+        };
+        for &at in &places.ttls {
             let at = usize::from(at);
             reply[at..at + 4].copy_from_slice(&terms.ttl.to_be_bytes());
         }
@@ -390,8 +374,8 @@ impl Cache {
         }
         let entry = Entry {
             message: entry_message,
-            ttls,
-            owners,
+            ttls: places.ttls,
+            owners: places.owners,
             ttl: terms.ttl,
             since: BootInstant::now(),
             lifetime: Duration::from_secs(terms.lifetime.into()),
@@ -531,6 +515,78 @@ impl Entry {
     }
 }
 
+/// The offsets in a message at which each hit writes.
+struct WrittenPlaces {
+    /// See [`Entry::ttls`].
+    ttls: SmallVec<[u16; 6]>,
+    /// See [`Entry::owners`].
+    owners: SmallVec<[u16; 2]>,
+}
+
+impl WrittenPlaces {
+    /// Returns the places in the answer to a question for `name`.
+    fn of(reply: &[u8], index: &MessageIndex, name: &[u8]) -> Option<Self> {
+        let mut ttls = SmallVec::new();
+        let mut owners = SmallVec::new();
+        for (_, record) in index.walk(reply) {
+            // A message has at most 65,535 bytes, so every offset fits.
+            let ttl_at = u16::try_from(record.ttl_at).ok()?;
+            let owner = u16::try_from(record.owner).ok()?;
+            ttls.push(ttl_at);
+            let written_out = reply.get(record.owner..record.owner + name.len());
+            // A hit repeats its client's letter case here as well.
+            if let Some(written_out) = written_out
+                && written_out.eq_ignore_ascii_case(name)
+            {
+                owners.push(owner);
+            }
+        }
+        Some(Self { ttls, owners })
+    }
+}
+
+/// What the records of a reply say about how long it is true.
+struct Lifetimes {
+    /// The smallest TTL, in seconds.
+    smallest: u32,
+    /// The minimum of the SOA with a denial; `None` without one.
+    minimum: Option<u32>,
+    /// Whether there are records of the queried type.
+    has_data: bool,
+}
+
+impl Lifetimes {
+    fn of(reply: &[u8], index: &MessageIndex, qtype: u16) -> Self {
+        let mut smallest = u32::MAX;
+        let mut minimum = None;
+        // An alias whose target has no such records is no data either (RFC 2308, section 2.2).
+        let mut has_data = false;
+        for (section, record) in index.walk(reply) {
+            // Its TTL field has other contents (RFC 6891, section 6.1.3).
+            if record.rtype == message::TYPE_OPT {
+                continue;
+            }
+            // A TTL with the highest bit set counts as 0 (RFC 2181, section 8).
+            let ttl = if record.ttl > i32::MAX as u32 {
+                0
+            } else {
+                record.ttl
+            };
+            smallest = smallest.min(ttl);
+            has_data |= section == 0 && (record.rtype == qtype || qtype == TYPE_ANY);
+            if section == 1 && record.rtype == message::TYPE_SOA {
+                // The last field of the SOA.
+                minimum = message::u32_at(reply, record.data.end - 4);
+            }
+        }
+        Self {
+            smallest,
+            minimum,
+            has_data,
+        }
+    }
+}
+
 /// The lifetime of a cached answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Terms {
@@ -554,29 +610,11 @@ impl Terms {
         if !same || flags.truncated() || flags.opcode() != 0 {
             return None;
         }
-        let qtype = query.question.qtype;
-        let mut smallest = u32::MAX;
-        let mut minimum = None;
-        // An alias whose target has no such records is no data either (RFC 2308, section 2.2).
-        let mut has_data = false;
-        for (section, record) in index.walk(reply) {
-            // Its TTL field has other contents (RFC 6891, section 6.1.3).
-            if record.rtype == message::TYPE_OPT {
-                continue;
-            }
-            // A TTL with the highest bit set counts as 0 (RFC 2181, section 8).
-            let ttl = if record.ttl > i32::MAX as u32 {
-                0
-            } else {
-                record.ttl
-            };
-            smallest = smallest.min(ttl);
-            has_data |= section == 0 && (record.rtype == qtype || qtype == TYPE_ANY);
-            if section == 1 && record.rtype == message::TYPE_SOA {
-                // The last field of the SOA.
-                minimum = message::u32_at(reply, record.data.end - 4);
-            }
-        }
+        let Lifetimes {
+            smallest,
+            minimum,
+            has_data,
+        } = Lifetimes::of(reply, index, query.question.qtype);
         // Valid only for the current transaction (RFC 1035, section 3.2.1).
         let is_for_now = smallest == 0 || !has_data && minimum == Some(0);
         if is_for_now && !compat.cache_zero_ttl {
@@ -610,13 +648,8 @@ impl Terms {
                     denial: true,
                 })
             }
-            (message::NOERROR, _, None) => Some(Self {
-                ttl: MIN_TTL,
-                lifetime: MIN_TTL,
-                denial: true,
-            }),
-            // Only http handlers pass this on as an answer (observed).
-            (message::SERVFAIL, _, _) => Some(Self {
+            // Only http handlers pass a SERVFAIL on as an answer (observed).
+            (message::NOERROR, _, None) | (message::SERVFAIL, _, _) => Some(Self {
                 ttl: MIN_TTL,
                 lifetime: MIN_TTL,
                 denial: true,
