@@ -61,6 +61,7 @@ fn main() -> Result<()> {
 
 /// Measures the rows whose label contains one of `wanted` and prints them.
 pub(crate) fn measure(rounds: usize, wanted: &[String]) -> Result<()> {
+    // A run on another CPU would begin with cold caches.
     stay_on_one_cpu()?;
     let mut program = Program::load()?;
     program.set_endpoints(&[SocketAddr::from((SERVER, 53))]);
@@ -75,6 +76,7 @@ pub(crate) fn measure(rounds: usize, wanted: &[String]) -> Result<()> {
     ] {
         let reflector = Reflector::load(hook)?;
         let mut rows = rows(measured, program.fd(measured)?, reflector.fd()?)?;
+        // These stay whatever is wanted: `print` subtracts them from the others.
         let is_yardstick = |row: &Row| matches!(row.expected, Expected::Nothing);
         rows.retain(|row| {
             is_yardstick(row) || is_wanted(wanted, &format!("{label}: {}", row.label))
@@ -169,126 +171,163 @@ enum Expected {
 
 /// Returns all rows of a hook: the reflector, restoring alone, other traffic, misses and hits.
 fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
-    let row =
-        |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
-            let queried = Queried::One(name_len);
-            let subject = subject.map(ProgramFd::try_clone).transpose()?;
-            let policy = None;
-            let generation = 0;
-            let frame = Frame::Query;
-            Ok(Row {
-                label,
-                subject,
-                at,
-                queried,
-                answers,
-                policy,
-                generation,
-                frame,
-                expected,
-                times: Vec::new(),
-            })
-        };
-    let mut rows = vec![row(
-        "reflector".into(),
-        Some(reflector),
-        14,
-        0,
-        Expected::Nothing,
-    )?];
-    for name_len in NAME_LENGTHS {
-        let label = format!("reset alone, name of {name_len} bytes");
-        rows.push(row(label, None, name_len, 0, Expected::Nothing)?);
-    }
-    // Cost for traffic that is not DNS.
-    for (label, frame) in [
-        ("TCP segment", Frame::Segment),
-        ("another UDP service", Frame::OtherPort),
-    ] {
-        let not_ours = Expected::Counted(Outcome::NotOurs);
-        rows.push(Row {
-            frame,
-            ..row(label.into(), Some(measured), 14, 0, not_ours)?
-        });
-    }
-    for name_len in NAME_LENGTHS {
-        let label = format!("miss, name of {name_len} bytes");
-        rows.push(row(
-            label,
-            Some(measured),
-            name_len,
-            0,
-            Expected::Counted(Outcome::NotPublished),
-        )?);
-    }
-    for name_len in NAME_LENGTHS {
-        let label = format!("miss also of whole answers, name of {name_len} bytes");
-        let miss = row(
-            label,
-            Some(measured),
-            name_len,
-            0,
-            Expected::Counted(Outcome::NotPublished),
-        )?;
-        rows.push(Row {
-            generation: 1,
-            ..miss
-        });
-    }
-    for answers in [1, 3, 10, 24] {
-        for name_len in NAME_LENGTHS {
-            let label = format!("{answers} answers, name of {name_len} bytes");
-            rows.push(row(
-                label,
-                Some(measured),
-                name_len,
-                answers,
-                Expected::Counted(Outcome::Hit),
-            )?);
-        }
-    }
-    for (label, subject, expected) in [
-        ("reset alone, 64 names in turn", None, Expected::Nothing),
-        (
-            "1 to 10 answers, 64 names in turn",
-            Some(measured),
-            Expected::Counted(Outcome::Hit),
-        ),
-    ] {
-        let mixed = row(label.into(), subject, 0, 0, expected)?;
-        rows.push(Row {
-            queried: Queried::Mixed,
-            ..mixed
-        });
-    }
-    // Like a Consul service: with a TTL, and as many addresses as its defaults send to a client
-    // without EDNS.
-    for (answers, plain) in [(3, 3), (24, 3), (24, 0)] {
-        let all = if plain == 0 {
-            String::new()
-        } else {
-            format!("{plain} of ")
-        };
-        let label = format!("{all}{answers} answers with Consul's policy, name of 40 bytes");
-        let hit = Expected::Counted(Outcome::Hit);
-        let policy = Some(AnswerPolicy::new(7, 0, [plain; 2], false, false));
-        rows.push(Row {
-            policy,
-            ..row(label, Some(measured), 40, answers, hit)?
-        });
-    }
-    // As many bytes as these answers of type A.
-    for answers in [3, 10, 24] {
-        let label = format!("another type, like {answers} answers, name of 40 bytes");
-        let hit = Expected::Counted(Outcome::HitOther);
-        let frame = Frame::OtherType;
-        rows.push(Row {
-            generation: 1,
-            frame,
-            ..row(label, Some(measured), 40, 200 + answers, hit)?
-        });
-    }
+    let hook = HookPrograms {
+        at,
+        measured,
+        reflector,
+    };
+    let mut rows = hook.baselines()?;
+    rows.extend(hook.other_traffic()?);
+    rows.extend(hook.misses()?);
+    rows.extend(hook.hits()?);
+    rows.extend(hook.mixed_names()?);
+    rows.extend(hook.consul_services()?);
+    rows.extend(hook.other_types()?);
     Ok(rows)
+}
+
+/// The programs at a hook, from which rows are made.
+struct HookPrograms<'p> {
+    at: Hook,
+    measured: &'p ProgramFd,
+    reflector: &'p ProgramFd,
+}
+
+impl HookPrograms<'_> {
+    fn row(
+        &self,
+        label: String,
+        subject: Option<&ProgramFd>,
+        name_len: usize,
+        answers: u32,
+        expected: Expected,
+    ) -> Result<Row> {
+        Ok(Row {
+            label,
+            subject: subject.map(ProgramFd::try_clone).transpose()?,
+            at: self.at,
+            queried: Queried::One(name_len),
+            answers,
+            policy: None,
+            generation: 0,
+            frame: Frame::Query,
+            expected,
+            times: Vec::new(),
+        })
+    }
+
+    /// Returns a row of the measured program, which counts `outcome` for each packet.
+    fn counted(
+        &self,
+        label: String,
+        name_len: usize,
+        answers: u32,
+        outcome: Outcome,
+    ) -> Result<Row> {
+        let expected = Expected::Counted(outcome);
+        self.row(label, Some(self.measured), name_len, answers, expected)
+    }
+
+    /// Returns what the other rows are compared with: the reflector, and restoring alone.
+    fn baselines(&self) -> Result<Vec<Row>> {
+        let reflector = Some(self.reflector);
+        let mut rows = vec![self.row("reflector".into(), reflector, 14, 0, Expected::Nothing)?];
+        // Restoring copies the packet, so its cost depends on the length.
+        for name_len in NAME_LENGTHS {
+            let label = format!("reset alone, name of {name_len} bytes");
+            rows.push(self.row(label, None, name_len, 0, Expected::Nothing)?);
+        }
+        Ok(rows)
+    }
+
+    /// Returns the cost for traffic that is not DNS.
+    fn other_traffic(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for (label, frame) in [
+            ("TCP segment", Frame::Segment),
+            ("another UDP service", Frame::OtherPort),
+        ] {
+            rows.push(Row {
+                frame,
+                ..self.counted(label.into(), 14, 0, Outcome::NotOurs)?
+            });
+        }
+        Ok(rows)
+    }
+
+    fn misses(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for name_len in NAME_LENGTHS {
+            let label = format!("miss, name of {name_len} bytes");
+            rows.push(self.counted(label, name_len, 0, Outcome::NotPublished)?);
+        }
+        for name_len in NAME_LENGTHS {
+            let label = format!("miss also of whole answers, name of {name_len} bytes");
+            rows.push(Row {
+                generation: 1,
+                ..self.counted(label, name_len, 0, Outcome::NotPublished)?
+            });
+        }
+        Ok(rows)
+    }
+
+    fn hits(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for answers in [1, 3, 10, 24] {
+            for name_len in NAME_LENGTHS {
+                let label = format!("{answers} answers, name of {name_len} bytes");
+                rows.push(self.counted(label, name_len, answers, Outcome::Hit)?);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Returns the cost of names that take turns, and of restoring their packets.
+    fn mixed_names(&self) -> Result<Vec<Row>> {
+        let label = "reset alone, 64 names in turn".to_owned();
+        let reset = self.row(label, None, 0, 0, Expected::Nothing)?;
+        let label = "1 to 10 answers, 64 names in turn".to_owned();
+        let hits = self.counted(label, 0, 0, Outcome::Hit)?;
+        let mut rows = vec![reset, hits];
+        for row in &mut rows {
+            row.queried = Queried::Mixed;
+        }
+        Ok(rows)
+    }
+
+    /// Returns rows like Consul services: with a TTL, and as many addresses as its defaults send to a client
+    /// without EDNS.
+    fn consul_services(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for (answers, plain) in [(3, 3), (24, 3), (24, 0)] {
+            let all = if plain == 0 {
+                String::new()
+            } else {
+                format!("{plain} of ")
+            };
+            let label = format!("{all}{answers} answers with Consul's policy, name of 40 bytes");
+            rows.push(Row {
+                policy: Some(AnswerPolicy::new(7, 0, [plain; 2], false, false)),
+                ..self.counted(label, 40, answers, Outcome::Hit)?
+            });
+        }
+        Ok(rows)
+    }
+
+    /// Returns the cost of whole answers, with as many bytes as these answers of type A.
+    fn other_types(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for answers in [3, 10, 24] {
+            let label = format!("another type, like {answers} answers, name of 40 bytes");
+            rows.push(Row {
+                generation: 1,
+                frame: Frame::OtherType,
+                // `measure` takes the 200 off again: with it, no other row has this name.
+                ..self.counted(label, 40, 200 + answers, Outcome::HitOther)?
+            });
+        }
+        Ok(rows)
+    }
 }
 
 impl Row {
@@ -343,6 +382,7 @@ impl Row {
         let time = reset.run(self.at, &packets[0])?;
         let after = program.counters().outcomes;
         for &outcome in Outcome::ALL {
+            // A run that ended in another way has another cost, so it must not be among the times.
             let counted = after[outcome as usize] - before[outcome as usize];
             let expected = match self.expected {
                 Expected::Counted(expected) if expected == outcome => u64::from(REPEAT),
@@ -485,6 +525,8 @@ impl Reset {
             .try_into()?;
         match subject {
             Some(subject) => subjects.set(0, subject, 0)?,
+            // Clearing an empty slot is an error (ENOENT), and the first row to restore alone finds
+            // it empty.
             None => subjects.clear_index(&0).or_else(|error| match error {
                 aya::maps::MapError::SyscallError(ref call)
                     if call.io_error.kind() == std::io::ErrorKind::NotFound =>
