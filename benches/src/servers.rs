@@ -372,7 +372,7 @@ impl Forwarder {
             extra["xdp"] = xdp("auto");
         } else {
             extra["xdp"] = xdp(if self == Self::Interface { "tc" } else { "off" });
-            // More than the names that a load repeats, so that the map evicts none of them.
+            // The default, which is more than the names that a load repeats: none is evicted.
             extra["xdp"]["cache_entries"] = json!(8192);
             // As large as unbound's two caches together.
             let enabled = self != Self::Ours { cache: false };

@@ -27,7 +27,9 @@ pub fn start(lab: &Lab, hook: Hook, names: &[(String, Vec<Ipv4Addr>)]) -> Result
     program.set_scope(|scope| {
         let interface = &mut scope.interfaces[Scope::first_slot(ifindex)];
         interface.ifindex = ifindex;
+        // The client is on this machine, as the server finds out by itself.
         interface.flags = NEAR;
+        // No gate opens endpoints here: nothing observes which queries reach userspace.
         interface.endpoints = u64::MAX;
         interface.address[..address.len()].copy_from_slice(&address);
     });

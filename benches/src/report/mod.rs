@@ -88,6 +88,7 @@ impl Sweep {
 
     /// Adds one round's measurement of a subject at the point with this number.
     pub fn push(&mut self, label: &str, ours: bool, place: usize, value: f64) {
+        // In the order of the first measurements, which is that of the plan's subjects.
         let known = self.series.iter().position(|line| line.label == label);
         let row = known.unwrap_or_else(|| {
             let values = vec![Rounds::default(); self.places.len()];
@@ -144,6 +145,7 @@ impl Report {
 
     /// Moves the figures with these titles to the front, in this order.
     pub fn put_first(&mut self, titles: &[&str]) {
+        // The sort is stable, so that particulars stay in the order of measuring.
         let place = |figure: &Figure| titles.iter().position(|title| figure.title == *title);
         self.figures
             .sort_by_key(|figure| place(figure).unwrap_or(titles.len()));
@@ -165,6 +167,7 @@ impl Report {
 
     /// Returns the heading before the figure with this number, if there is one.
     fn heading(&self, number: usize) -> Option<&'static str> {
+        // A run of a few parts may have none of the summary's figures: then all are of one kind.
         (number == self.main && self.main > 0).then_some("Particulars")
     }
 

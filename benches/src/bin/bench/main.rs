@@ -451,6 +451,7 @@ static EXTRAS: Part = Part {
             subjects.push(Ours(mode));
             subjects.extend(Extra::ALL.map(|extra| Subject::With(extra, mode)));
         }
+        // The first build is this one, which is there already.
         subjects.extend_from_slice(plan.builds.get(1..).unwrap_or_default());
         subjects
     },
@@ -533,12 +534,15 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
         builds: Vec::new(),
         wanted: arguments.subject.clone(),
     };
+    // Or the memory of a program would depend on when it was linked or copied.
     page_cache::read_by_pages(&server::program()?)?;
     for build in &arguments.against {
         page_cache::read_by_pages(build)?;
     }
     let started = Instant::now();
     if !arguments.against.is_empty() {
+        // Beside the saturated core what it does not show: the queries' types, starts, memory and
+        // reloads.
         let mut parts = vec![&AGAINST, &EXTRAS, &TYPES];
         parts.extend(
             PARTS
@@ -584,6 +588,8 @@ const PEERS: [&str; 5] = ["knot", "nsd", "unbound", "dnsmasq-base", "knot-resolv
 
 /// Returns the kernel's remedies for defects of this processor.
 fn mitigations() -> String {
+    // Remedies slow down system calls, so the figures of two machines compare only with the same
+    // ones.
     let files = fs::read_dir("/sys/devices/system/cpu/vulnerabilities");
     let mut lines = Vec::new();
     for file in files.into_iter().flatten().flatten() {
@@ -593,12 +599,14 @@ fn mitigations() -> String {
             lines.push(format!("{}: {remedy}", file.file_name().to_string_lossy()));
         }
     }
+    // A folder has no order, and the facts of two reports are compared.
     lines.sort();
     lines.join("; ")
 }
 
 /// Returns the facts of the run: commands, machine and time.
 fn facts(arguments: &Arguments) -> Vec<(String, String)> {
+    // A fact that cannot be found out stays empty: it is not worth a run of an hour.
     let output = |program: &str, words: &[&str]| {
         let output = Command::new(program)
             .args(words)

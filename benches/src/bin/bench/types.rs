@@ -54,6 +54,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             (cost, share_of_interface(&lab, before)?)
         };
         // Threads of NAPI, by which CPU time is read above, would add their wake-ups to latencies.
+        // The NAPI threads to which CPU time is ascribed above would add a wake-up to each latency.
         let lab = Lab::plain()?;
         let folder = TempDir::with_prefix("bdx-services-")?;
         let _server = start(subject, &lab, &foundation, &folder)?;
@@ -115,6 +116,7 @@ fn lines(foundation: &Foundation, point: usize) -> Vec<String> {
             add(
                 &name,
                 &format!("_web{size}._tcp.service.consul."),
+                // Of Consul's names, only nodes have TXT records: their metadata.
                 "here.node.consul.",
             );
         }
