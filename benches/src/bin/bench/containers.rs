@@ -76,19 +76,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             let mode = subject.mode().context("a server")?;
             let running = start(&lab, &foundation, mode, "WARN")?;
             if mode != "off" {
-                wait_until(
-                    "every container to be served",
-                    Duration::from_secs(300),
-                    || {
-                        // Again, because queries that arrive while the programs load show nothing.
-                        let asked = (0..CONTAINERS).all(|number| {
-                            cell.ask(number, &queries[0], FIRST, Duration::from_secs(1))
-                                .is_ok()
-                        });
-                        thread::sleep(Duration::from_secs(1));
-                        asked && running.1.links().len() >= CONTAINERS
-                    },
-                )?;
+                wait_until_served(&cell, &running.1, &queries[0])?;
             }
             Box::new(running)
         }
@@ -121,6 +109,20 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
     ensure!(!steady.latencies.is_empty(), "no answer");
     table.put_each(&subject.label(), 0, &values);
     Ok(())
+}
+
+/// Waits until every container is answered at its interface.
+fn wait_until_served(cell: &Cell<'_>, bpffs: &Bpffs, query: &[u8]) -> Result<()> {
+    let limit = Duration::from_secs(300);
+    wait_until("every container to be served", limit, || {
+        // Again, because queries that arrive while the programs load show nothing.
+        let asked = (0..CONTAINERS).all(|number| {
+            cell.ask(number, query, FIRST, Duration::from_secs(1))
+                .is_ok()
+        });
+        thread::sleep(Duration::from_secs(1));
+        asked && bpffs.links().len() >= CONTAINERS
+    })
 }
 
 /// Returns the namespaces of a host and its containers.
@@ -279,6 +281,15 @@ fn receive(
     Ok(latencies)
 }
 
+/// Returns how many descriptors the server's processes have open.
+fn descriptors(server: &Server) -> Result<usize> {
+    let mut open = 0;
+    for process in server.processes() {
+        open += fs::read_dir(format!("/proc/{process}/fd"))?.count();
+    }
+    Ok(open)
+}
+
 /// Measures the creation of containers alternately with this server and without it (stopped by a signal), and
 /// checks that nothing remains of them.
 fn create(plan: &Plan, table: &mut Table) -> Result<()> {
@@ -286,14 +297,7 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
     let lab = cell_namespaces()?;
     let cell = Cell::new(&lab.server, &lab.client)?;
     let (server, bpffs) = start(&lab, &Foundation::generate(100)?, "auto", "WARN")?;
-    let descriptors = || -> Result<usize> {
-        let mut open = 0;
-        for process in server.processes() {
-            open += fs::read_dir(format!("/proc/{process}/fd"))?.count();
-        }
-        Ok(open)
-    };
-    let before = descriptors()?;
+    let before = descriptors(&server)?;
     let query = client::query("upcheck.bosh-dns.", RecordType::A, None)?.to_vec()?;
     let mut took = [Rounds::default(), Rounds::default()];
     let mut asked = 0;
@@ -331,7 +335,7 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
         Duration::from_secs(60),
         || {
             bpffs.links().is_empty()
-                && descriptors().is_ok_and(|descriptors| descriptors <= before + OF_FAST_PATH)
+                && descriptors(&server).is_ok_and(|open| open <= before + OF_FAST_PATH)
         },
     )?;
     for (label, value) in ["without the server", "ours, with the server"]

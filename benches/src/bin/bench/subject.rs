@@ -139,6 +139,11 @@ impl Subject {
     }
 }
 
+/// Returns a subject of which the kernel runs all.
+fn without_process(attached: impl Any) -> (Vec<u32>, Running) {
+    (Vec::new(), Running::Other(Box::new(attached)))
+}
+
 impl<'a> Cell<'a> {
     /// Starts the subject on the server's CPU and waits for its first answer; with a fast path, for
     /// the first one from the interface.
@@ -188,21 +193,16 @@ impl<'a> Cell<'a> {
                 let running = forwarder.start(&lab, Some(foundation))?;
                 (vec![running.pid], Running::Other(Box::new(running)))
             }
-            Subject::Reflector(hook) => (
-                Vec::new(),
-                Running::Other(Box::new(attach(Yardstick::Reflector, *hook)?)),
-            ),
-            Subject::Constant(hook) => (
-                Vec::new(),
-                Running::Other(Box::new(attach(Yardstick::Constant { answers }, *hook)?)),
-            ),
+            Subject::Reflector(hook) => without_process(attach(Yardstick::Reflector, *hook)?),
+            Subject::Constant(hook) => {
+                without_process(attach(Yardstick::Constant { answers }, *hook)?)
+            }
             Subject::Skeleton(hook) => {
                 let mut names = foundation.entries(usize::MAX);
+                // Only what the load queries: the skeleton has no publisher that would choose among
+                // more names.
                 names.retain(|(name, _)| is_shared(name));
-                (
-                    Vec::new(),
-                    Running::Other(Box::new(skeleton::start(&lab, *hook, &names)?)),
-                )
+                without_process(skeleton::start(&lab, *hook, &names)?)
             }
             Subject::Echo => {
                 let process = echo::start(&lab, answers)?;
@@ -270,6 +270,7 @@ impl<'a> Cell<'a> {
         let seen = load.run(&self.lab.client_launcher())?;
         let parts = || {
             seen.latencies
+                // `chunks` panics at 0, which is a part of an empty list.
                 .chunks(seen.latencies.len().div_ceil(LATENCY_PARTS).max(1))
         };
         let within = |part, share| percentile(part, share).unwrap_or_default().as_secs_f64() * 1e6;
@@ -299,6 +300,7 @@ pub(crate) fn start_configured(
     let mut extra = json!({
         "log_level": "WARN",
         "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE, "lo"], "max_names": foundation.max_names},
+        // Metrics tell when the interface answers.
         "metrics": {"enabled": true},
     });
     server::merge(&mut extra, configuration);
