@@ -87,7 +87,7 @@ fn queries_need_no_allocation() -> Result<()> {
 /// A load without its generator would take all of its time, and send nothing.
 #[test]
 fn load_ends_with_its_thread() -> Result<()> {
-    let ended = with_generator(|generator| {
+    with_generator(|generator| {
         let panics = || -> Result<()> { panic!("on purpose") };
         let ended = generator.during(&panics, || {
             wait_until("the end", Duration::from_secs(120), || {
@@ -109,7 +109,6 @@ fn load_ends_with_its_thread() -> Result<()> {
         // The next load has other threads.
         generator.during(&|| Ok(()), || generator.ensure_sending())
     })?;
-    println!("{ended:?}");
     Ok(())
 }
 
