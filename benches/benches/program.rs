@@ -376,6 +376,7 @@ impl Row {
             .iter()
             .map(|name| self.frame.bytes(name))
             .collect();
+        // Rows with and without whole answers take turns on the same programs.
         program.set_control(|control| control.answer_generation = self.generation);
         reset.prepare(self.at, self.subject.as_ref(), &packets)?;
         let before = program.counters().outcomes;

@@ -93,6 +93,7 @@ fn table(figure: &Figure) -> Result<String> {
     Ok(text)
 }
 
+// Facts hold the command line and what other programs print.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

@@ -89,6 +89,7 @@ impl Table {
         println!("{label:<28} {place:<32} {}", medians.join("  "));
         for (sweep, value) in self.0.iter_mut().zip(values) {
             for &value in &value.0 {
+                // Other builds of this server are drawn like other servers, which tells them apart.
                 sweep.push(label, label.starts_with("ours"), point, value);
             }
         }
@@ -246,6 +247,7 @@ fn ordered(lines: &[String], order: Order) -> Vec<String> {
     }
     let mut drawn = Vec::new();
     if order == Order::Random {
+        // By whole rounds of the list, so that each name is drawn equally often.
         while drawn.len() < DRAWN.max(lines.len()) {
             random.shuffle(&mut shuffled);
             drawn.extend_from_slice(&shuffled);
