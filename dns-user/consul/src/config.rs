@@ -263,7 +263,7 @@ impl DnsConfig {
     /// Returns the TTL of a service's records: the entry with exactly this name, else the entry
     /// with the longest matching prefix.
     pub fn ttl_of(&self, service: &str) -> u32 {
-        // Keys are case-sensitive and queries are in lower case, so a key with capitals never matches (observed).
+        // Keys are case-sensitive and queries are in lower case, so a key with capitals never matches (tests/cases).
         if let Some((_, ttl)) = self.service_ttl.iter().find(|(key, _)| key == service) {
             return *ttl;
         }

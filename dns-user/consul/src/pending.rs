@@ -165,7 +165,7 @@ impl Page<'_> {
     /// Returns the reply within all limits.
     ///
     /// Without EDNS, or with a size of at most 512 bytes, the number of answers is limited; if some
-    /// are omitted, the uncompressed size counts (observed). Limits count final records: the aliases
+    /// are omitted, the uncompressed size counts (tests/cases). Limits count final records: the aliases
     /// before them come in addition, because without an address they are of no use.
     fn cut(&self, config: &DnsConfig) -> Vec<u8> {
         let all = self.answer.answers.len();
@@ -174,11 +174,11 @@ impl Page<'_> {
             Transport::Udp => self.query.limit().min(MAX_UDP_SIZE),
             Transport::Tcp => MAX_TCP_SIZE,
         };
-        // A client that states 512 bytes or less is treated like one without EDNS (observed).
+        // A client that states 512 bytes or less is treated like one without EDNS (tests/cases).
         let is_plain = transport == Transport::Udp && size == MIN_UDP_SIZE;
         let aliases = self.answer.answers.leading_aliases();
         let most = if is_plain {
-            // A limit of 0 leaves nothing (observed).
+            // A limit of 0 leaves nothing (tests/cases).
             config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + aliases
         } else {
             all
@@ -294,7 +294,7 @@ impl Page<'_> {
             0
         };
         let rcode = u16::from(answer.rcode.low());
-        // AA also for denials and reverse names (observed).
+        // AA also for denials and reverse names (tests/cases).
         let flags = AUTHORITATIVE_REPLY | available | rcode | flags;
         let additional = &additional;
         Reply {

@@ -183,7 +183,8 @@ impl Zone {
     fn fits(&self, query: &PreparedQuery, id: InstanceId) -> bool {
         let instance = self.catalog.instance(id);
         let node = self.catalog.node_of(id);
-        // Prepared queries have a switch of their own and ignore that of `dns_config` (observed).
+        // Prepared queries have a switch of their own and ignore that of `dns_config`
+        // (tests/cases).
         let worst = if query.only_passing {
             CheckStatus::Passing
         } else {
@@ -194,7 +195,7 @@ impl Zone {
             let mut ignored = query.ignore_check_ids.iter();
             check.status <= worst || ignored.any(|ignored| **ignored == *check.id)
         });
-        // All tags are required, and those with `!` forbidden (observed).
+        // All tags are required, and those with `!` forbidden (tests/cases).
         let tagged = query.tags.iter().all(|tag| match tag.strip_prefix('!') {
             Some(unwanted) => !instance.has_tag(unwanted),
             None => instance.has_tag(tag),

@@ -108,7 +108,7 @@ impl Question {
                     datacenter: after.first().cloned(),
                 };
             }
-            // Prepared queries take a bare datacenter, not a pair with `dc` (observed).
+            // Prepared queries take a bare datacenter, not a pair with `dc` (tests/cases).
             ("addr" | "query", ..) => return Self::Invalid,
             // A single label is a peer here, and a datacenter for every other kind.
             ("virtual", _, [peer]) => {
@@ -157,7 +157,7 @@ impl Locality {
             return Some(locality);
         }
         for pair in labels.chunks(2) {
-            // An odd number of labels is denied (observed).
+            // An odd number of labels is denied (tests/cases).
             let [value, kind] = pair else { return None };
             let field = match kind.as_str() {
                 "dc" => &mut locality.datacenter,
@@ -189,14 +189,14 @@ pub(crate) fn labels_within(name: &Name, domain: &Name) -> Vec<String> {
 /// otherwise the last label is the service and all others together are the tag.
 fn service_and_tag(labels: &[String], last: &str) -> (String, Option<String>) {
     // Exactly two labels: with three, the last is the service's name, with its underscore
-    // (observed).
+    // (tests/cases).
     if let [service, tag] = labels
         && let (Some(service), Some(tag)) = (service.strip_prefix('_'), tag.strip_prefix('_'))
     {
         let tag = if tag == "tcp" { "" } else { tag };
         return (service.to_owned(), filter_by(tag.to_owned()));
     }
-    // Two tags are not two filters: all labels before the service form one (observed).
+    // Two tags are not two filters: all labels before the service form one (tests/cases).
     let tag = labels[..labels.len() - 1].join(".");
     (last.to_owned(), filter_by(tag))
 }

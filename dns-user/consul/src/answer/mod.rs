@@ -141,7 +141,7 @@ impl Zone {
                 let (servers, addresses) = self.name_servers(zone, random);
                 (answer.answers, answer.additional) = (Answers::Records(servers), addresses);
             }
-            // Consul transfers no zones (observed).
+            // Consul transfers no zones (tests/cases).
             TYPE_AXFR => answer.rcode = ResponseCode::NotImp,
             // Missing data may hold the answer.
             _ if self.lacks(query).is_some() => answer.rcode = ResponseCode::ServFail,
@@ -310,7 +310,7 @@ impl Zone {
             }
             Question::Virtual { service, peer } => {
                 // Without an address the name still exists, with an empty answer and no SOA
-                // (observed).
+                // (tests/cases).
                 let address = self.catalog.virtual_address(peer.as_deref(), &service);
                 let address = address.map_err(|_| Failure::Server)?;
                 Ok(
@@ -349,7 +349,8 @@ impl Zone {
         };
         match reach {
             Reach::Reachable => Ok(place),
-            // Whether the name exists is unknown; in an unknown datacenter it does not (observed).
+            // Whether the name exists is unknown; in an unknown datacenter it does not
+            // (tests/cases).
             Reach::Unreachable => Err(Failure::Server),
             Reach::Unknown => Err(Failure::NoSuchName),
         }
@@ -416,7 +417,7 @@ impl Zone {
     /// Returns the domain for generated names and the SOA of an answer: the question's domain.
     fn response_domain<'a>(&'a self, name: &Name, zone: &'a Name, raw_name: &[u8]) -> &'a Name {
         // The primary domain replaces the alternative one at its apex, and where it is not written in lower case
-        // (observed).
+        // (tests/cases).
         if *zone != self.config.domain && name != zone && raw_name.ends_with(zone.as_wire()) {
             zone
         } else {
@@ -561,7 +562,8 @@ impl Zone {
             }
             rest = further;
         }
-        // A service of a peer has no datacenter of ours, so both together name nothing (observed).
+        // A service of a peer has no datacenter of ours, so both together name nothing
+        // (tests/cases).
         !(has_datacenter && has_peer)
     }
 }

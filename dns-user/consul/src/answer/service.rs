@@ -131,7 +131,7 @@ impl Zone {
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
         let mut instances = instances.into_iter().peekable();
-        // If all instances are excluded, the name does not exist (observed).
+        // If all instances are excluded, the name does not exist (tests/cases).
         if instances.peek().is_none() {
             return Err(Failure::NoSuchName);
         }
@@ -271,7 +271,7 @@ impl Zone {
             let instance = self.catalog.instance(id);
             let node = self.catalog.node_of(id);
             let is_main_port = port.is_none();
-            // Only SRV looks at the label of the port; types of addresses ignore it (observed).
+            // Only SRV looks at the label of the port; types of addresses ignore it (tests/cases).
             let Some(port) = instance.port(node, &self.config, port) else {
                 // The name exists, because it has addresses.
                 has_port |= is_main_port;
@@ -283,7 +283,7 @@ impl Zone {
             let Some(target) = target.map(Cow::into_owned) else {
                 continue;
             };
-            // Not collapsed over nodes: one address on two nodes gives two records (observed).
+            // Not collapsed over nodes: one address on two nodes gives two records (tests/cases).
             if !seen.insert((node.name.as_str(), target.identity(), port)) {
                 continue;
             }
@@ -328,7 +328,7 @@ impl Zone {
         random: &mut fastrand::Rng,
     ) -> Option<(Name, Vec<Record>)> {
         let (name, address) = match target {
-            // Generated names are below the domain that was asked for (observed).
+            // Generated names are below the domain that was asked for (tests/cases).
             Target::Node(address) => (node_name(node, search.domain)?, Some(address)),
             Target::Address(address) => {
                 let name = address_name(address, node, search.domain)?;
@@ -385,7 +385,7 @@ pub(super) fn answers(qtype: u16, address: IpAddr) -> bool {
     match qtype {
         TYPE_A => address.is_ipv4(),
         TYPE_AAAA => address.is_ipv6(),
-        // TXT queries also get addresses (observed).
+        // TXT queries also get addresses (tests/cases).
         TYPE_ANY | TYPE_TXT => true,
         _ => false,
     }
@@ -407,7 +407,7 @@ impl Zone {
         locality: &Locality,
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
-        // A type that no node has gives an empty answer for every name, also one of no node (observed).
+        // A type that no node has gives an empty answer for every name, also one of no node (tests/cases).
         if !matches!(search.qtype, TYPE_A | TYPE_AAAA | TYPE_ANY | TYPE_TXT) {
             return Ok(Found::default());
         }
@@ -445,12 +445,12 @@ impl Zone {
             });
         }
         match search.qtype {
-            // Text that was asked for is the answer; otherwise it is additional (observed).
+            // Text that was asked for is the answer; otherwise it is additional (tests/cases).
             TYPE_TXT | TYPE_ANY => records.extend(texts),
             _ if self.config.dns.node_meta_txt => additional.extend(texts),
             _ => {}
         }
-        // A type that the node lacks gives an empty answer without SOA (observed).
+        // A type that the node lacks gives an empty answer without SOA (tests/cases).
         Ok(Found {
             answers: Answers::Records(records),
             additional,
@@ -466,7 +466,7 @@ impl Zone {
         let mut found = Found::default();
         // Unlike for services, a TXT query is not answered with addresses here.
         let is_answer = search.qtype != TYPE_TXT && answers(search.qtype, address);
-        // Consul returns the address of the other family as an additional record (observed).
+        // Consul returns the address of the other family as an additional record (tests/cases).
         if is_answer {
             found.answers = Answers::Records(vec![record]);
         } else {
@@ -479,7 +479,7 @@ impl Zone {
     /// service; `None` if the address is unknown.
     pub fn reverse(&self, query: &Query<'_>, asker: &Asker) -> Option<PendingAnswer> {
         let address = name::address_of(query.question.raw_name)?;
-        // The primary domain even for clients of the alternative one (observed): an address does
+        // The primary domain even for clients of the alternative one (tests/cases): an address does
         // not tell.
         let domain = &self.config.domain;
         let target = match self.catalog.nodes.at(address) {
@@ -490,7 +490,7 @@ impl Zone {
                 service_name(&self.catalog.instance(id).service, datacenter, domain)?
             }
         };
-        // For every type of query (observed).
+        // For every type of query (tests/cases).
         let mut answer = PendingAnswer::authoritative(asker.recursion);
         answer.answers = Answers::Records(vec![Record {
             owner: None,
@@ -534,7 +534,7 @@ impl Zone {
         let mut servers = self.catalog.service(&own, SERVERS);
         servers.retain(|&id| {
             let name = &self.catalog.node_of(id).name;
-            // Names that are no DNS names are left out (observed).
+            // Names that are no DNS names are left out (tests/cases).
             let is_host = name
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');

@@ -451,7 +451,7 @@ impl Catalog {
             CheckStatus::Passing => self.instance(id).weights.passing,
             CheckStatus::Warning => self.instance(id).weights.warning,
             // Only a prepared query that ignores the check returns the instance, with this weight
-            // (observed).
+            // (tests/cases).
             CheckStatus::Critical => 0,
         }
     }

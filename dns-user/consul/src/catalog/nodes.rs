@@ -38,7 +38,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(super) fn index(mut nodes: Vec<Arc<Node>>, visibility: &Visibility, own: &Place) -> Self {
-        // An instance is seen only if both its node and its service are readable (observed).
+        // An instance is seen only if both its node and its service are readable (tests/cases).
         nodes.retain(|node| visibility.node(&node.name));
         nodes.sort_by_cached_key(|node| (lower(&node.name), node.peer.clone()));
         let mut index = Self::default();
@@ -50,7 +50,7 @@ impl Nodes {
                 && let Ok(address) = node.address.parse()
             {
                 // Of several nodes with one address the first by name answers, and tagged addresses
-                // do not count (observed).
+                // do not count (tests/cases).
                 index.addresses.entry(address).or_insert(number);
             }
             if !node.id.is_empty() {
@@ -77,7 +77,7 @@ impl Nodes {
         if let Some(&node) = self.by_name.get(&(place.clone(), Box::from(name))) {
             return Some(&self.nodes[node as usize]);
         }
-        // Consul tries no shorter prefixes (observed).
+        // Consul tries no shorter prefixes (tests/cases).
         if name.len() < 2 {
             return None;
         }
@@ -85,7 +85,7 @@ impl Nodes {
             .by_id
             .range((place.clone(), Box::from(name))..)
             .take_while(|((at, id), _)| at == place && id.starts_with(name));
-        // The beginning of several ids selects none of them (observed).
+        // The beginning of several ids selects none of them (tests/cases).
         match (matches.next(), matches.next()) {
             (Some((_, &node)), None) => Some(&self.nodes[node as usize]),
             _ => None,
@@ -210,7 +210,7 @@ impl Instance {
                     .map(|tagged| tagged.address.as_str())
             },
         );
-        // Without an address of its own, the node's address and tags decide (observed).
+        // Without an address of its own, the node's address and tags decide (tests/cases).
         if own.is_empty() {
             return Some(match node.location(config, accept)? {
                 // The node's name does not resolve to an address taken from a tag.
@@ -235,11 +235,11 @@ impl Instance {
     pub fn port(&self, node: &Node, config: &Config, name: Option<&str>) -> Option<u16> {
         if let Some(name) = name {
             let mut ports = self.ports.iter();
-            // A port name that does not exist denies the whole name (observed).
+            // A port name that does not exist denies the whole name (tests/cases).
             let port = ports.find(|port| port.name.eq_ignore_ascii_case(name))?;
             return Some(port.port);
         }
-        // The tagged address comes with its own port (observed).
+        // The tagged address comes with its own port (tests/cases).
         if config.translates(&node.datacenter)
             && let Some(tagged) = self.tagged_addresses.get("wan")
             && tagged.port != 0
@@ -269,7 +269,7 @@ fn choose<'a>(
     tag: impl Fn(&str) -> Option<&'a str>,
 ) -> &'a str {
     let mut fallback = plain;
-    // In the own datacenter, wan tags do not count (observed).
+    // In the own datacenter, wan tags do not count (tests/cases).
     let mut v4 = filled(&tag, "lan_ipv4");
     let mut v6 = filled(&tag, "lan_ipv6");
     if translate {
@@ -455,7 +455,7 @@ impl Group {
             Place::Peer(peer) => Some(peer.clone()),
             place if place == own => None,
             // Virtual names are looked up here or at a peer: a datacenter in them has no effect
-            // (observed).
+            // (tests/cases).
             Place::Datacenter(_) => return Vec::new(),
         };
         let Some(live) = &self.sources.live else {

@@ -181,7 +181,7 @@ impl CheckStatus {
             "passing" => Some(Self::Passing),
             "warning" => Some(Self::Warning),
             // Maintenance takes out an instance, or all of a node, like a critical check
-            // (observed).
+            // (tests/cases).
             "critical" | "maintenance" => Some(Self::Critical),
             _ => None,
         }
