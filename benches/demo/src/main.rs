@@ -90,19 +90,30 @@ fn show(arguments: &Arguments) -> Result<()> {
     headline("An instance is recreated: a new records.json");
     replace_records(&lab, &running, &mut foundation)?;
 
+    compare_paths(&lab, &running, &foundation, arguments.seconds)?;
+    headline("Next");
+    println!(
+        "Try it with your own records (no root needed):\n    target/release/bosh-dns-xdp try --records records.json\n\
+         Then read docs/one-machine.md. The demo removes everything it created."
+    );
+    Ok(())
+}
+
+/// Measures the running server beside one without the fast path, for this time on each path.
+fn compare_paths(lab: &Lab, running: &Server, foundation: &Foundation, seconds: u64) -> Result<()> {
     headline("Load: latency by dnsperf on both paths in turn, then one saturated core");
     // Beside the first server: latencies that are measured one after the other compare two moments
     // of the machine.
     let plain_lab = Lab::split()?;
     let _plain_recursor = start_recursor(&plain_lab)?;
-    let plain = start_server(&plain_lab, &foundation, &json!({"mode": "off"}))?;
+    let plain = start_server(&plain_lab, foundation, &json!({"mode": "off"}))?;
     let subjects = [
-        Subject::new(&lab, &running, &foundation)?,
-        Subject::new(&plain_lab, &plain, &foundation)?,
+        Subject::new(lab, running, foundation)?,
+        Subject::new(&plain_lab, &plain, foundation)?,
     ];
     let Measured { value, noise } = noise::undisturbed(
         SERVER_CPU,
-        || measure_in_turn(&subjects, arguments.seconds),
+        || measure_in_turn(&subjects, seconds),
         |share| {
             let text = format!(
                 "other programs took {} of CPU {SERVER_CPU}: measuring again",
@@ -121,11 +132,6 @@ fn show(arguments: &Arguments) -> Result<()> {
         );
         println!("\n{}", yellow(&text));
     }
-    headline("Next");
-    println!(
-        "Try it with your own records (no root needed):\n    target/release/bosh-dns-xdp try --records records.json\n\
-         Then read docs/one-machine.md. The demo removes everything it created."
-    );
     Ok(())
 }
 
@@ -192,6 +198,7 @@ fn look_up(lab: &Lab, name: &str, record_type: &str) -> Result<()> {
             name,
             record_type,
         ]);
+        // One try: a repeated query could take another path than the one that is shown.
         let answer = capture(dig.args(["+noall", "+comments", "+answer", "+time=2", "+tries=1"]))?;
         let hit = Metrics::read(&lab.server)?.fast_path_replies() > before.fast_path_replies();
         let path = if hit {
