@@ -689,22 +689,28 @@ fn short_lived_containers_take_one_attach_each() -> Result<()> {
 /// Interval of the queries of a container that asks rarely.
 const RARELY: Duration = Duration::from_millis(500);
 
-/// Queries of such a container: enough for its interface, and those of the next twelve seconds.
-const RARE_QUERIES: usize = 29;
+/// Queries of such a container that open its interface.
+const OPENING_QUERIES: usize = 5;
 
-/// Lets containers ask every [`RARELY`], evenly spread; returns when each had sent its fifth query.
-fn ask_rarely(cell: &Cell<'_>, query: &[u8]) -> Result<Vec<Instant>> {
+/// Maximum number of queries of such a container: those of five minutes.
+const RARE_QUERIES: usize = 600;
+
+/// Lets containers ask every [`RARELY`], evenly spread, until `done` is set; returns when each had sent its fifth query.
+fn ask_rarely(cell: &Cell<'_>, query: &[u8], done: &AtomicBool) -> Result<Vec<Instant>> {
     let sockets: Vec<Socket> = (0..LARGE)
         .map(|number| cell.socket(number, TIMEOUT))
         .collect::<Result<_>>()?;
     let begun = Instant::now();
     let mut fifth = vec![begun; LARGE];
     for round in 0..RARE_QUERIES {
+        if round >= OPENING_QUERIES && done.load(Ordering::Relaxed) {
+            break;
+        }
         for (number, socket) in sockets.iter().enumerate() {
             let due = RARELY * round as u32 + RARELY * number as u32 / LARGE as u32;
             thread::sleep(due.saturating_sub(begun.elapsed()));
             socket.send(query)?;
-            if round == 4 {
+            if round == OPENING_QUERIES - 1 {
                 fifth[number] = Instant::now();
             }
         }
@@ -725,8 +731,9 @@ fn rarely_asking_containers_are_served() -> Result<()> {
     let before = operations(&ground.host)?;
     let query = query()?;
     let mut first: Vec<Option<Instant>> = vec![None; LARGE];
+    let done = AtomicBool::new(false);
     let fifth = thread::scope(|scope| -> Result<Vec<Instant>> {
-        let asking = scope.spawn(|| ask_rarely(&cell, &query));
+        let asking = scope.spawn(|| ask_rarely(&cell, &query, &done));
         while !asking.is_finished() {
             let (metrics, now) = (Metrics::read(&ground.host)?, Instant::now());
             for (number, first) in first.iter_mut().enumerate() {
@@ -734,6 +741,7 @@ fn rarely_asking_containers_are_served() -> Result<()> {
                     *first = Some(now);
                 }
             }
+            done.store(first.iter().all(Option::is_some), Ordering::Relaxed);
             thread::sleep(Duration::from_millis(100));
         }
         asking.join().expect("no panic")
