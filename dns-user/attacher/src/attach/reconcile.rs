@@ -363,40 +363,50 @@ impl InterfaceReconciler {
             // After the work of a round, so that a thread that hangs in it counts as silent.
             self.watched_ns
                 .store(kernel_monotonic_ns(), Ordering::Relaxed);
-            // What is being gathered would otherwise end each poll at once.
-            let events = self.gather_until.is_none().then(|| self.events.as_fd());
-            let fds = [
-                Some(commands.as_fd()),
-                events,
-                self.setting.programs.reports(),
-            ];
-            let mut fds: Vec<_> = fds
-                .into_iter()
-                .flatten()
-                .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-                .collect();
-            let timeout = PollTimeout::try_from(self.wait()).unwrap_or(PollTimeout::MAX);
-            // An interrupted wait is only a shorter one.
-            let _ = poll(&mut fds, timeout);
-            let has_commands = fds[0].any().unwrap_or(false);
+            let has_commands = self.sleep(commands);
             self.setting.collisions.report(&self.setting.counters);
             self.setting.programs.collect();
             if has_commands && let Some(on_stop) = self.handle_commands(commands) {
                 return self.finish(on_stop);
             }
-            let now = Instant::now();
-            if self.gather_until.is_none() && self.events.any() {
-                self.gather_until = Some(now + pace.wait(now));
-            }
-            // Commands end the gathering early.
-            if self
-                .gather_until
-                .take_if(|until| has_commands || *until <= now)
-                .is_some()
-            {
-                self.gate.network_changed(now);
-                self.follow_events();
-            }
+            self.gather_events(&mut pace, has_commands);
+        }
+    }
+
+    /// Waits for commands, events, or reports of programs; returns whether commands wait.
+    fn sleep(&self, commands: &mailbox::Receiver<Command>) -> bool {
+        // What is being gathered would otherwise end each poll at once.
+        let events = self.gather_until.is_none().then(|| self.events.as_fd());
+        let fds = [
+            Some(commands.as_fd()),
+            events,
+            self.setting.programs.reports(),
+        ];
+        let mut fds: Vec<_> = fds
+            .into_iter()
+            .flatten()
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+            .collect();
+        let timeout = PollTimeout::try_from(self.wait()).unwrap_or(PollTimeout::MAX);
+        // An interrupted wait is only a shorter one.
+        let _ = poll(&mut fds, timeout);
+        fds[0].any().unwrap_or(false)
+    }
+
+    /// Gathers the events that arrive in short succession, and follows them together.
+    fn gather_events(&mut self, pace: &mut EventPace, has_commands: bool) {
+        let now = Instant::now();
+        if self.gather_until.is_none() && self.events.any() {
+            self.gather_until = Some(now + pace.wait(now));
+        }
+        // Commands end the gathering early.
+        if self
+            .gather_until
+            .take_if(|until| has_commands || *until <= now)
+            .is_some()
+        {
+            self.gate.network_changed(now);
+            self.follow_events();
         }
     }
 
@@ -559,34 +569,9 @@ impl InterfaceReconciler {
         if !self.complete {
             self.setting.kept_maps.prepare();
         }
-        // Queries on an interface no longer served pass to userspace at once; its program is detached later.
-        let unwanted: Vec<u32> = self
-            .attached
-            .keys()
-            .copied()
-            .filter(|ifindex| !wanted.contains_key(ifindex))
-            .collect();
-        for &ifindex in &unwanted {
-            self.setting.scope.remove_interface(ifindex);
-        }
-        self.admitted
-            .retain(|ifindex, _| wanted.contains_key(ifindex));
-        self.setting
-            // A prepared link has no pin: dropping its descriptor detaches it.
-            .prepared
-            .retain(|ifindex, _| wanted.contains_key(ifindex));
-        let mut links: Vec<Link> = self
-            .links
-            .iter()
-            .filter(|link| wanted.contains_key(&link.ifindex))
-            .cloned()
-            .collect();
+        let unwanted = self.stop_unwanted(&wanted);
         self.heard.forget_old(now);
-        // The busiest ones are attached first, at a start in the order of the configuration: each holds up the next.
-        links.sort_by_key(|link| {
-            let queries = Reverse(self.gate.queries(link.ifindex));
-            (queries, self.setting.selection.place(link))
-        });
+        let links = self.by_urgency(&wanted);
         let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
         // Must precede attaching: programs pass queries of unknown interfaces to the network stack.
         let without_slot = self.setting.scope.add_interfaces(&served);
@@ -626,6 +611,43 @@ impl InterfaceReconciler {
         self.publish_status(now);
     }
 
+    /// Ends the answers at interfaces that are no longer wanted; returns those with programs.
+    fn stop_unwanted(&mut self, wanted: &BTreeMap<u32, Admitted>) -> Vec<u32> {
+        // Queries on an interface no longer served pass to userspace at once; its program is detached later.
+        let unwanted: Vec<u32> = self
+            .attached
+            .keys()
+            .copied()
+            .filter(|ifindex| !wanted.contains_key(ifindex))
+            .collect();
+        for &ifindex in &unwanted {
+            self.setting.scope.remove_interface(ifindex);
+        }
+        self.admitted
+            .retain(|ifindex, _| wanted.contains_key(ifindex));
+        self.setting
+            // A prepared link has no pin: dropping its descriptor detaches it.
+            .prepared
+            .retain(|ifindex, _| wanted.contains_key(ifindex));
+        unwanted
+    }
+
+    /// Returns the wanted interfaces in the order of attaching.
+    fn by_urgency(&self, wanted: &BTreeMap<u32, Admitted>) -> Vec<Link> {
+        let mut links: Vec<Link> = self
+            .links
+            .iter()
+            .filter(|link| wanted.contains_key(&link.ifindex))
+            .cloned()
+            .collect();
+        // The busiest ones are attached first, at a start in the order of the configuration: each holds up the next.
+        links.sort_by_key(|link| {
+            let queries = Reverse(self.gate.queries(link.ifindex));
+            (queries, self.setting.selection.place(link))
+        });
+        links
+    }
+
     /// Publishes the endpoints at which an interface answers, and whether it answers only heard clients.
     fn admit(&mut self, ifindex: u32, admitted: Admitted) {
         let before = self.admitted.insert(ifindex, admitted).unwrap_or_default();
@@ -658,28 +680,7 @@ impl InterfaceReconciler {
                     .for_each(|&(_, slot)| self.gate.open(link.ifindex, slot, now));
             }
         }
-        let is_full = self.attached.len() >= self.setting.max_interfaces;
-        for (&ifindex, on) in &mut self.attached {
-            // Without a slot it gives no replies.
-            let replies = self
-                .setting
-                .scope
-                .interface(ifindex)
-                .map_or(0, |slot| self.setting.counters.interface(slot));
-            if replies != on.replies.0 {
-                on.replies = (replies, now);
-            }
-            let silence = now.saturating_duration_since(on.replies.1);
-            if !is_retired(silence, on.attachment.owns_qdisc(), is_full) {
-                continue;
-            }
-            // A named interface would be attached again at once.
-            let mut links = self.links.iter();
-            let link = links.find(|link| link.ifindex == ifindex);
-            if !link.is_some_and(|link| self.setting.selection.names(link)) {
-                self.gate.close(ifindex);
-            }
-        }
+        self.close_silent(now);
         self.refusals.clear();
         let mut wanted = BTreeMap::new();
         // Nothing depends on rules while no interface may answer, and reading them takes a look at
@@ -725,6 +726,32 @@ impl InterfaceReconciler {
             }
         }
         wanted
+    }
+
+    /// Closes the gate for interfaces that have given no replies for long.
+    fn close_silent(&mut self, now: Instant) {
+        let is_full = self.attached.len() >= self.setting.max_interfaces;
+        for (&ifindex, on) in &mut self.attached {
+            // Without a slot it gives no replies.
+            let replies = self
+                .setting
+                .scope
+                .interface(ifindex)
+                .map_or(0, |slot| self.setting.counters.interface(slot));
+            if replies != on.replies.0 {
+                on.replies = (replies, now);
+            }
+            let silence = now.saturating_duration_since(on.replies.1);
+            if !is_retired(silence, on.attachment.owns_qdisc(), is_full) {
+                continue;
+            }
+            // A named interface would be attached again at once.
+            let mut links = self.links.iter();
+            let link = links.find(|link| link.ifindex == ifindex);
+            if !link.is_some_and(|link| self.setting.selection.names(link)) {
+                self.gate.close(ifindex);
+            }
+        }
     }
 
     /// Reads the rules again when they are due. After a change of rules every client must be heard again; after a
