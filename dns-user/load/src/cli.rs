@@ -26,8 +26,9 @@ enum Command {
     /// Finds the highest rate that a server answers without loss, and says what limits it.
     ///
     /// Tries rates as RFC 2544, section 26.1, does: each for the same time, doubled until one loses more than
-    /// `--max-loss`, then bisected. A rate that fails is tried again, and holds if it does so in two of three trials.
-    /// Losses of pauses, in which the server answers nothing, are reported and count beyond `--max-pauses` only.
+    /// `--max-loss`, then bisected. A rate that fails is tried again, and holds if it does so in two of three trials;
+    /// both bounds are tried once more in the end. Losses of pauses, in which the server answers nothing, are reported
+    /// and count beyond `--max-pauses` only.
     Search(Search),
     /// Compares two servers, which get the same load in short turns.
     ///

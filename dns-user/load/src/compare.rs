@@ -241,6 +241,7 @@ impl Course<'_> {
                 ..report
             })),
             Ended::Interrupted => Ok(None),
+            // A ratio to a server that is gone would look like a result.
             Ended::Silent(unanswered) => bail!(
                 "{} stopped answering: no reply to the last {unanswered} queries",
                 self.servers[server]

@@ -32,6 +32,7 @@ pub(crate) fn over_time(intervals: &[Report]) -> Result<String> {
 /// Draws loads over their rates.
 pub(crate) fn over_rates(trials: &[Report]) -> Result<String> {
     let mut trials = trials.to_vec();
+    // In the order of trying, the line would go back and forth.
     trials.sort_by_key(|trial| trial.rate);
     let mut places = Vec::with_capacity(trials.len());
     for trial in &trials {
@@ -133,6 +134,7 @@ impl Panel {
     }
 
     fn draw(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, axis: &str) -> Drawn {
+        // An axis needs a length, also where no query was answered.
         let mut ends = (f64::MIN_POSITIVE, f64::MIN_POSITIVE);
         for line in &self.lines {
             for (x, y) in &line.points {
@@ -141,6 +143,7 @@ impl Panel {
         }
         let mut chart = ChartBuilder::on(area)
             .margin(14)
+            // Room for the names of the lines.
             .margin_top(28)
             .x_label_area_size(45)
             .y_label_area_size(90)

@@ -122,6 +122,7 @@ impl Progress {
             let next = answered.saturating_mul(2).clamp(self.from, self.to);
             return (next > answered).then_some(next);
         };
+        // At least one, because rates are whole numbers.
         let step = (f64::from(answered) * self.precision).max(1.0);
         if f64::from(failed - answered) > step {
             return Some(answered + (failed - answered) / 2);
@@ -199,6 +200,7 @@ impl Tolerance {
     fn is_sent(&self, trial: &Report) -> bool {
         let due = (trial.sent + trial.skipped) as f64;
         let mut skipped = trial.skipped;
+        // What the machine takes from the generator is treated like what it takes from the server.
         if trial.stalled as f64 <= self.max_pauses * due {
             skipped -= trial.stalled;
         }
@@ -300,6 +302,7 @@ impl Found {
         for trial in &loads.trials {
             let rate = trial.rate.unwrap_or(0);
             let holds = tolerance.holds(trial);
+            // The last trial of the rate: an earlier one may have met the machine at another speed.
             if holds && rate == found.rate {
                 found.received_per_second = trial.received_per_second;
                 found.pauses = trial.pauses;
@@ -340,6 +343,7 @@ impl Votes {
         } else {
             self.failed += 1;
         }
+        // A rate that holds at once is believed: by chance rates fail, but none holds.
         if self.failed == 0 || self.held > MAX_TRIALS / 2 {
             return Some(true);
         }

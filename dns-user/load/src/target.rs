@@ -109,6 +109,7 @@ impl std::str::FromStr for Local {
             "more than {MAX_ADDRESSES} addresses"
         );
         let count = 1 << host_bits;
+        // The range is that of the prefix, whichever of its addresses is named.
         let first = match address {
             IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & !(count - 1)).into(),
             IpAddr::V6(address) => {
@@ -147,6 +148,7 @@ impl Target {
                 })?);
             }
             let first = sequence.len() as u64;
+            // Each server has frames of its own, with its addresses and its counters.
             sequence.extend(workload.sequence.iter().map(|index| first_frame + index));
             parts.push(first..sequence.len() as u64);
         }
