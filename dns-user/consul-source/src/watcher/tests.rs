@@ -401,7 +401,8 @@ async fn idle_services_are_fetched_at_a_tenth_of_the_rate() {
         bench.tracked(service).loaded_at = Some(seconds_ago(6));
     }
     assert_eq!(bench.idle(), services);
-    bench.tracked("c").loaded_at = Some(Instant::now());
+    // Of later than now, the age is 0, however busy the machine is.
+    bench.tracked("c").loaded_at = Some(Instant::now() + Duration::from_secs(3600));
     bench.watcher.tick();
     assert_eq!(
         (bench.queue(), bench.idle()),
@@ -437,13 +438,13 @@ async fn old_answers_expire() {
     };
     bench.register("", &["a"]);
     for (expire_after, of, answered, since, unconfirmed, expired) in [
-        (None, nodes("dc1"), 3590, 50, false, false),
-        (None, nodes("dc1"), 3590, 70, true, false),
-        (None, nodes("dc1"), 3610, 50, false, true),
-        (None, Topic::Services("dc1".into()), 3610, 50, false, true),
+        (None, nodes("dc1"), 3300, 10, false, false),
+        (None, nodes("dc1"), 3300, 70, true, false),
+        (None, nodes("dc1"), 3610, 10, false, true),
+        (None, Topic::Services("dc1".into()), 3610, 10, false, true),
         (None, nodes("dc2"), 3610, 70, false, false),
         (None, Topic::Ingress, 3610, 70, false, false),
-        (Some(100), nodes("dc1"), 1000, 90, true, false),
+        (Some(100), nodes("dc1"), 1000, 62, true, false),
         (Some(100), nodes("dc1"), 1000, 110, true, true),
     ] {
         bench.watcher.settings.api.expire_after = expire_after.map(Duration::from_secs);
@@ -458,7 +459,7 @@ async fn old_answers_expire() {
         assert_eq!(bench.watcher.was_stale, is_stale);
         let seconds = status.oldest_stale_seconds.unwrap_or(0.0) as u64;
         let expected = if is_stale { answered } else { 0 };
-        assert!((expected..expected + 10).contains(&seconds), "{seconds}");
+        assert!((expected..expected + 300).contains(&seconds), "{seconds}");
         assert_eq!(status.stale_problem.is_some(), is_stale);
         bench.watcher.publish_snapshot();
         assert_eq!(bench.views.borrow().live.places.is_empty(), expired);

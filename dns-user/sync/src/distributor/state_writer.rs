@@ -606,6 +606,7 @@ mod tests {
             (DISK_PAUSE_MS..DISK_PAUSE_MS + 60_000).contains(&pause),
             "{pause}"
         );
+        writer.read_again = Some(u64::MAX);
         assert!(writer.poll().is_none());
         let state = folder.path().join("state/state.json");
         std::fs::write(&state, "{").unwrap();
