@@ -529,7 +529,15 @@ fn link_is_measured_first() -> Result<()> {
         trials.iter().map(sent).sum(),
         trials.iter().map(received).sum(),
     ];
+    // Each interval counts what the earlier ones do not.
+    let mut in_intervals = 0;
+    for line in objects(&answered)? {
+        if line["kind"] == "interval" {
+            in_intervals += line["answered"].as_u64().context("no count")?;
+        }
+    }
     let answered = total(&answered)?["answered"].as_u64().unwrap_or(0);
+    ensure!(in_intervals <= answered, "{in_intervals} of {answered}");
     // The first query is the one before the load.
     ensure!(
         received > 0 && received < answered && answered <= sent + 1,
