@@ -473,9 +473,13 @@ impl Course<'_> {
     fn saturate(&mut self) -> Result<bool> {
         let length = self.options.length() / TRIALS_PER_SATURATED;
         let (load, ended) = self.load(Kind::Saturated, None, length)?;
+        // Cut short, it may be that of a moment.
+        if ended == Ended::Interrupted {
+            return Ok(false);
+        }
         self.output.line(&load)?;
         self.loads.saturated.push(load);
-        Ok(ended != Ended::Interrupted)
+        Ok(true)
     }
 
     fn load(&self, kind: Kind, rate: Option<u32>, length: Duration) -> Result<(Report, Ended)> {
