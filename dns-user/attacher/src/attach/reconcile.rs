@@ -872,44 +872,6 @@ impl InterfaceReconciler {
             tracing::warn!(%error, ifindex, "cannot remove a filter of the previous server: it may answer until its lease expires");
         }
     }
-
-    /// Detaches the programs, or leaves them to a successor.
-    fn finish(mut self, on_stop: OnStop) {
-        // Links of the predecessor that were not taken over are kept or removed like ours.
-        let left = std::mem::take(&mut self.setting.predecessor);
-        match on_stop {
-            OnStop::Keep => {
-                let lost = self
-                    .attached
-                    .values()
-                    .filter(|on| !on.attachment.is_kept())
-                    .count();
-                if lost > 0 {
-                    tracing::warn!(
-                        lost,
-                        "links are not pinned: programs are detached when this process ends, regardless of xdp.on_stop"
-                    );
-                }
-            }
-            OnStop::Detach => {
-                // Without pauses between the operations, unlike `detach_unwanted`: the server waits
-                // 20 s for all of it, and nothing will be attached again.
-                for link in left {
-                    attachment::drop_predecessor(link);
-                }
-                for ifindex in std::mem::take(&mut self.earlier_filters) {
-                    self.remove_earlier_filter(ifindex);
-                }
-                for (_, on) in std::mem::take(&mut self.attached) {
-                    on.attachment.detach(
-                        &self.setting.programs,
-                        &self.setting.filters,
-                        &mut self.netlink,
-                    );
-                }
-            }
-        }
-    }
 }
 
 /// Returns whether an interface that has given no reply for the time of `silence` is detached. Its program costs every
