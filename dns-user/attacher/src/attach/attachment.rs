@@ -61,6 +61,8 @@ pub(crate) struct AttachContext<'a> {
     pub(crate) predecessor: &'a mut Vec<PinnedLink>,
     /// Links whose program does not answer yet, by interface. Closing one detaches its program.
     pub(crate) prepared: &'a mut BTreeMap<u32, OwnedFd>,
+    /// Set once the kernel does not know tcx.
+    pub(crate) lacks_tcx: &'a mut bool,
     pub(crate) netlink: &'a mut Socket,
     /// Whether a qdisc may be added to the interface because no CNI plugin will add its own any more.
     pub(crate) settled: bool,
@@ -230,6 +232,7 @@ fn attach(
         pins: _,
         predecessor,
         prepared,
+        lacks_tcx,
         netlink,
         settled,
     } = context;
@@ -291,9 +294,16 @@ fn attach(
     }
     match bpf::link_create(program, link.ifindex, kind) {
         Ok(fd) => Ok((HookHandle::Link(fd), None)),
-        Err(error) => Err(explain(hook, link, error)),
+        Err(error) => {
+            // Any other error, such as ENOMEM, is one of this moment or of this interface.
+            **lacks_tcx |= hook == Hook::Tcx && error.raw_os_error() == Some(UNKNOWN_ATTACH_TYPE);
+            Err(explain(hook, link, error))
+        }
     }
 }
+
+/// What a kernel answers that does not know the attach type (before Linux 6.6 for tcx).
+const UNKNOWN_ATTACH_TYPE: i32 = libc::EINVAL;
 
 /// Converts an error from link creation to the reason for it.
 fn explain(hook: Hook, link: &Link, error: io::Error) -> NotServed {
@@ -305,8 +315,7 @@ fn explain(hook: Hook, link: &Link, error: io::Error) -> NotServed {
         Some(libc::EOPNOTSUPP) if hook == Hook::Native => {
             "native: the driver does not support XDP".to_owned()
         }
-        // An older kernel does not know the attach type.
-        Some(libc::EINVAL) if hook == Hook::Tcx => "tcx: needs kernel 6.6".to_owned(),
+        Some(UNKNOWN_ATTACH_TYPE) if hook == Hook::Tcx => "tcx: needs kernel 6.6".to_owned(),
         // Each driver has its own number for the same: for the MTU, virtio_net has EINVAL and veth
         // ERANGE.
         Some(libc::EINVAL | libc::ERANGE | libc::E2BIG) if hook == Hook::Native => {
@@ -549,6 +558,7 @@ mod tests {
         reports: mailbox::Sender<(Program, Report)>,
         predecessor: Vec<PinnedLink>,
         prepared: BTreeMap<u32, OwnedFd>,
+        lacks_tcx: bool,
         netlink: Socket,
     }
 
@@ -562,6 +572,7 @@ mod tests {
                 reports,
                 predecessor: Vec::new(),
                 prepared: BTreeMap::new(),
+                lacks_tcx: false,
                 netlink: Socket::requests().unwrap(),
             }
         }
@@ -579,6 +590,7 @@ mod tests {
                 pins: None,
                 predecessor: &mut self.predecessor,
                 prepared: &mut self.prepared,
+                lacks_tcx: &mut self.lacks_tcx,
                 netlink: &mut self.netlink,
                 settled: true,
             };
@@ -598,6 +610,25 @@ mod tests {
         let code = [instruction(0xb7, -1), instruction(0x95, 0)];
         let mut log = vec![0; 4096];
         bpf::load_program("dns_tc", ProgramType::Tc, &code, c"GPL", &mut log).unwrap()
+    }
+
+    #[test]
+    fn refusal_by_one_interface_says_nothing_of_the_kernel() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let in_own_namespace = || {
+            let mut gone = Lo::new();
+            gone.link = Link::named(99, "gone");
+            gone.report(Report::Attachable(passing_program()));
+            gone.report(Report::Answers);
+            let Err(NotServed::Refused(why)) = gone.attach() else {
+                panic!("attached to an interface that does not exist");
+            };
+            // Linux before 6.6 refuses before it looks for the interface.
+            assert_eq!(gone.lacks_tcx, why == "tcx: needs kernel 6.6", "{why}");
+        };
+        thread::spawn(in_own_namespace).join().unwrap();
     }
 
     #[test]

@@ -97,6 +97,8 @@ pub(crate) struct Setting {
     pub(crate) predecessor: Vec<PinnedLink>,
     /// See [`AttachContext::prepared`].
     pub(crate) prepared: BTreeMap<u32, OwnedFd>,
+    /// Whether the kernel has refused a tcx link because it is older than 6.6.
+    pub(crate) lacks_tcx: bool,
     /// Maps that the programs still need after this process has ended, and the folder of pins.
     pub(crate) kept_maps: Arc<KeptMaps>,
     pub(crate) changed: Notifier,
@@ -156,7 +158,6 @@ impl Interfaces {
             local: Vec::new(),
             attached: BTreeMap::new(),
             refused: BTreeMap::new(),
-            lacks_tcx: false,
             loading: BTreeSet::new(),
             waiting: BTreeMap::new(),
             earlier_filters: BTreeSet::new(),
@@ -247,8 +248,6 @@ struct InterfaceReconciler {
     attached: BTreeMap<u32, OnInterface>,
     /// Interfaces to which attaching failed.
     refused: BTreeMap<u32, Refused>,
-    /// Whether an interface has taken a clsact filter because it takes no tcx link: the kernel is older than 6.6.
-    lacks_tcx: bool,
     /// Interfaces whose programs are being loaded.
     loading: BTreeSet<u32>,
     waiting: BTreeMap<u32, Waiting>,
@@ -896,6 +895,7 @@ fn context<'a>(
         kept_maps,
         predecessor,
         prepared,
+        lacks_tcx,
         ..
     } = setting;
     AttachContext {
@@ -904,6 +904,7 @@ fn context<'a>(
         pins: kept_maps.pins.as_ref(),
         predecessor,
         prepared,
+        lacks_tcx,
         netlink,
         settled,
     }

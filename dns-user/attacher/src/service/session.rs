@@ -436,6 +436,7 @@ impl Prepared {
             max_interfaces: max_interfaces(),
             predecessor,
             prepared: BTreeMap::new(),
+            lacks_tcx: false,
             kept_maps: kept_maps.clone(),
             changed: loaded.changed,
         })

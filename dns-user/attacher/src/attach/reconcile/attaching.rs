@@ -119,7 +119,6 @@ impl InterfaceReconciler {
             setting,
             netlink,
             waiting,
-            lacks_tcx,
             ..
         } = self;
         let entry = waiting.get_mut(&link.ifindex);
@@ -128,8 +127,8 @@ impl InterfaceReconciler {
         }
         match setting.filters.slot(link.ifindex, netlink) {
             Ok(IngressSlot::Clsact) => TcOrder::Clsact,
-            // A link would wait for the lock in vain.
-            Ok(IngressSlot::Free) if *lacks_tcx && is_settled => TcOrder::Clsact,
+            // A filter keeps the lock so briefly that it need not wait for its turn.
+            Ok(IngressSlot::Free) if setting.lacks_tcx && is_settled => TcOrder::Clsact,
             Ok(IngressSlot::Foreign) => {
                 if let Some(entry) = entry {
                     entry.has_foreign_qdisc = true;
@@ -238,7 +237,6 @@ impl InterfaceReconciler {
                 if self.earlier_filters.remove(&link.ifindex) && attachment.hook != Hook::Clsact {
                     self.remove_earlier_filter(link.ifindex);
                 }
-                self.lacks_tcx |= order == TcOrder::Tcx && attachment.hook == Hook::Clsact;
                 tracing::info!(interface = %link.name, hook = %attachment.hook, why = attachment.why, took_us = begun.elapsed().as_micros(), "program attached: the interface answers queries");
                 self.refused.remove(&link.ifindex);
                 self.attached.insert(
