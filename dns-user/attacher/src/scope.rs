@@ -69,7 +69,8 @@ impl ScopePage {
 
     /// Waits until every program run that began before the call has ended.
     fn wait_for_runs(&self) {
-        // Each session has a map of its own. At a start four grace periods of 10 ms would precede the first attachment.
+        // Each session has a map of its own, which nothing reads before the first attachment. At a
+        // start, four grace periods of 7 to 16 ms would precede it.
         if self.is_read.load(Ordering::Relaxed) {
             (self.grace)();
         }
