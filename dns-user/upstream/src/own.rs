@@ -47,7 +47,10 @@ impl OwnAddresses {
         let is_of_machine =
             ip.is_loopback() || ip.is_unspecified() || current.interfaces.contains(&ip);
         current.listen.iter().any(|own| {
-            let is_covered = is_of_machine && wildcard_receives(*own, ip, &current.listen);
+            // Asked before each try, and mostly there is no wildcard.
+            let is_covered = own.ip().is_unspecified()
+                && is_of_machine
+                && wildcard_receives(*own, ip, &current.listen);
             own.port() == address.port() && (own.ip().to_canonical() == ip || is_covered)
         })
     }
