@@ -32,6 +32,11 @@ const MAX_RATE: u32 = 20_000_000;
 /// Share of the time that generating threads wait for their CPU, above which other work on it limits the rate.
 const MAX_WAITED: f64 = 0.01;
 
+/// Maximum share of the queries that the generator may skip. They were not sent, so the server has lost none of them, and the
+/// bisection ends with steps of about as much. Held to the limit of losses, stalls of the generator that add up to a millisecond
+/// in a second bounded a server of 1.09 million answers/s at 0.89 of them.
+const MAX_SKIPPED: f64 = 0.01;
+
 #[derive(Debug, Args)]
 pub(crate) struct Search {
     /// Server: ADDRESS or ADDRESS:PORT, on the interface's link, private or loopback.
@@ -204,7 +209,7 @@ impl Tolerance {
         if trial.stalled as f64 <= self.max_pauses * due {
             skipped -= trial.stalled;
         }
-        trial.sent > 0 && skipped as f64 <= self.max_loss * due
+        trial.sent > 0 && skipped as f64 <= self.max_loss.max(MAX_SKIPPED) * due
     }
 
     /// Returns whether pauses may be left out of the loss.
@@ -681,7 +686,10 @@ mod tests {
         let mut trial = report(90_000, 90_000);
         (trial.skipped, trial.stalled) = (10_000, 10_000);
         assert!(TOLERANCE.holds(&trial) && !strict.holds(&trial));
+        // One in a hundred may be skipped for any reason.
         trial.stalled = 9_000;
+        assert!(TOLERANCE.holds(&trial));
+        trial.stalled = 8_999;
         assert!(!TOLERANCE.holds(&trial));
         (trial.skipped, trial.stalled) = (11_000, 11_000);
         assert!(!TOLERANCE.holds(&trial));
