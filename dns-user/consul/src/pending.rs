@@ -500,8 +500,14 @@ mod tests {
         assert!(reachable(&[], &additional).is_empty());
     }
 
-    /// Returns the number of answers in a reply to a client with this size, if so many exist.
-    fn answers(count: usize, name: &[u8], transport: Transport, size: Option<u16>) -> u16 {
+    /// Returns the reply with these answers to a client with this size, or without EDNS.
+    fn reply(
+        answers: Answers,
+        name: &[u8],
+        dns: &str,
+        transport: Transport,
+        size: Option<u16>,
+    ) -> Vec<u8> {
         let additional = u8::from(size.is_some());
         let mut message = [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, additional].to_vec();
         message.extend([name, &[0, 1, 0, 1]].concat());
@@ -513,13 +519,23 @@ mod tests {
             panic!("a query")
         };
         let mut pending = PendingAnswer::authoritative(false);
-        pending.answers = Answers::V4(7, vec![Ipv4Addr::LOCALHOST; count]);
-        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#)
+        pending.answers = answers;
+        let text = format!(r#"{{"consul": {{"dns_config": {dns}}}}}"#);
+        let (config, _) = Config::of_document("test", text.as_bytes())
             .whole()
             .unwrap()
             .unwrap();
-        let reply = pending.finish(&query, &config.dns, &HashMap::default());
+        pending.finish(&query, &config.dns, &HashMap::default())
+    }
+
+    fn number_of_answers(reply: &[u8]) -> u16 {
         u16::from_be_bytes([reply[6], reply[7]])
+    }
+
+    /// Returns the number of answers in a reply to a client with this size, if so many exist.
+    fn answers(count: usize, name: &[u8], transport: Transport, size: Option<u16>) -> u16 {
+        let all = Answers::V4(7, vec![Ipv4Addr::LOCALHOST; count]);
+        number_of_answers(&reply(all, name, "{}", transport, size))
     }
 
     #[test]
@@ -541,27 +557,9 @@ mod tests {
 
     /// Returns the numbers of answers and whether the reply is truncated, over UDP without EDNS or with this size.
     fn cut(answers: Answers, name: &[u8], dns: &str, size: Option<u16>) -> (u16, bool) {
-        let additional = u8::from(size.is_some());
-        let mut message = [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, additional].to_vec();
-        message.extend([name, &[0, 1, 0, 1]].concat());
-        if let Some(size) = size {
-            let [high, low] = size.to_be_bytes();
-            message.extend([0, 0, 41, high, low, 0, 0, 0, 0, 0, 0]);
-        }
-        let Parsed::Query(query) = parse_by(Transport::Udp, &message) else {
-            panic!("a query")
-        };
-        let mut pending = PendingAnswer::authoritative(false);
-        pending.answers = answers;
-        let text = format!(r#"{{"consul": {{"dns_config": {dns}}}}}"#);
-        let (config, _) = Config::of_document("test", text.as_bytes())
-            .whole()
-            .unwrap()
-            .unwrap();
-        let reply = pending.finish(&query, &config.dns, &HashMap::default());
+        let reply = reply(answers, name, dns, Transport::Udp, size);
         assert!(reply.len() <= usize::from(size.unwrap_or(512)));
-        let count = u16::from_be_bytes([reply[6], reply[7]]);
-        (count, reply[2] & 2 != 0)
+        (number_of_answers(&reply), reply[2] & 2 != 0)
     }
 
     #[test]
