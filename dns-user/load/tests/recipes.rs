@@ -102,6 +102,11 @@ struct Lab {
 }
 
 impl Lab {
+    /// Executes commands at the folder of the records and query files; returns their output.
+    fn shell(&self, commands: &str) -> Result<String> {
+        shell(&self.machine, &self.holder, &self.place, commands)
+    }
+
     /// Executes the recipes up to the set-up, and starts the server; `None` without the requirements.
     fn start(label: &str) -> Result<Option<Self>> {
         let Some((mut lab, folder)) = Self::without_server(label)? else {
@@ -150,7 +155,7 @@ impl Lab {
     fn load(&self, arguments: &str) -> Result<(String, bool)> {
         let run = "ip netns exec client bosh-dns-xdp-load run --interface c0 --server 10.9.0.2";
         let commands = format!("{run} {arguments} 2>&1 && echo succeeded || true");
-        let said = shell(&self.machine, &self.holder, &self.place, &commands)?;
+        let said = self.shell(&commands)?;
         let succeeded = said.ends_with("succeeded\n");
         Ok((said, succeeded))
     }
@@ -176,7 +181,7 @@ impl Lab {
         let recipe = all
             .find(|recipe| recipe.contains(text))
             .context("no such recipe")?;
-        shell(&self.machine, &self.holder, &self.place, &recipe)
+        self.shell(&recipe)
             .with_context(|| self.server.as_ref().map(Server::log).unwrap_or_default())
     }
 }
@@ -306,12 +311,12 @@ fn ipv6_load_is_answered() -> Result<()> {
     };
     let recipe = recipes("IPv6").swap_remove(0);
     let (set_up, load) = recipe.split_once("ip netns exec").unwrap();
-    shell(&lab.machine, &lab.holder, &lab.place, set_up)?;
+    lab.shell(set_up)?;
     let extra = json!({"xdp": {"mode": "off"}});
     let address = SocketAddr::from(([0xfd00, 9, 0, 0, 0, 0, 0, 2], 53));
     lab.server = Some(Server::start(Some(&lab.machine), folder, address, &extra)?);
     let load = format!("ip netns exec{load}");
-    let said = shell(&lab.machine, &lab.holder, &lab.place, &load)?;
+    let said = lab.shell(&load)?;
     ensure!(said.contains("RCODEs    NOERROR "), "{said}");
     Ok(())
 }
@@ -333,7 +338,7 @@ fn search_names_rate_and_limit() -> Result<()> {
     let server = answers(&lab, Answers::up_to(1))?;
     let search = "ip netns exec client bosh-dns-xdp-load search --server 10.9.0.2 --interface c0 --queries queries \
                   --seconds 1 --from 2 --json";
-    let said = shell(&lab.machine, &lab.holder, &lab.place, search)?;
+    let said = lab.shell(search)?;
     received(&lab, server)?;
     let found = objects(&said)?.pop().context("no result")?;
     ensure!(found["kind"] == "found" && found["rate"] == 0, "{said}");
@@ -351,12 +356,7 @@ fn search_measures_full_speed() -> Result<()> {
     let server = answers(&lab, Answers::of(0))?;
     let search = "ip netns exec client bosh-dns-xdp-load search --server 10.9.0.2 --interface c0 --queries queries \
                   --seconds 1 --from 50000 --max-loss 50 --precision 100";
-    let said = shell(
-        &lab.machine,
-        &lab.holder,
-        &lab.place,
-        &format!("{search} --json"),
-    )?;
+    let said = lab.shell(&format!("{search} --json"))?;
     let lines = objects(&said)?;
     let first_full = lines.iter().position(|line| line["kind"] == "saturated");
     ensure!(first_full > Some(0), "{said}");
@@ -369,12 +369,7 @@ fn search_measures_full_speed() -> Result<()> {
     let found = lines.last().context("no result")?;
     ensure!(found["rate"].as_u64() > Some(0), "{said}");
     ensure!(found["saturated"].is_number(), "{said}");
-    let bounded = shell(
-        &lab.machine,
-        &lab.holder,
-        &lab.place,
-        &format!("{search} --to 100"),
-    )?;
+    let bounded = lab.shell(&format!("{search} --to 100"))?;
     received(&lab, server)?;
     ensure!(
         bounded.contains("100/s with") && !bounded.contains("full speed"),
@@ -390,13 +385,13 @@ fn comparison_alternates() -> Result<()> {
     };
     let recipe = recipes("Two servers, or two configurations").swap_remove(0);
     let (set_up, compare) = recipe.split_once("ip netns exec").unwrap();
-    shell(&lab.machine, &lab.holder, &lab.place, set_up)?;
+    lab.shell(set_up)?;
     let servers = [
         answers(&lab, Answers::of(0))?,
         answers_at(&lab, OTHER, Answers::of(0))?,
     ];
     let compare = format!("ip netns exec{}", compare.trim_end().to_owned() + " --json");
-    let said = shell(&lab.machine, &lab.holder, &lab.place, &compare)?;
+    let said = lab.shell(&compare)?;
     let lines = objects(&said)?;
     let turns = lines.iter().filter(|line| line["kind"] == "turn");
     ensure!(turns.count() == 4, "{said}");
@@ -422,14 +417,14 @@ fn comparison_is_balanced() -> Result<()> {
         return Ok(());
     };
     let set_up = "ip addr add 10.9.0.3/24 dev s0";
-    shell(&lab.machine, &lab.holder, &lab.place, set_up)?;
+    lab.shell(set_up)?;
     let servers = [
         answers(&lab, Answers::of(0))?,
         answers_at(&lab, OTHER, Answers::of(0))?,
     ];
     let compare = "ip netns exec client bosh-dns-xdp-load compare 10.9.0.2 10.9.0.3 --interface c0 --queries queries \
                    --rate 200 --turn 100 --turns 16 --precision 0 --json";
-    let said = shell(&lab.machine, &lab.holder, &lab.place, compare)?;
+    let said = lab.shell(compare)?;
     let lines = objects(&said)?;
     let mut order = String::new();
     let mut sent = [0, 0];
@@ -464,12 +459,7 @@ fn pauses_are_told_from_loss() -> Result<()> {
     let server = answers(&lab, silent)?;
     let search = "ip netns exec client bosh-dns-xdp-load search --server 10.9.0.2 --interface c0 --queries queries \
                   --seconds 2 --from 200 --to 200 --max-loss 5 --max-pauses 40";
-    let said = shell(
-        &lab.machine,
-        &lab.holder,
-        &lab.place,
-        &format!("{search} --json"),
-    )?;
+    let said = lab.shell(&format!("{search} --json"))?;
     received(&lab, server)?;
     let lines = objects(&said)?;
     let trial = lines.first().context("no trial")?;
@@ -483,7 +473,7 @@ fn pauses_are_told_from_loss() -> Result<()> {
     let mut silent = Answers::of(0);
     silent.silent = 100..100 + SILENT;
     let server = answers(&lab, silent)?;
-    let said = shell(&lab.machine, &lab.holder, &lab.place, search)?;
+    let said = lab.shell(search)?;
     received(&lab, server)?;
     ensure!(said.contains("; pauses "), "{said}");
     Ok(())
@@ -513,12 +503,12 @@ fn link_is_measured_first() -> Result<()> {
     let mut said = respond.stdout.take().context("no standard output")?;
     let mut respond = Kept::from(respond);
     wait_until("the program is attached", Duration::from_secs(60), || {
-        let show = shell(&lab.machine, &lab.holder, &lab.place, "ip link show s0");
+        let show = lab.shell("ip link show s0");
         show.is_ok_and(|show| show.contains("prog/xdp"))
     })?;
     let search = recipes("Two machines").swap_remove(1);
     let search = format!("ip netns exec client {} --json", search.trim());
-    let found = shell(&lab.machine, &lab.holder, &lab.place, &search)?;
+    let found = lab.shell(&search)?;
     respond.stop(Duration::from_secs(60))?;
     let mut answered = String::new();
     said.read_to_string(&mut answered)?;
@@ -553,7 +543,7 @@ fn tcp_is_loaded_by_dnsperf() -> Result<()> {
     };
     let recipe = recipes("TCP and DoT").swap_remove(0);
     let tcp = recipe.lines().next().context("a command")?;
-    let said = shell(&lab.machine, &lab.holder, &lab.place, tcp)?;
+    let said = lab.shell(tcp)?;
     ensure!(said.contains("NOERROR"), "{said}");
     Ok(())
 }
@@ -589,7 +579,7 @@ fn dot_is_loaded_by_dnsperf() -> Result<()> {
     })?;
     let recipe = recipes("TCP and DoT").swap_remove(0);
     let dot = recipe.lines().nth(1).context("a command")?;
-    let said = shell(&lab.machine, &lab.holder, &lab.place, dot)?;
+    let said = lab.shell(dot)?;
     ensure!(said.contains("NOERROR"), "{said}");
     Ok(())
 }
@@ -605,7 +595,7 @@ fn server_of_two_machines_is_loaded() -> Result<()> {
     };
     let recipe = recipes("Two machines").swap_remove(2);
     let on_client = format!("ip netns exec client bash -euo pipefail -c '{recipe}'");
-    let said = shell(&lab.machine, &lab.holder, &lab.place, &on_client)?;
+    let said = lab.shell(&on_client)?;
     // Both generators count replies by RCODE, ours in the total.
     ensure!(said.contains("RCODEs    NOERROR "), "{said}");
     ensure!(said.contains("responded NOERROR:"), "{said}");
@@ -622,7 +612,7 @@ fn set_ups_of_machines_are_valid() -> Result<()> {
     let irqs = recipes.next().context("interrupts")?;
     ensure!(irqs.contains("smp_affinity_list"), "{irqs}");
     let without_systemd = format!("systemctl() {{ :; }}\n{irqs}");
-    shell(&lab.machine, &lab.holder, &lab.place, &without_systemd)?;
+    lab.shell(&without_systemd)?;
     let pktgen = recipes.next().context("pktgen")?;
     ensure!(pktgen.contains("kpktgend_0"), "{pktgen}");
     capture(Command::new("bash").args(["-n", "-c", &pktgen]))?;
@@ -771,7 +761,7 @@ fn latencies_agree_with_dnsperf() -> Result<()> {
     let (said, succeeded) = lab.load("--queries queries --rate 100 --seconds 6 --json")?;
     ensure!(succeeded, "{said}");
     let dnsperf = "ip netns exec client dnsperf -s 10.9.0.2 -d queries -l 6 -Q 100 -q 1000 -v";
-    let of_dnsperf = shell(&lab.machine, &lab.holder, &lab.place, dnsperf)?;
+    let of_dnsperf = lab.shell(dnsperf)?;
     lab.machine.run(|| {
         let socket = UdpSocket::bind(("10.9.0.2", 0))?;
         socket.send_to(&[], SERVER)
@@ -821,7 +811,7 @@ fn dropping_interface_limits_the_search() -> Result<()> {
     let server = answers(&lab, Answers::of(0))?;
     let search = "ip link set s0 mtu 120\nip netns exec client bosh-dns-xdp-load search --server 10.9.0.2 \
                   --interface c0 --queries names --seconds 1 --from 20 --json";
-    let said = shell(&lab.machine, &lab.holder, &lab.place, search)?;
+    let said = lab.shell(search)?;
     received(&lab, server)?;
     let lines = objects(&said)?;
     let first = lines.first().context("no trial")?;
@@ -835,7 +825,7 @@ fn dropping_interface_limits_the_search() -> Result<()> {
         counted += line["counters"][name].as_u64().unwrap_or(0);
     }
     let ethtool = "ip netns exec client ethtool -S c0";
-    let of_driver = shell(&lab.machine, &lab.holder, &lab.place, ethtool)?;
+    let of_driver = lab.shell(ethtool)?;
     let mut counters = of_driver
         .lines()
         .filter_map(|line| line.trim().split_once(": "));
@@ -954,7 +944,7 @@ fn program_in_the_way_is_named() -> Result<()> {
     let _first = Kept::spawn(&mut first)?;
     let shown = || {
         let show = "ip -n client link show c0";
-        shell(&lab.machine, &lab.holder, &lab.place, show).unwrap_or_default()
+        lab.shell(show).unwrap_or_default()
     };
     wait_until("the program is attached", Duration::from_secs(60), || {
         shown().contains("prog/xdp")
