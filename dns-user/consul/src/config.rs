@@ -571,7 +571,11 @@ impl ApiAddress {
             Some(rest) => {
                 let (host, port) = rest.split_once(']')?;
                 host.parse::<std::net::Ipv6Addr>().ok()?;
-                (host, port.strip_prefix(':'))
+                if port.is_empty() {
+                    (host, None)
+                } else {
+                    (host, Some(port.strip_prefix(':')?))
+                }
             }
             None => match rest.split_once(':') {
                 Some((host, port)) => (host, Some(port)),
@@ -772,6 +776,426 @@ mod tests {
         );
         assert!(error(r#"{"http": {"wait": "1h"}}"#).contains("the maximum is \"10m\""));
         assert!(error(r#"{"http": {"token": "a"}}"#).contains("the unknown key http.token"));
+    }
+
+    fn whole(text: &str) -> (Config, Vec<String>) {
+        let read = Config::of_document("config.json", text.as_bytes()).whole();
+        read.unwrap_or_else(|error| panic!("{text}: {error}"))
+            .expect("an object")
+    }
+
+    fn config(consul: &str) -> Config {
+        whole(&format!(r#"{{"consul": {consul}}}"#)).0
+    }
+
+    fn mistakes(consul: &str) -> String {
+        let text = format!(r#"{{"consul": {consul}}}"#);
+        let errors = Config::of_document("config.json", text.as_bytes()).errors;
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        errors.join("\n")
+    }
+
+    fn domain_name(text: &str) -> Name {
+        Name::from_text(text).unwrap()
+    }
+
+    #[test]
+    fn defaults_are_consuls() {
+        let expected = Config {
+            domain: domain_name("consul"),
+            alt_domain: None,
+            datacenter: "dc1".to_owned(),
+            datacenter_is_default: true,
+            node_name: String::new(),
+            advertise_addr: None,
+            translate_wan_addrs: false,
+            recursors: Vec::new(),
+            dns: DnsConfig {
+                allow_stale: true,
+                max_stale: Duration::from_secs(315_360_000),
+                node_ttl: 0,
+                service_ttl: Vec::new(),
+                only_passing: false,
+                enable_truncate: false,
+                udp_answer_limit: 3,
+                a_record_limit: 0,
+                node_meta_txt: true,
+                disable_compression: false,
+                soa: Soa {
+                    refresh: 3600,
+                    retry: 600,
+                    expire: 86400,
+                    min_ttl: 0,
+                },
+                recursor_timeout: Duration::from_secs(2),
+                random_recursors: false,
+            },
+            token_file: None,
+            files: Vec::new(),
+            http: None,
+            visibility: Visibility::all(),
+            empty_non_terminals: false,
+        };
+        assert_eq!(config("{}"), expected);
+        let everything = ["*".to_owned()];
+        assert_eq!(expected.visibility.nodes, everything);
+        assert_eq!(expected.visibility.services, everything);
+        for text in [r#"{}"#, r#"{"consul": null}"#] {
+            let none = Config::of_document("config.json", text.as_bytes());
+            assert_eq!(none.whole().unwrap(), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_setting_is_read() {
+        let found = config(
+            r#"{"domain": "Example.ORG.", "alt_domain": "alt.", "datacenter": "DC_2-x", "node_name": "n",
+            "advertise_addr": "10.0.0.1", "translate_wan_addrs": true, "recursors": ["10.0.0.2", "[::1]:5353"],
+            "token_file": "/token", "empty_non_terminals": true, "acl": {"nodes": ["a"], "services": ["b", "c"]},
+            "dns_config": {"allow_stale": false, "max_stale": "10m", "use_cache": true, "cache_max_age": "1s",
+                "node_ttl": "5s", "service_ttl": {"web": "1m", "w*": "2s"}, "only_passing": true,
+                "enable_truncate": true, "udp_answer_limit": 1048576, "a_record_limit": 4,
+                "enable_additional_node_meta_txt": false, "disable_compression": true,
+                "recursor_timeout": "500ms", "recursor_strategy": "random",
+                "soa": {"refresh": 1, "retry": 2, "expire": 3, "min_ttl": 2147483647}},
+            "sources": {"files": ["/a/*.hcl", "/b"], "http": {"addresses": ["https://c"], "ca_file": "/ca",
+                "cert_file": "/cert", "key_file": "/key", "tls_server_name": "s", "wait": "1m", "rate": 100000,
+                "stale_after": "2m", "expire_after": "1h", "max_connections": 8}}}"#,
+        );
+        let expected = Config {
+            domain: domain_name("example.org"),
+            alt_domain: Some(domain_name("alt")),
+            datacenter: "dc_2-x".to_owned(),
+            datacenter_is_default: false,
+            node_name: "n".to_owned(),
+            advertise_addr: Some("10.0.0.1".to_owned()),
+            translate_wan_addrs: true,
+            recursors: vec!["10.0.0.2:53".to_owned(), "[::1]:5353".to_owned()],
+            dns: DnsConfig {
+                allow_stale: false,
+                max_stale: Duration::from_secs(600),
+                node_ttl: 5,
+                service_ttl: vec![("web".to_owned(), 60), ("w*".to_owned(), 2)],
+                only_passing: true,
+                enable_truncate: true,
+                udp_answer_limit: 1_048_576,
+                a_record_limit: 4,
+                node_meta_txt: false,
+                disable_compression: true,
+                soa: Soa {
+                    refresh: 1,
+                    retry: 2,
+                    expire: 3,
+                    min_ttl: 2_147_483_647,
+                },
+                recursor_timeout: Duration::from_millis(500),
+                random_recursors: true,
+            },
+            token_file: Some("/token".into()),
+            files: vec!["/a/*.hcl".to_owned(), "/b".to_owned()],
+            http: Some(HttpApi {
+                addresses: vec![ApiAddress {
+                    tls: true,
+                    host: "c".to_owned(),
+                    port: 8501,
+                }],
+                ca_file: Some("/ca".into()),
+                identity: Some(("/cert".into(), "/key".into())),
+                tls_server_name: Some("s".to_owned()),
+                wait: Duration::from_secs(60),
+                rate: 100_000,
+                stale_after: Duration::from_secs(120),
+                expire_after: Some(Duration::from_secs(3600)),
+                max_connections: 8,
+            }),
+            visibility: Visibility {
+                nodes: vec!["a".to_owned()],
+                services: vec!["b".to_owned(), "c".to_owned()],
+            },
+            empty_non_terminals: true,
+        };
+        assert_eq!(found, expected);
+        // The settings of the live source are those of the object.
+        let settings = crate::source::LiveSettings::of(&found);
+        let expected = crate::source::LiveSettings {
+            api: found.http.clone().unwrap(),
+            token_file: Some("/token".into()),
+            datacenter: Some("dc_2-x".to_owned()),
+            allow_stale: false,
+            max_stale: Duration::from_secs(600),
+        };
+        assert_eq!(settings, Some(expected));
+        assert_eq!(crate::source::LiveSettings::of(&config("{}")), None);
+        let agent = config(r#"{"sources": {"http": {}}}"#);
+        let settings = crate::source::LiveSettings::of(&agent).unwrap();
+        assert_eq!(settings.datacenter, None, "the agent tells it");
+        assert_eq!(
+            settings.api.addresses,
+            [ApiAddress::from_text("127.0.0.1:8500").unwrap()]
+        );
+    }
+
+    #[test]
+    fn every_mistake_is_explained() {
+        for (consul, expected) in [
+            (
+                r#"{"domain": "."}"#,
+                "consul.domain: the root cannot be Consul's domain; use at least one label",
+            ),
+            (
+                r#"{"datacenter": ""}"#,
+                "consul.datacenter: use letters, digits, - and _",
+            ),
+            (
+                r#"{"datacenter": "a.b"}"#,
+                "consul.datacenter: use letters, digits, - and _",
+            ),
+            (
+                r#"{"advertise_addr": "a"}"#,
+                "consul.advertise_addr: \"a\" is not an IP address",
+            ),
+            (
+                r#"{"dns_config": {"service_ttl": {"a": 5}}}"#,
+                "consul.dns_config.service_ttl.a: is not text; expected a duration such as \"5s\"",
+            ),
+            (
+                r#"{"dns_config": {"service_ttl": {"a": "5"}}}"#,
+                "consul.dns_config.service_ttl.a: \"5\" lacks a unit",
+            ),
+            (
+                r#"{"dns_config": {"udp_answer_limit": 1048577}}"#,
+                "consul.dns_config.udp_answer_limit: is 1048577; expected a whole number from 0 to 1048576",
+            ),
+            (
+                r#"{"dns_config": {"soa": {"min_ttl": 2147483648}}}"#,
+                "consul.dns_config.soa.min_ttl: is 2147483648; expected a whole number from 0 to 2147483647",
+            ),
+            (
+                r#"{"dns_config": {"recursor_timeout": "0s"}}"#,
+                "consul.dns_config.recursor_timeout: must be longer than 0",
+            ),
+            (
+                r#"{"sources": {"file": []}}"#,
+                "consul.sources: consul.sources.file is not a source; expected \"files\" or \"http\"",
+            ),
+            (
+                r#"{"sources": {"files": ["/a", "/["]}}"#,
+                "consul.sources.files: \"/[\": is not a file pattern (an unclosed [ or a backslash at the end)",
+            ),
+            (
+                r#"{"sources": {"http": {"addresses": []}}}"#,
+                "consul.sources.http.addresses: is empty; give at least one address such as \
+                 \"http://127.0.0.1:8500\" or \"https://consul.example:8501\"",
+            ),
+            (
+                r#"{"sources": {"http": {"addresses": ["a", "b/c"]}}}"#,
+                "consul.sources.http.addresses: \"b/c\" is not an address such as \
+                 \"http://127.0.0.1:8500\" or \"https://consul.example:8501\"",
+            ),
+            (
+                r#"{"sources": {"http": {"key_file": "/a"}}}"#,
+                "consul.sources.http.cert_file: requires key_file; set both or neither",
+            ),
+            (
+                r#"{"sources": {"http": {"wait": "10m1ms"}}}"#,
+                "consul.sources.http.wait: is longer than Consul accepts; the maximum is \"10m\"",
+            ),
+            (
+                r#"{"sources": {"http": {"rate": 0}}}"#,
+                "consul.sources.http.rate: is 0; expected a whole number from 1 to 100000",
+            ),
+        ] {
+            assert_eq!(
+                mistakes(consul),
+                format!("config.json: {expected}"),
+                "{consul}"
+            );
+        }
+        for consul in [r#"{"domain": "a..b"}"#, r#"{"alt_domain": "a..b"}"#] {
+            let found = mistakes(consul);
+            assert!(
+                found.contains("domain: \"a..b\" is not a domain name: "),
+                "{found}"
+            );
+        }
+        let recursor = mistakes(r#"{"recursors": ["10.0.0.1", "a b"]}"#);
+        assert!(
+            recursor.starts_with("config.json: consul.recursors: "),
+            "{recursor}"
+        );
+        let ParsedFiles { valid, errors } = Config::of_document("config.json", b"{");
+        assert_eq!(valid, None);
+        assert_eq!(
+            errors[0].to_string(),
+            "config.json: is not JSON: EOF while parsing an object at line 1 column 1"
+        );
+        // What remains without the wrong members is used.
+        let text = br#"{"consul": {"node_name": "n", "datacenter": "."}}"#;
+        let (config, warnings) = Config::of_document("config.json", text).valid.unwrap();
+        assert_eq!((&*config.node_name, &*config.datacenter), ("n", "dc1"));
+        assert_eq!(warnings, [""; 0]);
+    }
+
+    #[test]
+    fn token_without_the_api_is_a_warning() {
+        let unused = "config.json: consul.token_file is for Consul's HTTP API, which is not used: it has no \
+                      effect; set consul.sources.http.addresses";
+        for (consul, expected) in [
+            (r#"{}"#, &[][..]),
+            (r#"{"token_file": "/a"}"#, &[unused]),
+            (r#"{"sources": {"http": {}}}"#, &[]),
+            (r#"{"token_file": "/a", "sources": {"http": {}}}"#, &[]),
+        ] {
+            let (_, warnings) = whole(&format!(r#"{{"consul": {consul}}}"#));
+            assert_eq!(warnings, expected, "{consul}");
+        }
+        let (_, warnings) = whole(r#"{"consul": {"odd": 1, "dns_config": {"soa": {"odd": 1}}}}"#);
+        assert_eq!(
+            warnings,
+            ["consul.odd", "consul.dns_config.soa.odd"].map(|path| format!(
+                "config.json: {path} is an unknown setting: it has no effect; remove it, or correct its name"
+            ))
+        );
+    }
+
+    #[test]
+    fn longest_domain_contains_a_name() {
+        for (domain, alt_domain) in [("consul", "dc1.consul"), ("dc1.consul", "consul")] {
+            let config = config(&format!(
+                r#"{{"domain": "{domain}", "alt_domain": "{alt_domain}"}}"#
+            ));
+            for (name, expected) in [
+                ("a.consul", Some("consul")),
+                ("consul", Some("consul")),
+                ("dc1.consul", Some("dc1.consul")),
+                ("a.dc1.consul", Some("dc1.consul")),
+                ("a.xconsul", None),
+                ("org", None),
+            ] {
+                let name = domain_name(name);
+                let found = config.domain_of(&name).cloned();
+                assert_eq!(found, expected.map(domain_name), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn exact_name_and_longest_prefix_decide_the_ttl() {
+        let dns = config(
+            r#"{"dns_config": {"service_ttl": {"w*": "1s", "web*": "2s", "we*": "3s", "web": "4s", "Db": "5s",
+                "x": "6s", "old*": "7s", "old*": "8s"}}}"#,
+        )
+        .dns;
+        for (service, ttl) in [
+            ("web", 4),
+            ("web1", 2),
+            ("wea", 3),
+            ("w", 1),
+            ("db", 0),
+            ("x", 6),
+            ("xy", 0),
+            ("old", 8),
+        ] {
+            assert_eq!(dns.ttl_of(service), ttl, "{service}");
+        }
+        let dns = config(r#"{"dns_config": {"service_ttl": {"*": "1s", "a": "0s"}}}"#).dns;
+        assert_eq!((dns.ttl_of("a"), dns.ttl_of("b")), (0, 1));
+        for (text, ttl) in [
+            ("10s", Some(10)),
+            ("1m", Some(60)),
+            ("1999ms", Some(1)),
+            ("596523h14m7s", Some(2_147_483_647)),
+            ("596523h14m8s", Some(2_147_483_647)),
+            ("1000000h", Some(2_147_483_647)),
+            ("", None),
+            ("10", None),
+        ] {
+            assert_eq!(ttl_from_text(text), ttl, "{text}");
+        }
+    }
+
+    #[test]
+    fn wan_addresses_are_for_other_datacenters() {
+        for (translate, datacenter, expected) in [
+            (true, "dc1", false),
+            (true, "DC1", false),
+            (true, "dc2", true),
+            (false, "dc1", false),
+            (false, "dc2", false),
+        ] {
+            let config = config(&format!(r#"{{"translate_wan_addrs": {translate}}}"#));
+            assert_eq!(
+                config.translates(datacenter),
+                expected,
+                "{translate} {datacenter}"
+            );
+        }
+    }
+
+    #[test]
+    fn permissions_name_what_is_readable() {
+        let readable = |acl: &str| {
+            let visibility = config(&format!(r#"{{"acl": {acl}}}"#)).visibility;
+            let of = |name: &str| (visibility.node(name), visibility.service(name));
+            [of("a"), of("B"), of("c")]
+        };
+        assert_eq!(readable("null"), [(true, true); 3]);
+        assert_eq!(readable("{}"), [(false, false); 3]);
+        assert_eq!(
+            readable(r#"{"nodes": ["A", "b"], "services": ["b"]}"#),
+            [(true, false), (true, true), (false, false)]
+        );
+        assert_eq!(readable(r#"{"services": ["x", "*"]}"#), [(false, true); 3]);
+    }
+
+    #[test]
+    fn addresses_have_one_form() {
+        for (text, tls, host, port, authority) in [
+            ("a", false, "a", 8500, "a:8500"),
+            ("http://a-b_c.d1", false, "a-b_c.d1", 8500, "a-b_c.d1:8500"),
+            (
+                "https://10.0.0.1:65535/",
+                true,
+                "10.0.0.1",
+                65535,
+                "10.0.0.1:65535",
+            ),
+            ("[::1]", false, "::1", 8500, "[::1]:8500"),
+            (
+                "https://[2001:db8::1]:1",
+                true,
+                "2001:db8::1",
+                1,
+                "[2001:db8::1]:1",
+            ),
+        ] {
+            let found = ApiAddress::from_text(text).unwrap();
+            let host = host.to_owned();
+            assert_eq!(found, ApiAddress { tls, host, port }, "{text}");
+            assert_eq!(found.authority(), authority);
+            let scheme = if tls { "https" } else { "http" };
+            assert_eq!(found.to_string(), format!("{scheme}://{authority}"));
+        }
+        for wrong in [
+            "http://",
+            "http:///",
+            ":8500",
+            "a:",
+            "a:65536",
+            "a//",
+            "a/b",
+            "user@a",
+            "a b",
+            "::1",
+            "[::1]a",
+            "[::1]8500",
+            "[::1]/path",
+            "[::1]:",
+            "[10.0.0.1]",
+            "[]",
+        ] {
+            assert_eq!(ApiAddress::from_text(wrong), None, "{wrong}");
+        }
     }
 }
 
