@@ -346,3 +346,281 @@ fn padded<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
     whole.get_mut(..bytes.len())?.copy_from_slice(bytes);
     Some(whole)
 }
+
+#[cfg(test)]
+mod tests {
+    use dns_core::wire::{Parsed, Transport, parse_by};
+
+    use super::*;
+
+    const QUESTION: &[u8] = b"\x03Web\x07service\x06consul\0\0\x01\0\x01";
+
+    /// Returns a query for `Web.service.consul.`, with an OPT that has these options.
+    fn message(options: Option<&[u8]>) -> Vec<u8> {
+        // CD and AD as well: CD is repeated, AD is not.
+        let mut message = vec![0x12, 0x34, 0x01, 0x30, 0, 1, 0, 0, 0, 0, 0, 0];
+        message.extend(QUESTION);
+        if let Some(options) = options {
+            message[11] = 1;
+            message.extend([0, 0, 41, 0x10, 0, 0, 0, 0x80, 0, 0, options.len() as u8]);
+            message.extend(options);
+        }
+        message
+    }
+
+    fn query(message: &[u8]) -> Query<'_> {
+        let Parsed::Query(query) = parse_by(Transport::Tcp, message) else {
+            panic!("a query")
+        };
+        query
+    }
+
+    fn name(text: &str) -> Name {
+        Name::from_text(text).unwrap()
+    }
+
+    fn record(owner: Option<&str>, ttl: u32, data: Data) -> Record {
+        let owner = owner.map(name);
+        Record { owner, ttl, data }
+    }
+
+    struct Sections {
+        answers: Answers,
+        authority: Vec<Record>,
+        additional: Vec<Record>,
+    }
+
+    fn encode(message: &[u8], sections: &Sections, compress: bool, options: &[u8]) -> Vec<u8> {
+        let additional: Vec<&Record> = sections.additional.iter().collect();
+        let reply = Reply {
+            query: &query(message),
+            name: &name("web.service.consul"),
+            flags: 0x8403,
+            compress,
+            answers: &sections.answers,
+            count: sections.answers.len(),
+            authority: &sections.authority,
+            additional: &additional,
+            options,
+        };
+        reply.encode()
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn records_of_every_type_have_their_wire_format() {
+        let sections = Sections {
+            answers: Answers::Records(vec![
+                record(None, 1, Data::A([10, 0, 0, 1].into())),
+                record(None, 0x0102_0304, Data::Cname(name("db.service.consul"))),
+                record(
+                    Some("db.service.consul"),
+                    2,
+                    Data::Aaaa("2001:db8::1".parse().unwrap()),
+                ),
+                record(
+                    None,
+                    3,
+                    Data::Srv {
+                        weight: 0x0506,
+                        port: 0x0708,
+                        target: name("n1.node.consul"),
+                    },
+                ),
+            ]),
+            authority: vec![
+                record(Some("consul"), 4, Data::Ns(name("ns.consul"))),
+                record(
+                    Some("consul"),
+                    5,
+                    Data::Soa(name("consul"), [1, 2, 3, 4, 5]),
+                ),
+            ],
+            additional: vec![
+                record(Some("n1.node.consul"), 6, Data::Ptr(name("x.node.consul"))),
+                record(Some("x.node.consul"), 7, Data::Txt(b"ab".as_slice().into())),
+                record(Some("x.node.consul"), 7, Data::Txt(Box::default())),
+            ],
+        };
+        let compressed = [
+            "123485130001000400020003",
+            "03576562 0773657276696365 06636f6e73756c 00 0001 0001",
+            // The alias's target is at offset 64.
+            "c00c 0001 0001 00000001 0004 0a000001",
+            "c00c 0005 0001 01020304 0005 026462c010",
+            "c040 001c 0001 00000002 0010 20010db8000000000000000000000001",
+            // The target is written in full; other names point to it.
+            "c00c 0021 0001 00000003 0016 0001 0506 0708 026e31 046e6f6465 06636f6e73756c 00",
+            "c018 0002 0001 00000004 0005 026e73c018",
+            "c018 0006 0001 00000005 0026 026e73c018 0a686f73746d6173746572c018",
+            "00000001 00000002 00000003 00000004 00000005",
+            "c073 000c 0001 00000006 0004 0178c076",
+            "c0d2 0010 0001 00000007 0003 026162",
+            "c0d2 0010 0001 00000007 0001 00",
+        ];
+        let compressed = compressed.concat().replace(' ', "");
+        assert_eq!(
+            hex(&encode(&message(None), &sections, true, &[])),
+            compressed
+        );
+        let question = "03576562077365727669636506636f6e73756c00";
+        let consul = "06636f6e73756c00";
+        let x = format!("0178046e6f6465{consul}");
+        let db = format!("0264620773657276696365{consul}");
+        let n1 = format!("026e31046e6f6465{consul}");
+        let plain = [
+            format!("123485130001000400020003{question}00010001"),
+            format!("{question}000100010000000100040a000001"),
+            format!("{question}00050001010203040013{db}"),
+            format!("{db}001c000100000002001020010db8000000000000000000000001"),
+            format!("{question}00210001000000030016000105060708{n1}"),
+            format!("{consul}0002000100000004000b026e73{consul}"),
+            format!("{consul}00060001000000050032026e73{consul}0a686f73746d6173746572{consul}"),
+            "0000000100000002000000030000000400000005".to_owned(),
+            format!("{n1}000c000100000006000f{x}"),
+            format!("{x}00100001000000070003026162"),
+            format!("{x}001000010000000700 0100").replace(' ', ""),
+        ];
+        assert_eq!(
+            hex(&encode(&message(None), &sections, false, &[])),
+            plain.concat()
+        );
+    }
+
+    #[test]
+    fn long_texts_are_split() {
+        let text: Vec<u8> = (0..=255).collect();
+        let sections = Sections {
+            answers: Answers::Records(vec![record(None, 0, Data::Txt(text.clone().into()))]),
+            authority: Vec::new(),
+            additional: Vec::new(),
+        };
+        let reply = encode(&message(None), &sections, true, &[]);
+        let start = 12 + QUESTION.len() + 10;
+        assert_eq!(reply[start..start + 2], [1, 2]);
+        assert_eq!(reply[start + 2], 255);
+        assert_eq!(reply[start + 3..start + 258], text[..255]);
+        assert_eq!(reply[start + 258..], [1, 255]);
+    }
+
+    #[test]
+    fn lists_of_addresses_are_encoded_like_records() {
+        let v4 = [[10, 0, 0, 1], [10, 0, 0, 2]];
+        let v6 = "2001:db8::1".parse().unwrap();
+        let mixed = Answers::Mixed(0x0102_0304, vec![v4[0].into(), v6, v4[1].into()]);
+        let only_v4 = Answers::V4(0x0102_0304, v4.map(Ipv4Addr::from).to_vec());
+        for answers in [mixed, only_v4] {
+            for compress in [true, false] {
+                for options in [None, Some(&[][..])] {
+                    let sections = |answers: Answers| Sections {
+                        answers,
+                        authority: Vec::new(),
+                        additional: Vec::new(),
+                    };
+                    let records = Answers::Records(answers.clone().into_records(None));
+                    let message = message(options);
+                    let expected = encode(&message, &sections(records), compress, &[]);
+                    let found = encode(&message, &sections(answers.clone()), compress, &[]);
+                    assert_eq!(hex(&found), hex(&expected));
+                }
+            }
+        }
+        // The records are those of the question's name, with its letters.
+        let owner = |question: &'static [u8], compress| owner_of_answers(question, compress);
+        assert_eq!(owner(b"\x01a\0", true), b"\xc0\x0c");
+        assert_eq!(owner(b"\x01A\0", false), b"\x01A\0");
+        assert_eq!(
+            owner(b"\0", true),
+            b"\0",
+            "a pointer to the root would be longer"
+        );
+    }
+
+    #[test]
+    fn opt_of_the_reply_has_options_of_its_own() {
+        let sections = Sections {
+            answers: Answers::default(),
+            authority: Vec::new(),
+            additional: vec![record(Some("."), 1, Data::A([10, 0, 0, 1].into()))],
+        };
+        let with = encode(&message(Some(&[])), &sections, true, b"\0\x08\0\x01x");
+        let end = [
+            "00 0001 0001 00000001 0004 0a000001",
+            "00 0029 04d0 00 00 8000 0005 0008 0001 78",
+        ];
+        assert_eq!(
+            &hex(&with)[2 * (12 + QUESTION.len())..],
+            end.concat().replace(' ', "")
+        );
+        assert_eq!(with[4..12], [0, 1, 0, 0, 0, 0, 0, 2]);
+        let without = encode(&message(None), &sections, true, b"\0\x08\0\x01x");
+        assert_eq!(without.len(), with.len() - 16);
+        assert_eq!(without[11], 1);
+    }
+
+    #[test]
+    fn pointers_reach_16383_bytes() {
+        // Behind 36 bytes of header and question, 263 bytes each with its record.
+        let filler = || record(None, 0, Data::Txt(vec![b'x'; 250].into()));
+        let mut answers: Vec<Record> = (0..62).map(|_| filler()).collect();
+        let alias = |text: &str| record(None, 0, Data::Cname(name(text)));
+        for (padding, reaches) in [(16, true), (17, false)] {
+            // A record with a text of `padding` bytes takes 13 more than that.
+            answers.truncate(62);
+            answers.push(record(None, 0, Data::Txt(vec![b'x'; padding].into())));
+            // The alias's target starts behind 16,342 + 13 + padding + 12 bytes.
+            answers.push(alias("a.b"));
+            answers.push(alias("a.b"));
+            let sections = Sections {
+                answers: Answers::Records(answers.clone()),
+                authority: Vec::new(),
+                additional: Vec::new(),
+            };
+            let reply = encode(&message(None), &sections, true, &[]);
+            // The second one is a pointer, or as long as the first.
+            let length = reply.len() - (16_367 + padding + 5);
+            let expected = if reaches { 12 + 2 } else { 12 + 5 };
+            assert_eq!(length, expected, "{padding}");
+        }
+    }
+
+    #[test]
+    fn client_subnets_are_read_and_repeated() {
+        for (option, expected) in [
+            (&b"\0\x01\x18\0\x0a\x01\x02"[..], Some(("10.1.2.0", 24))),
+            (b"\0\x01\x20\0\x0a\x01\x02\x03", Some(("10.1.2.3", 32))),
+            (b"\0\x01\0\0", Some(("0.0.0.0", 0))),
+            (b"\0\x02\x20\0\x20\x01\x0d\xb8", Some(("2001:db8::", 32))),
+            (b"\0\x01\x28\0\x0a\x01\x02\x03\x04", None),
+            (b"\0\x03\x08\0\x0a", None),
+            (b"\x01\x01\x08\0\x0a", None),
+            (b"\0\x01\x18", None),
+            (b"", None),
+        ] {
+            let mut options = vec![0, 8, 0, option.len() as u8];
+            options.extend(option);
+            let message = message(Some(&options));
+            let Some(found) = client_subnet(&query(&message)) else {
+                assert_eq!(expected, None, "{option:?}");
+                continue;
+            };
+            let (address, prefix) = expected.expect("none");
+            let address: IpAddr = address.parse().unwrap();
+            assert_eq!(
+                (found.address, found.prefix),
+                (address, prefix),
+                "{option:?}"
+            );
+            let mut out = vec![7];
+            found.write(5, &mut out);
+            options[7] = 5;
+            assert_eq!(out[1..], options, "{option:?}");
+        }
+        assert_eq!(client_subnet(&query(&message(None))), None);
+        let v6 = padded::<16>(&[1; 16]);
+        assert_eq!((v6, padded::<16>(&[1; 17])), (Some([1; 16]), None));
+    }
+}

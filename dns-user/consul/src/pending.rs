@@ -636,4 +636,279 @@ mod tests {
             assert_eq!((leading, kept.len() - leading), expected);
         }
     }
+
+    fn name(text: &str) -> Name {
+        Name::from_text(text).unwrap()
+    }
+
+    fn soa() -> Record {
+        named("consul", Data::Soa(name("consul"), [1, 2, 3, 4, 5]))
+    }
+
+    fn follow(host: &str) -> Record {
+        Record {
+            owner: None,
+            ttl: 0,
+            data: Data::Follow(name(host), crate::record::Keep::WithTtl(9)),
+        }
+    }
+
+    fn address() -> Record {
+        Record::address(None, 7, Ipv4Addr::LOCALHOST.into())
+    }
+
+    #[test]
+    fn results_fill_the_sections() {
+        let found = |answers, soa, for_client| Found {
+            answers,
+            additional: vec![named("a", Data::Ns(name("b")))],
+            soa,
+            for_client,
+        };
+        let one = || Answers::Records(vec![address()]);
+        let none = Answers::default;
+        for (result, expected) in [
+            (
+                Ok(found(one(), true, false)),
+                (ResponseCode::NoError, 1, 0, 1, true),
+            ),
+            (
+                Ok(found(one(), true, true)),
+                (ResponseCode::NoError, 1, 0, 1, false),
+            ),
+            (
+                Ok(found(none(), true, false)),
+                (ResponseCode::NoError, 0, 1, 1, true),
+            ),
+            (
+                Ok(found(none(), false, false)),
+                (ResponseCode::NoError, 0, 0, 1, true),
+            ),
+            (
+                Err(Failure::NoSuchName),
+                (ResponseCode::NXDomain, 0, 1, 0, true),
+            ),
+            (
+                Err(Failure::Server),
+                (ResponseCode::ServFail, 0, 0, 0, true),
+            ),
+        ] {
+            let mut answer = PendingAnswer::authoritative(true);
+            let shown = format!("{result:?}");
+            answer.fill(result, soa);
+            let sections = (
+                answer.rcode,
+                answer.answers.len(),
+                answer.authority.len(),
+                answer.additional.len(),
+                answer.is_for_everyone(),
+            );
+            assert_eq!(sections, expected, "{shown}");
+        }
+    }
+
+    #[test]
+    fn addresses_alone_are_recognised() {
+        let with = |change: &dyn Fn(&mut PendingAnswer)| {
+            let mut answer = PendingAnswer::authoritative(false);
+            answer.answers = Answers::Records(vec![address(), address()]);
+            change(&mut answer);
+            answer.is_only_addresses()
+        };
+        assert!(with(&|_| {}));
+        let v6 = Record::address(None, 7, std::net::Ipv6Addr::LOCALHOST.into());
+        assert!(with(
+            &|answer| answer.answers = Answers::Records(vec![v6.clone()])
+        ));
+        assert!(with(
+            &|answer| answer.answers = Answers::V4(7, vec![Ipv4Addr::LOCALHOST])
+        ));
+        let any = vec![Ipv4Addr::LOCALHOST.into()];
+        assert!(with(
+            &|answer| answer.answers = Answers::Mixed(7, any.clone())
+        ));
+        assert!(!with(&|answer| answer.answers = Answers::default()));
+        assert!(!with(&|answer| answer.answers = Answers::V4(7, Vec::new())));
+        assert!(!with(&|answer| answer.for_client = true));
+        assert!(!with(&|answer| answer.authority.push(soa())));
+        assert!(!with(&|answer| answer.additional.push(address())));
+        let owned = named("a", Data::A(Ipv4Addr::LOCALHOST));
+        assert!(!with(&|answer| {
+            answer.answers = Answers::Records(vec![address(), owned.clone()])
+        }));
+        let text = Record {
+            data: Data::Txt(Box::default()),
+            ..address()
+        };
+        assert!(!with(&|answer| {
+            answer.answers = Answers::Records(vec![address(), text.clone()])
+        }));
+    }
+
+    #[test]
+    fn host_names_are_listed_once_and_filled_in() {
+        let mut answer = PendingAnswer::authoritative(false);
+        assert_eq!(answer.hosts(), []);
+        answer.answers = Answers::V4(7, vec![Ipv4Addr::LOCALHOST]);
+        assert_eq!(answer.hosts(), []);
+        answer.answers = Answers::Records(vec![follow("b"), address(), follow("a"), follow("b")]);
+        answer.additional = vec![follow("c"), follow("a")];
+        assert_eq!(answer.hosts(), ["b", "a", "c"].map(name));
+
+        let chain = vec![
+            named("b", Data::A(Ipv4Addr::LOCALHOST)),
+            named("b", Data::Txt(Box::default())),
+        ];
+        let chains = HashMap::from_iter([(name("b"), chain)]);
+        let kept = Record {
+            ttl: 9,
+            ..named("b", Data::A(Ipv4Addr::LOCALHOST))
+        };
+        let filled = filled_in(vec![follow("a"), address(), follow("b")], &chains);
+        assert_eq!(filled, [address(), kept]);
+        assert_eq!(filled_in(vec![address()], &chains), [address()]);
+    }
+
+    #[test]
+    fn recursors_replies_are_read() {
+        use hickory_proto::{
+            op::{MessageType, OpCode},
+            rr::{
+                self,
+                rdata::{CNAME, NS, TXT},
+            },
+        };
+
+        let host = |text: &str| rr::Name::from_ascii(text).unwrap();
+        let mut message = Message::new(7, MessageType::Response, OpCode::Query);
+        let strings = vec!["ab".to_owned(), "c".to_owned()];
+        for (owner, ttl, data) in [
+            ("A.example.", 1, RData::CNAME(CNAME(host("b.example.")))),
+            ("b.example.", 2, RData::A("10.0.0.1".parse().unwrap())),
+            ("b.example.", 3, RData::AAAA("::1".parse().unwrap())),
+            ("b.example.", 4, RData::TXT(TXT::new(strings))),
+            ("b.example.", 5, RData::NS(NS(host("c.example.")))),
+        ] {
+            message.add_answer(rr::Record::from_rdata(host(owner), ttl, data));
+        }
+        let bytes = message.to_vec().unwrap();
+        let record = |owner: &str, ttl, data| Record {
+            ttl,
+            ..named(owner, data)
+        };
+        let expected = [
+            record("a.example", 1, Data::Cname(name("b.example"))),
+            record("b.example", 2, Data::A([10, 0, 0, 1].into())),
+            record("b.example", 3, Data::Aaaa(std::net::Ipv6Addr::LOCALHOST)),
+            record("b.example", 4, Data::Txt(b"abc".as_slice().into())),
+        ];
+        assert_eq!(chain_of(&bytes), expected);
+        assert_eq!(chain_of(&bytes[..bytes.len() - 1]), []);
+    }
+
+    /// Returns the flags, the counts of the sections and the options of the reply to an `A` query of `a.consul.`
+    /// over UDP with this OPT.
+    fn finished(answer: PendingAnswer, dns: &str, opt: &[u8]) -> (u16, [u16; 4], Vec<u8>) {
+        let mut message = b"\0\x01\x01\0\0\x01\0\0\0\0\0\0\x01a\x06consul\0\0\x01\0\x01".to_vec();
+        message[11] = u8::from(!opt.is_empty());
+        message.extend(opt);
+        let Parsed::Query(query) = parse_by(Transport::Udp, &message) else {
+            panic!("a query")
+        };
+        let text = format!(r#"{{"consul": {{"dns_config": {dns}}}}}"#);
+        let (config, _) = Config::of_document("test", text.as_bytes())
+            .whole()
+            .unwrap()
+            .unwrap();
+        let reply = answer.finish(&query, &config.dns, &HashMap::default());
+        let number = |at: usize| u16::from_be_bytes([reply[at], reply[at + 1]]);
+        (number(2), [4, 6, 8, 10].map(number), reply)
+    }
+
+    #[test]
+    fn flags_follow_answer_and_query() {
+        for (recursion, rcode, flags) in [
+            (false, ResponseCode::NoError, 0x8500),
+            (true, ResponseCode::NoError, 0x8580),
+            (false, ResponseCode::NXDomain, 0x8503),
+            (true, ResponseCode::ServFail, 0x8582),
+            (true, ResponseCode::NotImp, 0x8584),
+        ] {
+            let mut answer = PendingAnswer::authoritative(recursion);
+            answer.rcode = rcode;
+            assert_eq!(finished(answer, "{}", &[]).0, flags, "{rcode}");
+        }
+    }
+
+    #[test]
+    fn scope_of_the_subnet_tells_whom_the_answer_is_for() {
+        let opt = b"\0\0\x29\x10\0\0\0\0\0\0\x0b\0\x08\0\x07\0\x01\x18\0\x0a\x01\x02";
+        for (for_client, scope) in [(false, 0), (true, 24)] {
+            let mut answer = PendingAnswer::authoritative(false);
+            answer.for_client = for_client;
+            let (_, counts, reply) = finished(answer, "{}", opt);
+            assert_eq!(counts, [1, 0, 0, 1]);
+            let mut option = b"\0\x08\0\x07\0\x01\x18\0\x0a\x01\x02".to_vec();
+            option[7] = scope;
+            assert!(reply.ends_with(&option), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn additional_records_are_sent_once_and_follow_the_answers() {
+        let srv = |number: u16| Record {
+            owner: None,
+            ttl: 7,
+            data: Data::Srv {
+                weight: 1,
+                port: 80,
+                target: name(&format!("n{number}")),
+            },
+        };
+        let answer = |count: u16| {
+            let mut answer = PendingAnswer::authoritative(false);
+            answer.answers = Answers::Records((0..count).map(srv).collect());
+            for number in 0..count {
+                let record = named(&format!("n{number}"), Data::A([10, 0, 0, 1].into()));
+                answer.additional.extend([record.clone(), record]);
+            }
+            answer
+                .additional
+                .push(named("x", Data::A([10, 0, 0, 1].into())));
+            answer
+        };
+        // If all answers are sent, so are all additional records, each once.
+        assert_eq!(finished(answer(2), "{}", &[]).1, [1, 2, 0, 3]);
+        // Otherwise only those that the answers lead to.
+        let (flags, counts, _) = finished(answer(5), "{}", &[]);
+        assert_eq!((flags & 0x0200, counts), (0, [1, 3, 0, 3]));
+        let (flags, counts, _) = finished(answer(5), r#"{"enable_truncate": true}"#, &[]);
+        assert_eq!((flags & 0x0200, counts), (0x0200, [1, 3, 0, 3]));
+    }
+
+    #[test]
+    fn oversized_additional_records_are_left_out() {
+        let text = |length: usize| Data::Txt(vec![b'x'; length].into());
+        let of = |answer: usize, additional: usize| {
+            let mut pending = PendingAnswer::authoritative(false);
+            let owner = None;
+            let data = text(answer);
+            let ttl = 7;
+            pending.answers = Answers::Records(vec![Record { owner, ttl, data }]);
+            pending.additional = vec![named("a.consul", text(additional))];
+            pending
+        };
+        // Header, question and the answer's fixed fields are 38 bytes; 474 bytes remain of 512.
+        for (answer, additional, dns, expected) in [
+            (100, 100, "{}", (0, [1, 1, 0, 1])),
+            (100, 400, "{}", (0, [1, 1, 0, 0])),
+            (472, 1, "{}", (0, [1, 1, 0, 0])),
+            (473, 1, "{}", (0x0200, [1, 0, 0, 0])),
+            (100, 400, r#"{"enable_truncate": true}"#, (0, [1, 1, 0, 0])),
+        ] {
+            let (flags, counts, reply) = finished(of(answer, additional), dns, &[]);
+            assert!(reply.len() <= 512, "{}", reply.len());
+            assert_eq!((flags & 0x0200, counts), expected, "{answer} {additional}");
+        }
+    }
 }

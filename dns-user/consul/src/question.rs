@@ -267,4 +267,218 @@ mod tests {
             assert_eq!(read(text, 1), Question::Invalid, "{text}");
         }
     }
+
+    fn locality(datacenter: &str, peer: &str, port: &str) -> Locality {
+        let filled = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        Locality {
+            datacenter: filled(datacenter),
+            peer: filled(peer),
+            port: filled(port),
+        }
+    }
+
+    fn service(service: &str, tag: &str, locality: Locality) -> Question {
+        Question::Service {
+            service: service.to_owned(),
+            tag: (!tag.is_empty()).then(|| tag.to_owned()),
+            locality,
+        }
+    }
+
+    #[test]
+    fn names_have_one_meaning() {
+        let here = Locality::default;
+        let node = |name: &str, locality| Question::Node {
+            name: name.to_owned(),
+            locality,
+        };
+        let query = |name: &str, datacenter: Option<&str>| Question::Query {
+            name: name.to_owned(),
+            datacenter: datacenter.map(str::to_owned),
+        };
+        let connect = |service: &str, locality| Question::Connect {
+            service: service.to_owned(),
+            locality,
+        };
+        let ingress = |service: &str, locality| Question::Ingress {
+            service: service.to_owned(),
+            locality,
+        };
+        let virtual_of = |service: &str, peer: Option<&str>| Question::Virtual {
+            service: service.to_owned(),
+            peer: peer.map(str::to_owned),
+        };
+        let v6 = "2001:db8::1".parse().unwrap();
+        for (name, expected) in [
+            ("web.service", service("web", "", here())),
+            ("WEB.Service", service("web", "", here())),
+            (
+                "web.service.dc2",
+                service("web", "", locality("dc2", "", "")),
+            ),
+            (
+                "web.service.dc2.dc",
+                service("web", "", locality("dc2", "", "")),
+            ),
+            (
+                "web.service.east.peer",
+                service("web", "", locality("", "east", "")),
+            ),
+            (
+                "web.service.http.port",
+                service("web", "", locality("", "", "http")),
+            ),
+            (
+                "web.service.http.port.dc2.dc",
+                service("web", "", locality("dc2", "", "http")),
+            ),
+            (
+                "web.service.http.port.east.peer",
+                service("web", "", locality("", "east", "http")),
+            ),
+            // The last pair of a kind counts.
+            (
+                "web.service.dc2.dc.dc3.dc.a.port.b.port",
+                service("web", "", locality("dc3", "", "b")),
+            ),
+            ("v1.web.service", service("web", "v1", here())),
+            // All labels in front are one tag, dots included.
+            (
+                "v1.0.web.service.dc2",
+                service("web", "v1.0", locality("dc2", "", "")),
+            ),
+            ("_web._tcp.service", service("web", "", here())),
+            (
+                "_web._tcp.service.dc2",
+                service("web", "", locality("dc2", "", "")),
+            ),
+            ("_web._v1.service", service("web", "v1", here())),
+            ("_web._.service", service("web", "", here())),
+            // Only with two underscores it is the form of RFC 2782.
+            ("_web.tcp.service", service("tcp", "_web", here())),
+            ("web._tcp.service", service("_tcp", "web", here())),
+            ("_a._b._c.service", service("_c", "_a._b", here())),
+            ("a.b.node", node("a.b", here())),
+            ("n1.node.dc2", node("n1", locality("dc2", "", ""))),
+            ("n1.node.east.peer", node("n1", locality("", "east", ""))),
+            // The rightmost kind decides.
+            ("n1.node.x.service", service("x", "n1.node", here())),
+            ("web.service.x.node", node("web.service.x", here())),
+            ("q.query", query("q", None)),
+            ("a.b.query.dc2", query("a.b", Some("dc2"))),
+            ("_q._tcp.query", query("q", None)),
+            ("_a.b._tcp.query", query("a.b", None)),
+            ("_q.tcp.query", query("_q.tcp", None)),
+            ("q._tcp.query", query("q._tcp", None)),
+            ("_q.query", query("_q", None)),
+            ("web.connect", connect("web", here())),
+            (
+                "ignored.web.connect.dc2",
+                connect("web", locality("dc2", "", "")),
+            ),
+            ("ignored.web.ingress", ingress("web", here())),
+            ("web.ingress.dc2", ingress("web", locality("dc2", "", ""))),
+            ("web.virtual", virtual_of("web", None)),
+            ("ignored.web.virtual.east", virtual_of("web", Some("east"))),
+            ("web.virtual.east.peer", virtual_of("web", Some("east"))),
+            ("web.virtual.dc2.dc", virtual_of("web", None)),
+            ("0a000001.addr", Question::Address([10, 0, 0, 1].into())),
+            (
+                "C0A80102.addr.dc1",
+                Question::Address([192, 168, 1, 2].into()),
+            ),
+            // The suffix of an address is ignored.
+            (
+                "0a000001.addr.no.such.place",
+                Question::Address([10, 0, 0, 1].into()),
+            ),
+            (
+                "20010db8000000000000000000000001.addr",
+                Question::Address(v6),
+            ),
+            ("", Question::Empty),
+            ("ns", Question::Empty),
+            ("service", Question::Empty),
+            ("query", Question::Empty),
+        ] {
+            let name = if name.is_empty() {
+                "consul".to_owned()
+            } else {
+                format!("{name}.consul")
+            };
+            assert_eq!(read(&name, 1), expected, "{name}");
+        }
+        for name in [
+            "a",
+            "a.b",
+            "ns.ns",
+            "service.dc1",
+            "web.service.a.b",
+            "web.service.a.b.c",
+            "web.service.dc2.dc.x",
+            "n1.node.a.ns",
+            "q.query.dc2.dc",
+            "q.query.a.b.c",
+            "0a00001.addr",
+            "0a0000011.addr",
+            "+a000001.addr",
+            "0a00000g.addr",
+            "x.0a000001.addr",
+            "20010db800000000000000000000001.addr",
+            "web.virtual.dc2.dc.east.peer",
+        ] {
+            assert_eq!(
+                read(&format!("{name}.consul"), 1),
+                Question::Invalid,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn srv_names_end_at_the_rightmost_underscore() {
+        let here = Locality::default;
+        for (name, qtype, expected) in [
+            ("_web._tcp", TYPE_SRV, service("web", "", here())),
+            ("_web._v1", TYPE_SRV, service("web", "v1", here())),
+            ("a._web", TYPE_SRV, service("_web", "a", here())),
+            (
+                "_web._v1.dc2.dc.http.port",
+                TYPE_SRV,
+                service("web", "v1", locality("dc2", "", "http")),
+            ),
+            // A kind further right precedes an underscore, and one further left does not.
+            (
+                "_web._tcp.service.dc2",
+                TYPE_SRV,
+                service("web", "", locality("dc2", "", "")),
+            ),
+            (
+                "n.node._web._tcp",
+                TYPE_SRV,
+                service("_tcp", "n.node._web", here()),
+            ),
+            ("_web._tcp", 1, Question::Invalid),
+            ("_web._tcp", 28, Question::Invalid),
+            ("_web._tcp.a.b", TYPE_SRV, Question::Invalid),
+            ("web.tcp", TYPE_SRV, Question::Invalid),
+        ] {
+            assert_eq!(
+                read(&format!("{name}.consul"), qtype),
+                expected,
+                "{name} {qtype}"
+            );
+        }
+    }
+
+    #[test]
+    fn labels_are_those_left_of_the_domain() {
+        let labels = |name: &str, domain: &str| {
+            let [name, domain] = [name, domain].map(|text| Name::from_text(text).unwrap());
+            labels_within(&name, &domain)
+        };
+        assert_eq!(labels("a.b.example.org", "example.org"), ["a", "b"]);
+        assert_eq!(labels("a.b.example.org", "org"), ["a", "b", "example"]);
+        assert_eq!(labels("example.org", "example.org"), [""; 0]);
+    }
 }

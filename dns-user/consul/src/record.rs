@@ -343,4 +343,177 @@ mod tests {
             assert_eq!(answers.ttl(), ttl, "{answers:?}");
         }
     }
+
+    fn name(text: &str) -> Name {
+        Name::from_text(text).unwrap()
+    }
+
+    fn node(name: &str, peer: Option<&str>) -> Node {
+        Node {
+            name: name.to_owned(),
+            datacenter: "dc1".to_owned(),
+            peer: peer.map(str::to_owned),
+            ..Node::default()
+        }
+    }
+
+    #[test]
+    fn generated_names_have_a_place() {
+        let domain = name("consul");
+        let v6 = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
+        let v4 = IpAddr::from([10, 0, 0, 1]);
+        let own = node("n1.rack", None);
+        let imported = node("n1", Some("east"));
+        for (found, expected) in [
+            (node_name(&own, &domain), Some("n1.rack.node.dc1.consul")),
+            (
+                node_name(&imported, &domain),
+                Some("n1.node.east.peer.consul"),
+            ),
+            (node_name(&node("a..b", None), &domain), None),
+            (node_name(&node("", None), &domain), None),
+            (
+                address_name(v4, &own, &domain),
+                Some("0a000001.addr.dc1.consul"),
+            ),
+            (
+                address_name(v6, &own, &domain),
+                Some("20010db8000000000000000000000001.addr.dc1.consul"),
+            ),
+            (
+                address_name(v4, &imported, &domain),
+                Some("0a000001.addr.consul"),
+            ),
+            (
+                service_name("a.b", "dc2", &domain),
+                Some("a.b.service.dc2.consul"),
+            ),
+            (service_name("", "dc2", &domain), None),
+        ] {
+            assert_eq!(found, expected.map(name));
+        }
+        let long = "a".repeat(63);
+        assert_eq!(
+            below([&*long], &domain),
+            Some(name(&format!("{long}.consul")))
+        );
+        assert_eq!(below([&*format!("{long}a")], &domain), None);
+        assert_eq!(below([], &domain), Some(name("consul")));
+        // 255 octets are the maximum of a name: three labels of 64, one of 55, eight of the domain.
+        let short = "a".repeat(54);
+        let fits = below([&*long, &*long, &*long, &*short], &domain);
+        assert_eq!(fits.map(|name| name.as_wire().len()), Some(255));
+        assert_eq!(
+            below([&*long, &*long, &*long, &*format!("{short}a")], &domain),
+            None
+        );
+    }
+
+    #[test]
+    fn metadata_becomes_text() {
+        let mut node = node("n", None);
+        for (key, value) in [
+            ("RFC1035-a", "b=c"),
+            ("a", "b"),
+            ("rfc1035-", "v=spf1"),
+            ("rfc1035", "x"),
+            ("rfc103é", "y"),
+            ("  a b ", "z"),
+        ] {
+            node.meta.insert(key.to_owned(), value.to_owned());
+        }
+        let texts: Vec<String> = meta_texts(&node)
+            .into_iter()
+            .map(|text| String::from_utf8(text.into()).unwrap())
+            .collect();
+        assert_eq!(
+            texts,
+            [
+                "` ` a b` =z",
+                "b=c",
+                "a=b",
+                "rfc1035=x",
+                "v=spf1",
+                "rfc103é=y"
+            ]
+        );
+    }
+
+    #[test]
+    fn records_are_passed_on_by_type() {
+        let of = |data: Data| Record {
+            owner: Some(name("a")),
+            ttl: 9,
+            data,
+        };
+        let v4 = Data::A([10, 0, 0, 1].into());
+        let v6 = Data::Aaaa(Ipv6Addr::LOCALHOST);
+        let text = Data::Txt(b"x".as_slice().into());
+        let srv = Data::Srv {
+            weight: 1,
+            port: 2,
+            target: name("c"),
+        };
+        for (data, for_services, for_nodes, leads_to) in [
+            (v4, true, true, None),
+            (v6, true, true, None),
+            (Data::Cname(name("b")), true, true, Some("b")),
+            (text, false, true, None),
+            (Data::Ns(name("b")), false, false, Some("b")),
+            (Data::Ptr(name("b")), false, false, None),
+            (srv, false, false, Some("c")),
+        ] {
+            let record = of(data);
+            assert_eq!(record.leads_to(), leads_to.map(name).as_ref());
+            let with_ttl = Record {
+                ttl: 5,
+                ..record.clone()
+            };
+            let expected = for_services.then_some(with_ttl);
+            assert_eq!(Keep::WithTtl(5).apply(record.clone()), expected);
+            let expected = for_nodes.then(|| record.clone());
+            assert_eq!(Keep::AsTheyAre.apply(record), expected);
+        }
+    }
+
+    #[test]
+    fn addresses_become_records() {
+        let owner = name("a");
+        let v4 = IpAddr::from([192, 0, 2, 1]);
+        let v6 = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
+        let record = |owner: Option<&Name>, data| Record {
+            owner: owner.cloned(),
+            ttl: 7,
+            data,
+        };
+        let a = || Data::A([192, 0, 2, 1].into());
+        let aaaa = || Data::Aaaa("2001:db8::1".parse().unwrap());
+        let mixed = || Answers::Mixed(7, vec![v4, v6]);
+        let only_v4 = || Answers::V4(7, vec![[192, 0, 2, 1].into()]);
+        let alias = record(None, Data::Cname(name("b")));
+        let records = || {
+            Answers::Records(vec![
+                alias.clone(),
+                alias.clone(),
+                record(None, a()),
+                alias.clone(),
+            ])
+        };
+        assert_eq!(
+            mixed().into_records(Some(&owner)),
+            [record(Some(&owner), a()), record(Some(&owner), aaaa())]
+        );
+        assert_eq!(only_v4().into_records(None), [record(None, a())]);
+        assert_eq!(records().into_records(Some(&owner)).len(), 4);
+        for (answers, length, aliases) in [
+            (mixed(), 2, 0),
+            (only_v4(), 1, 0),
+            (records(), 4, 2),
+            (Answers::default(), 0, 0),
+        ] {
+            assert_eq!((answers.len(), answers.is_empty()), (length, length == 0));
+            assert_eq!(answers.leading_aliases(), aliases);
+        }
+        assert_eq!(Answers::Mixed(7, Vec::new()).ttl(), None);
+    }
 }

@@ -527,4 +527,180 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn numbers_and_texts_have_exact_forms() {
+        for (text, expected) in [
+            ("false", "false"),
+            ("-1.5", "-1.5"),
+            ("-0x10", "-16"),
+            ("0X1f", "31"),
+            ("-010", "-8"),
+            ("0.25", "0.25"),
+            ("2E2", "200.0"),
+            ("9223372036854775807", "9223372036854775807"),
+            // Braces and dollar signs outside of an interpolation are plain text.
+            (r#""a{b""#, r#""a{b""#),
+            (r#""a{b}c}d""#, r#""a{b}c}d""#),
+            (r#""$5 and $x""#, r#""$5 and $x""#),
+            // Within one, only its own closing brace ends it; quotes, line ends and escapes are kept.
+            (r#""${a({b = 1}, "c")} $""#, r#""${a({b = 1}, \"c\")} $""#),
+            (r#""${a {${b} "c"}}""#, r#""${a {${b} \"c\"}}""#),
+            ("\"${a\nb}\"", r#""${a\nb}""#),
+            (r#""${a\nb}\t""#, r#""${a\\nb}\t""#),
+            ("<<EOT\nEOT\n", r#""""#),
+            ("<<E\nE E\n  E \n", r#""E E\n""#),
+            ("<<-E\n    a\n  b\n  E\n", r#""  a\nb\n""#),
+            ("<<-E\n a\nb\n E\n", r#"" a\nb\n""#),
+        ] {
+            assert_eq!(
+                json(&format!("a = {text}")),
+                format!("{{\"a\":{expected}}}"),
+                "{text}"
+            );
+        }
+        // What follows a text of several lines is read from the next line.
+        assert_eq!(
+            json("a = <<-E\n  é\n  E\nb = 2 c = [<<F\nx\n F\n, 3]"),
+            r#"{"a":"é\n","b":2,"c":["x\n",3]}"#
+        );
+        assert_eq!(json("a: 1, b: [true]"), r#"{"a":1,"b":[true]}"#);
+        assert_eq!(json("_a.b-c1 = 1 é = 2"), r#"{"_a.b-c1":1,"é":2}"#);
+    }
+
+    #[test]
+    fn errors_state_the_remedy() {
+        for (text, expected) in [
+            (
+                "a = +1",
+                "line 1, column 5: +1 is not a number; write \"+1\" for a text",
+            ),
+            (
+                "a = --1",
+                "line 1, column 5: --1 is not a number; write \"--1\" for a text",
+            ),
+            (
+                "a = -+1",
+                "line 1, column 5: -+1 is not a number; write \"-+1\" for a text",
+            ),
+            (
+                "a = 0x-1",
+                "line 1, column 5: 0x-1 is not a number; write \"0x-1\" for a text",
+            ),
+            (
+                "a = 0x+1",
+                "line 1, column 5: 0x+1 is not a number; write \"0x+1\" for a text",
+            ),
+            (
+                "a = 0xg",
+                "line 1, column 5: 0xg is not a number; write \"0xg\" for a text",
+            ),
+            (
+                "a = 10_0",
+                "line 1, column 5: 10_0 is not a number; write \"10_0\" for a text",
+            ),
+            (
+                "a = 9223372036854775808",
+                "line 1, column 5: 9223372036854775808 is not a number; write \"9223372036854775808\" for a text",
+            ),
+            (
+                "a = 1e999",
+                "line 1, column 5: 1e999 is not a number; write \"1e999\" for a text",
+            ),
+            (
+                "a = -inf",
+                "line 1, column 5: -inf is not a number; write \"-inf\" for a text",
+            ),
+            (
+                "a = -infinity.e",
+                "line 1, column 5: -infinity.e is not a number; write \"-infinity.e\" for a text",
+            ),
+            (
+                "a = <<\nb",
+                "line 1, column 5: a value was expected; a text of several lines begins with <<MARKER",
+            ),
+            (
+                "a = <<-\nb",
+                "line 1, column 5: a value was expected; a text of several lines begins with <<MARKER",
+            ),
+            (
+                "a = <b\nb",
+                "line 1, column 5: a value was expected; a text of several lines begins with <<MARKER",
+            ),
+            (
+                "a = <<E",
+                "line 1, column 5: a value was expected; a text of several lines begins with <<MARKER",
+            ),
+            (
+                "a = <<E\nE2\n",
+                "line 1, column 5: the text has no end; close it with E on a line of its own",
+            ),
+            (
+                "a = <<E\nx\n  E\n = 1",
+                "line 4, column 2: a key was expected: a word or a text in quotes",
+            ),
+            (
+                "\n é = [\n 1,\n yes]",
+                "line 4, column 2: yes is not a value; write \"yes\"",
+            ),
+            (
+                "a = \"\\",
+                "line 1, column 6: unknown escape sequence; write \"\\\\\" for a backslash",
+            ),
+            (
+                "a = \"\\x4\"",
+                "line 1, column 6: unknown escape sequence; write \"\\\\\" for a backslash",
+            ),
+            (
+                "a = \"\\ud800\"",
+                "line 1, column 6: unknown escape sequence; write \"\\\\\" for a backslash",
+            ),
+            (
+                "a = \"b",
+                "line 1, column 5: the text has no closing quote on its line",
+            ),
+            (
+                "a b",
+                "line 1, column 4: \"=\" or \"{\" was expected after \"a\"",
+            ),
+            (
+                "a \"b\" = 1",
+                "line 1, column 7: \"=\" or \"{\" was expected after \"a\"",
+            ),
+            (
+                "a { b = 1",
+                "line 1, column 3: the object has no end; close it with \"}\"",
+            ),
+            (
+                "a = [1",
+                "line 1, column 7: \",\" or \"]\" was expected after an item of a list",
+            ),
+            ("a = [1,", "line 1, column 8: a value was expected"),
+            (
+                "/* a\n",
+                "line 1, column 1: the comment has no end; close it with */",
+            ),
+            (
+                "a = 1 }",
+                "line 1, column 7: a key was expected; remove the surplus \"}\" or quote the text",
+            ),
+        ] {
+            assert_eq!(parse(text).expect_err(text).to_string(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn depth_is_limited_and_number_is_not() {
+        let nested = |levels: usize| format!("a = {}{}", "[".repeat(levels), "]".repeat(levels));
+        assert!(parse(&nested(64)).is_ok());
+        assert_eq!(
+            parse(&nested(65)).unwrap_err().to_string(),
+            "line 1, column 69: more than 64 objects and lists in each other"
+        );
+        let beside = "a = [[], {}] b { }\n".repeat(200);
+        let Json::Object(members) = parse(&beside).unwrap() else {
+            panic!("an object")
+        };
+        assert_eq!(members.len(), 400);
+    }
 }
