@@ -65,13 +65,15 @@ const MIN_MOMENT_BITS: u64 = 16;
 const MAX_MOMENTS: u64 = 1 << 18;
 
 /// Bounds of the backlog: if the CPU could not send queries on time, those beyond it are skipped. A burst of all of them
-/// would measure something else, and a veth pair's ring, which has had time to get empty, holds 256.
+/// would measure something else, and a veth pair's ring, which has had time to get empty, holds 256: with a burst of 16 it
+/// gets full.
 const MIN_BACKLOG: u64 = 64;
-const MAX_BACKLOG: u64 = 192;
+const MAX_BACKLOG: u64 = 240;
 
-/// Time whose queries may be late in any case. With the kernel's work for them, a batch of frames takes that long: where
-/// less may be late, the generator idles in the rest of a batch, and sends a fifth less than it could.
-const BATCH_TIME: Duration = Duration::from_micros(128);
+/// Time whose queries may be late in any case. With the work of the kernel, and of a server's program that answers in it,
+/// a batch of frames takes that long: where less may be late, the generator idles in the rest of a batch, and sends a
+/// fifth less than it could.
+const BATCH_TIME: Duration = Duration::from_micros(256);
 
 /// Interrupts the system call.
 const WAKE: Signal = Signal::SIGUSR1;
@@ -360,8 +362,9 @@ impl Generator {
         // None is late at full speed, where the interval is 0.
         let backlog = due_in_batch.checked_div(interval).unwrap_or(0);
         let sets = self.replies.set_mask + 1;
+        self.pause()?;
         for (turn, &cpu) in (0..).zip(&self.cpus) {
-            let orders = Orders {
+            let mut orders = Orders {
                 load: number,
                 first: part.start,
                 interval,
@@ -374,8 +377,10 @@ impl Generator {
                 addresses: self.addresses.into(),
                 slots: (turn * sets) << 16,
                 set_mask: self.replies.set_mask,
-                length: part.end - part.start,
+                length: 0,
             };
+            self.put(cpu, orders)?;
+            orders.length = part.end - part.start;
             self.put(cpu, orders)?;
         }
         Ok(())
@@ -389,11 +394,17 @@ impl Generator {
     /// Ends the load; [`Self::order`] starts another one.
     pub fn pause(&self) -> Result<()> {
         for &cpu in &self.cpus {
-            self.put(cpu, Orders::default())?;
+            let words = lock(&self.orders).get(&u32::try_from(cpu)?, 0)?;
+            let mut orders: Orders = zerocopy::transmute!(words);
+            orders.length = 0;
+            self.put(cpu, orders)?;
         }
         Ok(())
     }
 
+    /// Replaces the orders of a CPU. Its program reads them meanwhile, and may see half of a change: either only the length
+    /// changes, or the rest while the length is 0. (An interval and ports that were cleared before the length sent a query
+    /// at once, from port 0, whose reply is nobody's.)
     fn put(&self, cpu: usize, orders: Orders) -> Result<()> {
         let words: OrderWords = zerocopy::transmute!(orders);
         lock(&self.orders).set(u32::try_from(cpu)?, words, 0)?;
@@ -769,8 +780,8 @@ mod tests {
         });
     }
 
-    fn ordered(generator: &Generator, cpu: u32) -> OrderWords {
-        lock(&generator.orders).get(&cpu, 0).unwrap()
+    fn ordered(generator: &Generator, cpu: u32) -> Orders {
+        zerocopy::transmute!(lock(&generator.orders).get(&cpu, 0).unwrap())
     }
 
     #[test]
@@ -781,6 +792,7 @@ mod tests {
                 rate: 1000,
                 burst: 4,
             };
+            let mut paused = [Orders::default(); 2];
             for (load, order, interval, burst) in
                 [(1, rate, second / 500, 4), (2, Load::Saturate, 0, 1)]
             {
@@ -800,13 +812,17 @@ mod tests {
                         set_mask: 7,
                         length: 2,
                     };
-                    let expected: OrderWords = zerocopy::transmute!(expected);
                     assert_eq!(ordered(&generator, cpu), expected, "{order:?} {cpu}");
+                    paused[cpu as usize] = Orders {
+                        length: 0,
+                        ..expected
+                    };
                 }
             }
+            // The programs read an order while it ends, so nothing but its length changes.
             generator.pause().unwrap();
-            for cpu in [0, 1] {
-                assert_eq!(ordered(&generator, cpu), OrderWords::default());
+            for (cpu, expected) in (0..).zip(paused) {
+                assert_eq!(ordered(&generator, cpu), expected, "{cpu}");
             }
             let none = Load::Rate { rate: 0, burst: 1 };
             assert!(generator.order(none, 0..3).is_err());

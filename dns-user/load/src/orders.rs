@@ -48,7 +48,9 @@ pub struct Frame {
 }
 
 /// Element of `ORDERS`, by CPU: the load that it generates.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C, align(8))]
 pub struct Orders {
     /// Number of the load; the schedule starts over when it changes.
@@ -73,8 +75,8 @@ pub struct Orders {
     pub slots: u64,
     /// Its number of [`sets`], minus one.
     pub set_mask: u64,
-    /// Number of elements of `SEQUENCE`, sent in this order and repeated; 0: send nothing. The last
-    /// field, because userspace writes them in this order while the program runs.
+    /// Number of elements of `SEQUENCE`, sent in this order and repeated; 0: send nothing. Userspace changes the other
+    /// fields only while it is 0.
     pub length: u64,
 }
 

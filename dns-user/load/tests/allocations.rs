@@ -23,6 +23,9 @@ static ALLOCATOR: Counting = Counting;
 /// Queries that the load has at least: more than a thousand times the allocations that its start may take.
 const MIN_QUERIES: u64 = 100_000;
 
+/// Loads whose end is tried. When the fields of an order were all cleared at its end, one of so many sent a query from port 0.
+const ENDED_LOADS: u64 = 500;
+
 /// Allocations of a thread that starts: its place in a list, and the system call's arguments.
 const MAX_ALLOCATIONS: u64 = 100;
 
@@ -81,6 +84,32 @@ fn queries_need_no_allocation() -> Result<()> {
         "{allocations} allocations for {} queries",
         counts.sent
     );
+    Ok(())
+}
+
+/// The program reads its order while userspace ends it.
+#[test]
+fn end_of_a_load_sends_nothing() -> Result<()> {
+    let rate = Load::Rate { rate: 1, burst: 1 };
+    with_generator(|generator| {
+        let end_loads = || {
+            for load in 1..=ENDED_LOADS {
+                // The first query is due at once, the second one in a second.
+                generator.order(rate, generator.whole())?;
+                wait_until("a query", Duration::from_secs(120), || {
+                    generator.counts().is_ok_and(|counts| counts.sent >= load)
+                })?;
+                generator.pause()?;
+                wait_until("its reply", Duration::from_secs(120), || {
+                    generator
+                        .counts()
+                        .is_ok_and(|counts| counts.received() == counts.sent)
+                })?;
+            }
+            Ok(())
+        };
+        generator.during(&|| Ok(()), end_loads)
+    })?;
     Ok(())
 }
 
