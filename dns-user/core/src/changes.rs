@@ -511,3 +511,6 @@ impl<'i> Comparison<'i> {
                 .all(|(&old, &new)| groups.is_same(old, new))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -250,3 +250,6 @@ fn plain(text: &str) -> Option<&[u8]> {
     }
     ((1..=63).contains(&text.len()) && !has_odd).then_some(text.as_bytes())
 }
+
+#[cfg(test)]
+mod tests;

@@ -652,6 +652,37 @@ mod tests {
     }
 
     #[test]
+    fn distances_count_changed_letters() {
+        for (one, other, distance) in [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("abc", "abc", 0),
+            ("abc", "abd", 1),
+            ("abc", "bc", 1),
+            ("abc", "ab", 1),
+            ("ab", "ba", 2),
+            ("flaw", "lawn", 2),
+            ("kitten", "sitting", 3),
+            ("saturday", "sunday", 3),
+            ("intention", "execution", 5),
+        ] {
+            assert_eq!(edit_distance(one, other), distance, "{one} {other}");
+            assert_eq!(edit_distance(other, one), distance, "{other} {one}");
+        }
+        for (path, expected) in [
+            // A quarter of the letters may differ: one of four, two of seven, and four at most.
+            ("prt", Some("port")),
+            ("pr", None),
+            ("tmeut", Some("timeout")),
+            ("tmeu", None),
+            ("recursor_client_su", Some("recursor_client_subnet")),
+            ("recursor_client_s", None),
+        ] {
+            assert_eq!(nearest(path), expected, "{path}");
+        }
+    }
+
+    #[test]
     fn typos_get_a_suggestion() {
         let text = br##"{"recursor_timout": "2s", "cache": {"enbled": true}, "metrics": {"prot": 1},
             "logging": {"tags": [{"nme": "x"}]}, "Port": 53, "consul": {"anything": 1}, "# port": "",

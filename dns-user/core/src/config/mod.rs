@@ -533,6 +533,160 @@ impl<T> ParsedFiles<T> {
 mod tests {
     use super::*;
 
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn wildcards_replace_addresses_of_their_family() {
+        for (configured, further, expected) in [
+            ("10.0.0.1:53", &[][..], &["10.0.0.1:53"][..]),
+            (
+                "10.0.0.1:53",
+                &["10.0.0.1:53", "10.0.0.2:53", "10.0.0.2:53"],
+                &["10.0.0.1:53", "10.0.0.2:53"],
+            ),
+            (
+                "0.0.0.0:53",
+                &["10.0.0.1:53", "10.0.0.1:54", "[::1]:53", "127.0.0.1:53"],
+                &["0.0.0.0:53", "10.0.0.1:54", "[::1]:53"],
+            ),
+            ("10.0.0.1:53", &["0.0.0.0:53"], &["0.0.0.0:53"]),
+            (
+                "[::1]:53",
+                &["[::]:53", "10.0.0.1:53", "0.0.0.0:54"],
+                &["[::]:53", "10.0.0.1:53", "0.0.0.0:54"],
+            ),
+            (
+                "0.0.0.0:53",
+                &["[::]:53", "0.0.0.0:53"],
+                &["0.0.0.0:53", "[::]:53"],
+            ),
+        ] {
+            let further: Vec<SocketAddr> = further.iter().map(|text| address(text)).collect();
+            let all = all_addresses(address(configured), &further);
+            let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+            assert_eq!(all, expected, "{configured} {further:?}");
+        }
+    }
+
+    #[test]
+    fn sockets_of_ipv4_are_apart_from_the_wildcard_of_ipv6() {
+        for (socket, other, expected) in [
+            ("[::]:53", "0.0.0.0:53", true),
+            ("[::]:53", "10.0.0.1:53", true),
+            ("[::]:53", "0.0.0.0:54", false),
+            ("[::]:53", "[::1]:53", false),
+            ("[::1]:53", "0.0.0.0:53", false),
+            ("0.0.0.0:53", "10.0.0.1:53", false),
+            ("10.0.0.1:53", "0.0.0.0:53", false),
+        ] {
+            let all = [address(socket), address(other)];
+            assert_eq!(
+                has_ipv4_apart(all[0], &all),
+                expected,
+                "{socket} beside {other}"
+            );
+        }
+    }
+
+    #[test]
+    fn wildcards_receive_what_is_sent_to_their_family() {
+        for (socket, ip, all, expected) in [
+            ("0.0.0.0:53", "10.0.0.1", &["0.0.0.0:53"][..], true),
+            ("0.0.0.0:53", "::1", &["0.0.0.0:53"], false),
+            ("[::]:53", "::1", &["[::]:53"], true),
+            ("[::]:53", "10.0.0.1", &["[::]:53"], true),
+            ("[::]:53", "10.0.0.1", &["[::]:53", "10.0.0.2:53"], false),
+            ("[::]:53", "10.0.0.1", &["[::]:53", "10.0.0.2:54"], true),
+            ("[::]:53", "::1", &["[::]:53", "10.0.0.2:53"], true),
+            ("0.0.0.0:53", "10.0.0.1", &["[::]:53", "0.0.0.0:53"], true),
+            ("10.0.0.1:53", "10.0.0.1", &["10.0.0.1:53"], false),
+            ("[::1]:53", "::1", &["[::1]:53"], false),
+        ] {
+            let all: Vec<SocketAddr> = all.iter().map(|text| address(text)).collect();
+            let ip: IpAddr = ip.parse().unwrap();
+            assert_eq!(
+                wildcard_receives(address(socket), ip, &all),
+                expected,
+                "{socket} for {ip} beside {all:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn replies_are_limited_at_routed_addresses() {
+        for (listen, most) in [
+            ("127.0.0.1:53", None),
+            ("127.9.9.9:53", None),
+            ("169.254.0.2:53", None),
+            ("10.0.0.1:53", Some(1232)),
+            ("0.0.0.0:53", Some(1232)),
+            ("[::1]:53", None),
+            ("[fe80::1]:53", None),
+            ("[fd00::1]:53", Some(1232)),
+            ("[::]:53", Some(1232)),
+        ] {
+            let listen = address(listen);
+            assert_eq!(Config::max_reply_at(None, listen), most, "{listen}");
+            assert_eq!(
+                Config::max_reply_at(Some(4096), listen),
+                Some(4096),
+                "{listen}"
+            );
+        }
+        let text = |max_reply: u16| format!(r#"{{"port": 53, "max_reply": {max_reply}}}"#);
+        let warning = |max_reply: u16, listen: &[&str]| {
+            let listen: Vec<SocketAddr> = listen.iter().map(|text| address(text)).collect();
+            let loaded = Config::parse("config.json", text(max_reply).as_bytes()).unwrap();
+            loaded.config.long_replies(&listen)
+        };
+        assert_eq!(
+            warning(1233, &["127.0.0.1:53", "10.0.0.1:53", "10.0.0.2:53"]).as_deref(),
+            Some(
+                "10.0.0.1:53 is reachable from other networks, and max_reply is 1233: UDP queries with forged \
+                 senders can be amplified; remove max_reply, or set at most 1232"
+            )
+        );
+        assert_eq!(warning(1232, &["10.0.0.1:53"]), None);
+        assert_eq!(warning(600, &["10.0.0.1:53"]), None);
+        assert_eq!(warning(1233, &["127.0.0.1:53", "[fe80::1]:53"]), None);
+    }
+
+    #[test]
+    fn errors_name_files_and_members() {
+        let whole = ConfigError::of_file("a.json", "is odd");
+        assert_eq!(whole.to_string(), "a.json: is odd");
+        let member = ConfigError {
+            key: Some("x.y".to_owned()),
+            ..ConfigError::of_file("a.json", "is odd")
+        };
+        assert_eq!(member.to_string(), "a.json: x.y: is odd");
+        assert_eq!(ConfigErrors::from(whole).to_string(), "a.json: is odd");
+        let parsed = |count: usize| ParsedFiles {
+            valid: 7,
+            errors: (0..count)
+                .map(|number| ConfigError::of_file(format!("{number}"), "is odd"))
+                .collect(),
+        };
+        assert_eq!(parsed(0).whole().unwrap(), 7);
+        assert_eq!(
+            parsed(2).whole().unwrap_err().to_string(),
+            "0: is odd; 1: is odd"
+        );
+        let (valid, errors) = parsed(12).split();
+        assert_eq!((valid, errors.len()), (7, 12));
+        let shown = "0: is odd; 1: is odd; 2: is odd; 3: is odd; 4: is odd; 5: is odd; 6: is odd; 7: is odd; \
+                     8: is odd; 9: is odd";
+        assert_eq!(one_line(&errors[..10]), shown);
+        for (count, more) in [(11, 1), (12, 2)] {
+            assert_eq!(
+                one_line(&errors[..count]),
+                format!("{shown}; and {more} more errors, which bosh-dns-xdp check lists")
+            );
+        }
+    }
+
     #[test]
     fn words_follow_declaration() {
         assert!(

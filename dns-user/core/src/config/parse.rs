@@ -850,6 +850,130 @@ mod tests {
         assert!(Config::check("config.json", b"{").1.is_none());
     }
 
+    /// Returns the errors of a document whose loading fails at this member as long as `is_wrong`.
+    fn errors_of(
+        document: &str,
+        key: Option<&str>,
+        is_wrong: impl Fn(&Json) -> bool,
+    ) -> (Vec<String>, Option<Json>) {
+        let json = Json::parse(document.as_bytes()).unwrap();
+        let (errors, rest) = every_error(json, |json| {
+            if !is_wrong(json) {
+                return Ok(json.clone());
+            }
+            Err(ConfigError {
+                key: key.map(str::to_owned),
+                ..ConfigError::of_file("f", "is wrong")
+            })
+        });
+        let errors = errors.iter().map(ToString::to_string).collect();
+        (errors, rest)
+    }
+
+    #[test]
+    fn members_that_cannot_be_removed_end_the_check() {
+        for (document, key, error) in [
+            // The whole file is wrong.
+            (r#"{"a": 1}"#, None, "f: is wrong"),
+            // There is nothing that could be removed.
+            (r#"{"b": 1}"#, Some("a"), "f: a: is wrong"),
+            (r#"{"b": 1}"#, Some("a.b"), "f: a.b: is wrong"),
+            ("[1]", Some("a"), "f: a: is wrong"),
+        ] {
+            assert_eq!(
+                errors_of(document, key, |_| true),
+                (vec![error.to_owned()], None),
+                "{document}"
+            );
+        }
+    }
+
+    #[test]
+    fn wrong_members_are_removed_with_their_spellings() {
+        let members = |json: &Json| match json {
+            Json::Object(members) => members.len(),
+            other => panic!("{other}"),
+        };
+        for (document, key, rest) in [
+            // An earlier spelling must not take effect in place of the last one.
+            (r#"{"a": 1, "b": 2, "A": 3}"#, "a", r#"{"b": 2}"#),
+            (
+                r#"{"a": {"x": 1, "y": 2}, "A": {"X": 3}, "b": 4}"#,
+                "a.x",
+                r#"{"a": {"y": 2}, "A": {}, "b": 4}"#,
+            ),
+            // A required member is missing.
+            (r#"{"A": {"y": 2}, "b": 4, "a": {}}"#, "a.x", r#"{"b": 4}"#),
+            (
+                r#"{"a": [{"x": 1}, {"x": 2}], "b": 4}"#,
+                "a[1].x",
+                r#"{"a": [{"x": 1}], "b": 4}"#,
+            ),
+            (r#"{"a": [], "b": 4}"#, "a[0].x", r#"{"b": 4}"#),
+            (r#"{"b": 4}"#, "port", r#"{"b": 4, "port": 53}"#),
+        ] {
+            let rest = Json::parse(rest.as_bytes()).unwrap();
+            let (errors, found) = errors_of(document, Some(key), |json| *json != rest);
+            assert_eq!(errors, [format!("f: {key}: is wrong")], "{document}");
+            assert_eq!(found.as_ref().map(members), Some(members(&rest)));
+            assert_eq!(found, Some(rest), "{document}");
+        }
+    }
+
+    #[test]
+    fn removed_items_keep_the_positions_of_others() {
+        let mut removed = RemovedItems::default();
+        for (added, expected) in [
+            ("x", ["a[0].y", "a[1].y", "a[2]", "b[1]", "a.c"]),
+            ("a[1].y", ["a[0].y", "a[2].y", "a[3]", "b[1]", "a.c"]),
+            ("a[1]", ["a[0].y", "a[3].y", "a[4]", "b[1]", "a.c"]),
+            ("b[0].z", ["a[0].y", "a[3].y", "a[4]", "b[2]", "a.c"]),
+            ("a[0]", ["a[3].y", "a[4].y", "a[5]", "b[2]", "a.c"]),
+        ] {
+            removed.add(added);
+            let found =
+                ["a[0].y", "a[1].y", "a[2]", "b[1]", "a.c"].map(|path| removed.original(path));
+            assert_eq!(found, expected, "after {added}");
+        }
+        for (path, expected) in [
+            ("logging.tags[1].name", Some(("logging.tags", 1, ".name"))),
+            ("tags[12]", Some(("tags", 12, ""))),
+            ("tags", None),
+            ("tags[1", None),
+            ("tags[x]", None),
+        ] {
+            assert_eq!(split_item(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn errors_of_list_items_have_their_positions() {
+        let tag = |level: &str| format!(r#"{{"name": "x", "log_level": "{level}"}}"#);
+        let tags = ["a", "INFO", "b", "c", "WARN", "d"].map(tag).join(", ");
+        let text = format!(
+            r#"{{"address": "::1", "port": 53, "logging": {{"tags": [{tags}]}}, "health": {{"enabled": true}}}}"#
+        );
+        let (errors, loaded) = Config::check("config.json", text.as_bytes());
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let level = |number: usize, level: &str| {
+            format!(
+                "config.json: logging.tags[{number}].log_level: {level:?} is unknown; expected DEBUG, INFO, WARN, \
+                 ERROR or NONE"
+            )
+        };
+        let expected = [
+            level(0, "a"),
+            level(2, "b"),
+            level(3, "c"),
+            level(5, "d"),
+            "config.json: health.port: is missing, but health is enabled".to_owned(),
+        ];
+        assert_eq!(errors, expected);
+        let logging = loaded.unwrap().config.logging;
+        let levels: Vec<LogLevel> = logging.tags.iter().map(|(_, level)| *level).collect();
+        assert_eq!(levels, [LogLevel::Info, LogLevel::Warn]);
+    }
+
     #[test]
     fn generic_mode_becomes_tc() {
         let loaded = good(r#"{"address": "127.0.0.1", "port": 53, "xdp": {"mode": "generic"}}"#);
@@ -890,6 +1014,7 @@ mod tests {
             ])
         );
         assert_eq!(parse("[]"), Ok(vec![]));
+        assert_eq!(parse("null"), Ok(vec![]));
         for (text, expected) in [
             (
                 r#"[{"address": "127.0.0.1"}]"#,

@@ -382,6 +382,20 @@ mod duration_tests {
     }
 
     #[test]
+    fn reasons_complete_a_sentence() {
+        let reasons = [
+            (DurationError::Malformed, "is not a duration"),
+            (DurationError::NoUnit, "lacks a unit"),
+            (DurationError::UnknownUnit, "has an unknown unit"),
+            (DurationError::Negative, "is negative"),
+            (DurationError::TooLong, "is too long"),
+        ];
+        for (reason, text) in reasons {
+            assert_eq!(reason.to_string(), text);
+        }
+    }
+
+    #[test]
     fn other_forms_are_refused() {
         for (text, error) in [
             ("", DurationError::Malformed),
@@ -410,6 +424,36 @@ mod duration_tests {
 #[cfg(test)]
 mod file_pattern_tests {
     use super::*;
+
+    #[test]
+    fn special_characters_make_patterns() {
+        for (part, is_special) in [
+            ("", false),
+            ("plain.json", false),
+            ("a]b^c-d", false),
+            ("*", true),
+            ("a?", true),
+            ("[a]", true),
+            ("a\\b", true),
+        ] {
+            assert_eq!(is_pattern(part), is_special, "{part}");
+        }
+        for (pattern, is_sound) in [
+            ("", true),
+            ("/a/*/b?/[c-d].json", true),
+            ("/[/a", false),
+            ("/a/[b", false),
+            ("/a\\", false),
+            // No set reaches over a slash.
+            ("[a/b]", false),
+        ] {
+            assert_eq!(check_pattern(pattern).is_ok(), is_sound, "{pattern}");
+        }
+        assert_eq!(
+            BadPattern.to_string(),
+            "is not a file pattern (an unclosed [ or a backslash at the end)"
+        );
+    }
 
     #[test]
     fn names_match_as_in_go() {
@@ -509,6 +553,67 @@ mod recursor_tests {
             "https://9.9.9.9",
         ] {
             assert!(with_port(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_certificates_have_limits() {
+        let label = "a".repeat(63);
+        // 253 characters, and one more.
+        let longest = [&label[..], &label, &label, &label[..61]].join(".");
+        let too_long = [&label[..], &label, &label, &label[..62]].join(".");
+        assert_eq!((longest.len(), too_long.len()), (253, 254));
+        for (name, is_sound) in [
+            ("a", true),
+            ("a-b_c.D0", true),
+            ("10.0.0.2", true),
+            ("2620:fe::fe", true),
+            (&label, true),
+            (&longest, true),
+            (&too_long, false),
+            (&"a".repeat(64), false),
+            ("a..b", false),
+            ("a.", false),
+            ("a b", false),
+            ("a:b", false),
+            ("", false),
+        ] {
+            let text = format!("tls://9.9.9.9#{name}");
+            let expected = match is_sound {
+                true => Ok(format!("tls://9.9.9.9:853#{name}")),
+                false => Err(NoRecursor(text.clone())),
+            };
+            assert_eq!(with_port(&text), expected, "{name}");
+        }
+        assert_eq!(
+            NoRecursor("x".to_owned()).to_string(),
+            "\"x\" is not a recursor; expected an IP address, IP:port, [IPv6]:port or host:port, with DNS over TLS \
+             after tls:// and with the name in the server's certificate after #"
+        );
+    }
+
+    #[test]
+    fn zones_belong_to_link_local_addresses() {
+        for (text, expected) in [
+            ("fe80::1%eth0", Some("[fe80::1%eth0]:53")),
+            ("fe80::1%", None),
+            ("fe80::1%a%b", None),
+            ("fe80::1%a:b", None),
+            ("fe80::1%a]", None),
+            ("fe80::1%a b", None),
+            ("fe80::1%a/b", None),
+            ("fd00::1%eth0", None),
+            ("[fe80::1%eth0]:5353", Some("[fe80::1%eth0]:5353")),
+            ("[fd00::1]:5353", Some("[fd00::1]:5353")),
+            ("[10.0.0.1]:53", None),
+            ("a:65535", Some("a:65535")),
+            ("a:65536", None),
+            ("a/b:53", None),
+            ("a b:53", None),
+            ("tls://[fe80::1%eth0]:853", Some("tls://[fe80::1%eth0]:853")),
+            ("tls://fe80::1%eth0", Some("tls://[fe80::1%eth0]:853")),
+        ] {
+            assert_eq!(with_port(text).ok().as_deref(), expected, "{text}");
         }
     }
 }

@@ -376,3 +376,6 @@ mod domains_tests {
         );
     }
 }
+
+#[cfg(test)]
+mod targets_tests;
