@@ -495,11 +495,12 @@ fn read_pem(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
 #[cfg(test)]
 mod tests {
     use rcgen::{
-        BasicConstraints as Constraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa,
-        KeyIdMethod, KeyUsagePurpose,
+        BasicConstraints as Constraints, CertificateParams, CustomExtension, DnType,
+        ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyUsagePurpose,
     };
 
     use super::*;
+    use crate::fixture::{HOUR, START, TestCa, at, replace};
 
     /// Returns the faults of a CA with a change.
     fn faults(change: fn(&mut CertificateParams)) -> Vec<Fault> {
@@ -617,6 +618,222 @@ mod tests {
                 expected,
                 "{text}"
             );
+        }
+    }
+
+    fn parse(ca: &TestCa) -> Result<Authority, Vec<Fault>> {
+        Authority::parse(ca.chain.as_bytes(), ca.key.as_bytes(), at(START))
+    }
+
+    #[test]
+    fn chains_are_checked_up_to_the_root() {
+        let root = |length| {
+            TestCa::with("root", |params| {
+                params.is_ca = IsCa::Ca(Constraints::Constrained(length));
+            })
+        };
+        // A path length counts the CAs between a certificate and the leaf.
+        for (length, below, faults) in [
+            (1, 1, vec![]),
+            (0, 1, vec![Fault::PathLength(2, 0, 1)]),
+            (2, 2, vec![]),
+            (1, 2, vec![Fault::PathLength(3, 1, 2)]),
+        ] {
+            let mut ca = root(length);
+            for _ in 0..below {
+                ca = ca.below("below", |_| {});
+            }
+            let found = parse(&ca).err().unwrap_or_default();
+            assert_eq!(found, faults, "{length} {below}");
+        }
+        let ca = TestCa::new("top").below("ca", |_| {});
+        let authority = parse(&ca).unwrap();
+        assert_eq!(authority.chain.len(), 2);
+        assert_eq!(authority.chain_pem(), ca.chain);
+        assert_eq!(
+            authority.fingerprint,
+            Fingerprint::of(&certificates(ca.chain.as_bytes()).unwrap()[0])
+        );
+        let stranger = TestCa::new("stranger");
+        let own = encode_all(&certificates(ca.chain.as_bytes()).unwrap()[..1]);
+        let wrong = TestCa {
+            chain: own + &stranger.chain,
+            ..ca
+        };
+        assert_eq!(parse(&wrong).unwrap_err(), [Fault::Order(1, 2)]);
+        // The name alone proves nothing.
+        let namesake = TestCa::new("top");
+        let forged = TestCa {
+            chain: encode_all(&authority.chain[..1]) + &namesake.chain,
+            ..wrong
+        };
+        let faults = parse(&forged).unwrap_err();
+        assert!(matches!(faults[..], [Fault::Refused(_)]), "{faults:?}");
+    }
+
+    #[test]
+    fn all_faults_of_both_files_are_listed() {
+        let one = TestCa::with("one", |params| {
+            params.key_usages = vec![KeyUsagePurpose::CrlSign];
+            params.not_after = at(START - 1).into();
+        });
+        let now = at(START);
+        let chain = one.chain.as_bytes();
+        let expired = Fault::Expired(1, "2033-05-18 03:33:19 UTC".to_owned());
+        assert_eq!(
+            Authority::parse(chain, b"", now).unwrap_err(),
+            [
+                Fault::NoCertSign(1),
+                expired.clone(),
+                Fault::Key(KeyError::NoPem)
+            ]
+        );
+        let other = TestCa::new("other");
+        assert_eq!(
+            Authority::parse(chain, other.key.as_bytes(), now).unwrap_err(),
+            [
+                Fault::NoCertSign(1),
+                expired,
+                Fault::KeyMismatch("CN=one".to_owned())
+            ]
+        );
+        assert_eq!(
+            Authority::parse(b"", one.key.as_bytes(), now).unwrap_err(),
+            [Fault::NoCertificate]
+        );
+        let place = tempfile::tempdir().unwrap();
+        let files = other.write(place.path());
+        replace(&files.certificate, &one.chain);
+        let (certificate, key) = (files.certificate.display(), files.key.display());
+        assert_eq!(
+            files.load(now).unwrap_err().to_string(),
+            format!(
+                "{certificate}: certificate 1 lacks keyCertSign in KeyUsage; create the CA with \
+                 keyUsage=keyCertSign,cRLSign\n\
+                 {certificate}: certificate 1 expired at 2033-05-18 03:33:19 UTC; replace the CA\n\
+                 {key}: the private key does not match the CA certificate; use the key of \"CN=one\""
+            )
+        );
+        replace(&files.key, "none");
+        let error = files.load(now).unwrap_err().to_string();
+        let last = format!(
+            "\n{key}: CA key: no private key in PEM format; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form"
+        );
+        assert!(error.ends_with(&last), "{error}");
+        std::fs::remove_file(&files.key).unwrap();
+        assert_eq!(
+            files.load(now).unwrap_err().to_string(),
+            format!("{key}: No such file or directory (os error 2); choose a readable PEM file")
+        );
+        assert!(files.stamps()[0].is_some() && files.stamps()[1].is_none());
+    }
+
+    #[test]
+    fn unknown_critical_extensions_are_faults() {
+        let extension = |critical| {
+            move |params: &mut CertificateParams| {
+                let mut extension = CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
+                extension.set_criticality(critical);
+                params.custom_extensions = vec![extension];
+            }
+        };
+        let found = |critical| {
+            let ca = TestCa::with("ca", extension(critical));
+            inspect(&parse_chain(ca.chain.as_bytes()).unwrap().1, at(START))
+        };
+        assert_eq!(found(false), []);
+        assert_eq!(
+            found(true),
+            [Fault::CriticalExtension(1, "1.2.3.4".to_owned())]
+        );
+    }
+
+    #[test]
+    fn leaf_ends_with_its_ca() {
+        let ca = TestCa::with("ca", |params| params.not_after = at(START + 100).into());
+        let authority = parse(&ca).unwrap();
+        let profile = Profile::new("a", &[], [], []).unwrap();
+        let key = PrivateKey::generate(KeyType::P256).unwrap();
+        for (length, end) in [(99, 99), (100, 100), (101, 100)] {
+            let wanted = Validity {
+                not_before: at(START - 10),
+                not_after: at(START + length),
+            };
+            let issued = authority
+                .issue(&profile, key.public_key_info(), wanted)
+                .unwrap();
+            let stated = Validity {
+                not_after: at(START + end),
+                ..wanted
+            };
+            assert_eq!(issued.validity, stated);
+            let (_, parsed) = parse_chain(issued.pem.as_bytes()).unwrap();
+            assert_eq!(validity(&parsed[0]), stated);
+            assert_eq!(parsed.len(), 2);
+            assert!(certifies(&parsed[0], &key) && !certifies(&parsed[1], &key));
+        }
+        for (now, valid) in [(START + 100, true), (START + 101, false)] {
+            assert_eq!(authority.is_valid_at(at(now)), valid);
+        }
+        let second = Duration::from_secs(1);
+        assert_eq!(authority.caution(at(START), 100 * second), None);
+        assert_eq!(
+            authority.caution(at(START), 101 * second).as_deref(),
+            Some(
+                "the CA expires at 2033-05-18 03:35:00 UTC, before a new leaf would; leaves expire with the CA: \
+                 replace it soon"
+            )
+        );
+        assert_eq!(authority.caution(at(START) - HOUR, HOUR), None);
+    }
+
+    #[test]
+    fn bundle_holds_each_certificate_once_in_order() {
+        let [a, b, c] = ["a", "b", "c"].map(|name| TestCa::new(name).chain);
+        let text = [&*b, &*a, &*b, &*c, &*a].concat();
+        let ders = certificates(text.as_bytes()).unwrap();
+        assert_eq!(ders.len(), 5);
+        assert_eq!(bundle(ders.clone()), [&*b, &*a, &*c].concat());
+        assert_eq!(encode_all(&ders), text);
+        assert_eq!(bundle([]), "");
+        let mut damaged = ders;
+        damaged[3] = CertificateDer::from(vec![0x30, 0]);
+        let fault = parse_all(&damaged).unwrap_err();
+        assert!(matches!(fault, Fault::Damaged(4, _)), "{fault:?}");
+        assert_eq!(explain(&pem::Error::NoItemsFound), "it is not PEM");
+    }
+
+    #[test]
+    fn dates_are_written_completely() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (START, "2033-05-18 03:33:20 UTC"),
+            (951_829_509, "2000-02-29 13:05:09 UTC"),
+            (u64::MAX, "9999-12-31 23:59:59 UTC"),
+        ] {
+            assert_eq!(date(moment(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn issuer_names_are_compared_whole() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut above = CertificateParams::default();
+        above.distinguished_name.push(DnType::OrganizationName, "o");
+        let issuer = Issuer::from_params(&above, &key);
+        let below = CertificateParams::default()
+            .signed_by(&key, &issuer)
+            .unwrap()
+            .pem();
+        let sound = above.self_signed(&key).unwrap().pem();
+        let namesake = CertificateParams::default()
+            .self_signed(&key)
+            .unwrap()
+            .pem();
+        for (above, is_order) in [(sound, false), (namesake, true)] {
+            let (_, parsed) = parse_chain((below.clone() + &above).as_bytes()).unwrap();
+            let faults = inspect(&parsed, at(START));
+            assert_eq!(faults.contains(&Fault::Order(1, 2)), is_order);
         }
     }
 }

@@ -321,6 +321,8 @@ fn extension<T: AssociatedOid + Encode>(critical: bool, value: &T) -> der::Resul
 
 #[cfg(test)]
 mod tests {
+    use der::oid::db::rfc5912::ECDSA_WITH_SHA_256;
+
     use super::*;
     use crate::keys::KeyType;
 
@@ -370,5 +372,213 @@ mod tests {
     fn rsa_requests_are_read() {
         let key = PrivateKey::generate(KeyType::Rsa2048).unwrap();
         assert!(verify_request(&signing_request(&key, "i1").unwrap()).is_some());
+    }
+
+    /// An issued certificate, parsed.
+    fn issued(profile: &Profile) -> x509_cert::Certificate {
+        let key = PrivateKey::generate(KeyType::P256).unwrap();
+        // `CN=ca`.
+        let subject = b"\x30\x0d\x31\x0b\x30\x09\x06\x03\x55\x04\x03\x0c\x02ca";
+        let issuer = CertificateIssuer {
+            key: &key,
+            subject,
+            key_id: &[1, 2, 3],
+        };
+        let validity = Validity {
+            not_before: moment(1000) + Duration::from_millis(999),
+            not_after: moment(2000),
+        };
+        let der = issue(issuer, profile, key.public_key_info(), validity).unwrap();
+        let parsed = x509_cert::Certificate::from_der(&der).unwrap();
+        let stated = parsed.tbs_certificate();
+        assert_eq!(stated.version(), Version::V3);
+        assert_eq!(stated.issuer().to_der().unwrap(), subject);
+        assert_eq!(
+            stated.subject_public_key_info().to_der().unwrap(),
+            key.public_key_info()
+        );
+        let stated = stated.validity();
+        assert_eq!(stated.not_before.to_system_time(), moment(1000));
+        assert_eq!(stated.not_after.to_system_time(), moment(2000));
+        assert!(keys::verify(
+            ECDSA_WITH_SHA_256,
+            parsed
+                .tbs_certificate()
+                .subject_public_key_info()
+                .subject_public_key
+                .raw_bytes(),
+            &parsed.tbs_certificate().to_der().unwrap(),
+            parsed.signature().raw_bytes(),
+        ));
+        parsed
+    }
+
+    /// Returns object identifier, criticality and DER in hexadecimal of each extension.
+    fn extensions_of(certificate: &x509_cert::Certificate) -> Vec<(String, bool, String)> {
+        let mut found = Vec::new();
+        for extension in certificate.tbs_certificate().extensions().unwrap() {
+            found.push((
+                extension.extn_id.to_string(),
+                extension.critical,
+                dns_kit::hex(extension.extn_value.as_bytes()),
+            ));
+        }
+        found
+    }
+
+    #[test]
+    fn leaf_has_the_form_of_the_reference() {
+        let units = ["space:b".to_owned(), "app:a".to_owned()];
+        let addresses = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+        let profile = Profile::new("g1", &units, ["*.r.x"], addresses).unwrap();
+        let leaf = issued(&profile);
+        assert_eq!(
+            leaf.tbs_certificate().subject().to_string(),
+            "CN=g1,OU=app:a+OU=space:b"
+        );
+        let expected = [
+            // Digital signature, key encipherment, key agreement.
+            ("2.5.29.15", true, "030203a8".to_owned()),
+            // Client before server, as in Go.
+            (
+                "2.5.29.37",
+                false,
+                "301406082b0601050507030206082b06010505070301".to_owned(),
+            ),
+            ("2.5.29.35", false, "30058003010203".to_owned()),
+            (
+                "2.5.29.17",
+                false,
+                [
+                    "3023",
+                    "82026731",
+                    "82052a2e722e78",
+                    "87040a000001",
+                    "8710fd000000000000000000000000000001",
+                ]
+                .concat(),
+            ),
+        ];
+        let expected = expected.map(|(oid, critical, der)| (oid.to_owned(), critical, der));
+        assert_eq!(extensions_of(&leaf), expected);
+    }
+
+    #[test]
+    fn names_are_critical_without_a_subject() {
+        let empty = Profile {
+            common_name: String::new(),
+            organizational_units: Vec::new(),
+            dns_names: vec![String::new()],
+            addresses: Vec::new(),
+        };
+        let with_unit = Profile {
+            organizational_units: vec!["app:a".to_owned()],
+            ..empty.clone()
+        };
+        let with_name = Profile {
+            common_name: "é".to_owned(),
+            ..empty.clone()
+        };
+        for (profile, subject, critical) in [
+            (&empty, "", true),
+            (&with_unit, "OU=app:a", false),
+            (&with_name, "CN=é", false),
+        ] {
+            let leaf = issued(profile);
+            assert_eq!(leaf.tbs_certificate().subject().to_string(), subject);
+            let extensions = extensions_of(&leaf);
+            assert_eq!(
+                extensions[3],
+                ("2.5.29.17".to_owned(), critical, "30028200".to_owned())
+            );
+        }
+        let unnamed = Profile {
+            dns_names: Vec::new(),
+            ..empty
+        };
+        assert_eq!(extensions_of(&issued(&unnamed)).len(), 3);
+    }
+
+    #[test]
+    fn text_is_printable_if_its_alphabet_suffices() {
+        for (text, tag) in [("app-1.x", 0x13), ("a_b", 0x0c), ("a*b", 0x0c), ("é", 0x0c)] {
+            let der = attribute(COMMON_NAME, text)
+                .unwrap()
+                .value
+                .to_der()
+                .unwrap();
+            assert_eq!((der[0], &der[2..]), (tag, text.as_bytes()), "{text}");
+        }
+    }
+
+    #[test]
+    fn serial_numbers_are_random_uuids() {
+        let (mut all, mut any) = ([0xff; 16], [0; 16]);
+        for _ in 0..256 {
+            let uuid = random_uuid().unwrap();
+            for (at, byte) in uuid.into_iter().enumerate() {
+                all[at] &= byte;
+                any[at] |= byte;
+            }
+        }
+        let mut version_and_variant = [0; 16];
+        version_and_variant[6] = 0x40;
+        version_and_variant[8] = 0x80;
+        assert_eq!(all, version_and_variant);
+        let mut possible = [0xff; 16];
+        possible[6] = 0x4f;
+        possible[8] = 0xbf;
+        assert_eq!(any, possible);
+    }
+
+    #[test]
+    fn validities_are_whole_seconds() {
+        let now = moment(5000) + Duration::from_millis(700);
+        let length = Duration::from_secs(100);
+        let starting = Validity::starting(now, length);
+        let expected = Validity {
+            not_before: moment(5000),
+            not_after: moment(5100),
+        };
+        assert_eq!(starting, expected);
+        assert_eq!(starting.length(), length);
+        let backdated = Validity::backdated(now, length, Duration::from_secs(30));
+        let expected = Validity {
+            not_before: moment(4970),
+            ..expected
+        };
+        assert_eq!(backdated, expected);
+        assert_eq!(backdated.length(), Duration::from_secs(130));
+        let reversed = Validity {
+            not_before: moment(2),
+            not_after: moment(1),
+        };
+        assert_eq!(reversed.length(), Duration::ZERO);
+        assert_eq!(seconds(SystemTime::UNIX_EPOCH - length), 0);
+        assert_eq!(seconds(moment(u64::MAX)), 253_402_300_799);
+        assert_eq!(seconds(moment(7)), 7);
+    }
+
+    #[test]
+    fn times_are_numbers_in_json() {
+        #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        struct Held(#[serde(with = "unix")] SystemTime);
+
+        let held = Held(moment(1234));
+        let text = serde_json::to_string(&held).unwrap();
+        assert_eq!(text, "1234");
+        assert_eq!(serde_json::from_str::<Held>(&text).unwrap(), held);
+        assert!(serde_json::from_str::<Held>("-1").is_err());
+    }
+
+    #[test]
+    fn request_states_its_name_and_key() {
+        let key = PrivateKey::generate(KeyType::P256).unwrap();
+        let der = signing_request(&key, "i1").unwrap();
+        let request = CertReq::from_der(&der).unwrap();
+        assert_eq!(request.info.subject.to_string(), "CN=i1");
+        assert_eq!(request.info.version, request::Version::V1);
+        assert_eq!(verify_request(&der).unwrap(), key.public_key_info());
+        assert_eq!(verify_request(b""), None);
     }
 }

@@ -325,9 +325,15 @@ fn resolve_name(snapshot: &Snapshot, text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{
+        os::unix::fs::{PermissionsExt, symlink},
+        time::Duration,
+    };
+
+    use serde_json::json;
 
     use super::*;
+    use crate::fixture::{START, TestCa, World, at, replace};
 
     #[test]
     fn validity_has_four_states() {
@@ -398,5 +404,216 @@ mod tests {
             found("x", &["a"], &["10.0.0.1", "fd00::1"]),
             ("a".to_owned(), "10.0.0.1 fd00::1".to_owned())
         );
+    }
+
+    fn texts(path: &Path, problems: &[&str]) -> Vec<String> {
+        let mut texts = Vec::new();
+        for problem in problems {
+            texts.push(format!("{}: {problem}", path.display()));
+        }
+        texts
+    }
+
+    #[test]
+    fn authorities_are_checked_with_and_without_their_key() {
+        let place = tempfile::tempdir().unwrap();
+        let brief = TestCa::with("brief", |params| {
+            params.not_after = at(START + 86_399).into();
+        });
+        let files = brief.write(place.path());
+        let CaFiles { certificate, key } = &files;
+        let end = "2033-05-19 03:33:19 UTC";
+        let found = authority(&files, at(START));
+        assert_eq!(found.errors, [""; 0]);
+        let caution = format!(
+            "the CA expires at {end}, before a new leaf would; leaves expire with the CA: replace it soon"
+        );
+        assert_eq!(found.warnings, texts(certificate, &[&caution]));
+        assert_eq!(authority(&files, at(START - 1)), Findings::default());
+        let alone = |now| authority_certificate(certificate, at(now));
+        assert_eq!(alone(START), Findings::default());
+        let expired = format!("certificate 1 expired at {end}; replace the CA");
+        let errors = texts(certificate, &[&expired]);
+        for found in [alone(START + 86_400), authority(&files, at(START + 86_400))] {
+            assert_eq!(found.errors, errors);
+            assert_eq!(found.warnings, [""; 0]);
+        }
+        replace(key, "x");
+        assert_eq!(authority(&files, at(START + 86_400)).errors.len(), 2);
+        replace(certificate, "x");
+        let none = "no certificate in PEM format; put the CA's certificate first, then its issuers";
+        assert_eq!(alone(START).errors, texts(certificate, &[none]));
+        fs::remove_file(certificate).unwrap();
+        let missing = "No such file or directory (os error 2)";
+        assert_eq!(alone(START).errors, texts(certificate, &[missing]));
+    }
+
+    #[test]
+    fn every_defect_of_a_folder_is_found() {
+        let mut world = World::new();
+        let path = world.path("g1");
+        let none =
+            "no certificate and key found; create the identity, or wait for its first renewal";
+        assert_eq!(
+            folder(&path, at(START)).errors,
+            texts(&path.join("..data"), &[none])
+        );
+        world.create(json!({"guid": "g1", "internal_routes": ["r.x"]}));
+        world.create(json!({"guid": "g2", "internal_routes": ["r.x"]}));
+        assert_eq!(folder(&path, at(START)), Findings::default());
+        let file = |name: &str| path.join(name);
+        let data = |name: &str| path.join("..data").join(name);
+        let found = || folder(&path, at(START)).errors;
+        // The key of another pair, readable by others.
+        for name in ["instance", "c2c"] {
+            let key = data(&format!("{name}.key"));
+            let own = fs::read_to_string(&key).unwrap();
+            fs::write(&key, world.read("g2", &format!("{name}.key"))).unwrap();
+            let certificate = file(&format!("{name}.crt"));
+            let mismatch = format!(
+                "does not match the key of {}; destroy and recreate the identity",
+                certificate.display()
+            );
+            let named = file(&format!("{name}.key"));
+            assert_eq!(found(), texts(&named, &[&mismatch]));
+            fs::write(&key, "x").unwrap();
+            let unusable = "no private key in PEM format; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form";
+            assert_eq!(found(), texts(&named, &[unusable]));
+            fs::write(&key, own).unwrap();
+            for (mode, readable) in [(0o640, true), (0o601, true), (0o700, false), (0o600, false)] {
+                fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+                let problem = format!(
+                    "mode {mode:03o} lets others read the key; destroy and recreate the identity"
+                );
+                let expected = if readable {
+                    texts(&named, &[&problem])
+                } else {
+                    Vec::new()
+                };
+                assert_eq!(found(), expected, "{mode:o}");
+            }
+        }
+        // A leaf without its CA: the bundle cannot be compared.
+        let own = world.read("g1", "instance.crt");
+        let leaf = own.strip_suffix(&world.ca.chain).unwrap();
+        fs::write(data("instance.crt"), leaf).unwrap();
+        let alone =
+            "the CA's certificate does not follow the leaf; the next renewal replaces the pair";
+        assert_eq!(found(), texts(&file("instance.crt"), &[alone]));
+        fs::write(data("instance.crt"), "x").unwrap();
+        let no_certificate =
+            "no certificate in PEM format; put the CA's certificate first, then its issuers";
+        assert_eq!(found(), texts(&file("instance.crt"), &[no_certificate]));
+        fs::write(data("instance.crt"), &own).unwrap();
+        let other = TestCa::new("other").chain;
+        for (bundle, problem) in [
+            (
+                other.as_str(),
+                "the CA of the certificate is not in the trust bundle; restart the rotator",
+            ),
+            ("x", no_certificate),
+        ] {
+            fs::write(data("ca.crt"), bundle).unwrap();
+            assert_eq!(found(), texts(&file("ca.crt"), &[problem]));
+        }
+        fs::write(data("ca.crt"), other + &world.ca.chain).unwrap();
+        assert_eq!(found(), [""; 0]);
+        let missing = "No such file or directory (os error 2)";
+        fs::remove_file(data("ca.crt")).unwrap();
+        assert_eq!(found(), texts(&file("ca.crt"), &[missing]));
+        fs::write(data("ca.crt"), &world.ca.chain).unwrap();
+        for name in ["instance.crt", "instance.key", "instance.pem"] {
+            fs::remove_file(file(name)).unwrap();
+            let problem =
+                format!("not a link to ..data/{name}; remove it, and the next renewal restores it");
+            assert_eq!(found(), texts(&file(name), &[&problem]));
+            symlink(Path::new("..data").join(name), file(name)).unwrap();
+        }
+        assert_eq!(found(), [""; 0]);
+        let late = folder(&path, at(START + 86_401));
+        let expired = "expired at 2033-05-19 03:33:20 UTC; see `status` for the failed renewal";
+        let mut errors = texts(&file("instance.crt"), &[expired]);
+        errors.extend(texts(&file("c2c.crt"), &[expired]));
+        assert_eq!(late.errors, errors);
+        fs::remove_file(data("instance.key")).unwrap();
+        let gone = format!("{missing}; the next renewal replaces the pair");
+        assert_eq!(found()[0], texts(&file("instance.crt"), &[&gone])[0]);
+    }
+
+    #[test]
+    fn names_outside_the_fleet_are_reported() {
+        let place = tempfile::tempdir().unwrap();
+        let records = place.path().join("records.json");
+        let text = r#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain"],
+            "record_infos": [["a", "web", "net", "dep", "10.0.0.1", "bosh"]]}"#;
+        fs::write(&records, text).unwrap();
+        let aliases = place.path().join("aliases.json");
+        fs::write(&aliases, r#"{"alias.bosh": ["a.web.net.dep.bosh"]}"#).unwrap();
+        let with_alias = snapshot(&records, std::slice::from_ref(&aliases)).unwrap();
+        let none = "no instance has this name; deploy the group or correct the name";
+        let malformed = "not a valid query of a fleet's domain; correct it";
+        let label = format!("{}.web.net.dep.bosh", "a".repeat(64));
+        for (name, problem) in [
+            ("a.web.net.dep.bosh", None),
+            ("*.web.net.dep.bosh", None),
+            ("q-s0.web.net.dep.bosh", None),
+            ("alias.bosh", None),
+            ("b.web.net.dep.bosh", Some(none)),
+            ("*.db.net.dep.bosh", Some(none)),
+            ("www.example.org", None),
+            (&label, Some(malformed)),
+        ] {
+            let expected: Vec<String> = problem
+                .iter()
+                .map(|problem| format!("{name}: {problem}"))
+                .collect();
+            assert_eq!(
+                unresolved(&with_alias, &[name.to_owned()], &[]),
+                expected,
+                "{name}"
+            );
+        }
+        let addresses = ["10.0.0.1", "10.0.0.2", "127.0.0.1", "::1", "fd00::2"]
+            .map(|address| address.parse().unwrap());
+        assert_eq!(
+            unresolved(&with_alias, &[], &addresses),
+            [
+                "10.0.0.2: no instance has this address; reissue with the current one",
+                "fd00::2: no instance has this address; reissue with the current one"
+            ]
+        );
+        // The names of a certificate's file.
+        let mut params =
+            rcgen::CertificateParams::new(vec!["b.web.net.dep.bosh".to_owned()]).unwrap();
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, "c.web.net.dep.bosh");
+        let key = rcgen::KeyPair::generate().unwrap();
+        let path = place.path().join("x.crt");
+        fs::write(&path, params.self_signed(&key).unwrap().pem()).unwrap();
+        assert_eq!(
+            names(&path, &records, &[]).unwrap(),
+            [
+                format!("c.web.net.dep.bosh: {none}"),
+                format!("b.web.net.dep.bosh: {none}")
+            ]
+        );
+        let missing = place.path().join("missing");
+        for error in [
+            names(&missing, &records, &[]).unwrap_err(),
+            names(&path, &missing, &[]).unwrap_err(),
+            names(&path, &records, std::slice::from_ref(&missing)).unwrap_err(),
+        ] {
+            assert_eq!(
+                format!("{error:#}"),
+                format!(
+                    "{}: No such file or directory (os error 2)",
+                    missing.display()
+                )
+            );
+        }
+        fs::write(&path, "x").unwrap();
+        let error = names(&path, &records, &[]).unwrap_err();
+        assert_eq!(error.to_string(), path.display().to_string());
     }
 }

@@ -255,6 +255,7 @@ impl RemovalGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::{START, World, at};
 
     #[test]
     fn fifo_description_does_not_block() {
@@ -357,5 +358,160 @@ mod tests {
         let guid = |name: &str| guid_of(Path::new(name)).map(|guid| guid.to_string());
         assert_eq!(guid("/f/a.b.json").as_deref(), Some("a.b"));
         assert_eq!(guid("/f/a b.json"), None);
+    }
+
+    /// A rotator with a folder of descriptions.
+    struct Cell {
+        world: World,
+        descriptions: Descriptions,
+        path: PathBuf,
+    }
+
+    impl Cell {
+        fn new() -> Self {
+            let world = World::new();
+            let path = world.folder.path().join("containers");
+            fs::create_dir(&path).unwrap();
+            Self {
+                descriptions: Descriptions::new(path.clone()),
+                world,
+                path,
+            }
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.path.join(name), text).unwrap();
+        }
+
+        /// Reads the folder; returns the ids of all identities.
+        fn reconcile(&mut self, now: u64) -> Vec<String> {
+            self.descriptions
+                .reconcile(&mut self.world.rotator, at(now));
+            let guids = self.world.rotator.guids();
+            guids.iter().map(Guid::to_string).collect()
+        }
+
+        /// Returns the names of files and their problems.
+        fn problems(&self) -> Vec<(String, String)> {
+            let mut problems = Vec::new();
+            for Problem { path, message } in self.descriptions.problems() {
+                let name = path.strip_prefix(&self.path).unwrap().display().to_string();
+                problems.push((name, message));
+            }
+            problems
+        }
+
+        fn failures(&self) -> BTreeMap<String, u64> {
+            self.world.rotator.status(at(START)).failures
+        }
+    }
+
+    #[test]
+    fn identities_follow_their_files() {
+        let mut cell = Cell::new();
+        cell.write("a.json", r#"{"guid":"a"}"#);
+        cell.write("b.json", r#"{"guid":"b"}"#);
+        cell.write("c.json.tmp", r#"{"guid":"c"}"#);
+        assert_eq!(cell.reconcile(START), ["a", "b"]);
+        let pair = |cell: &Cell| cell.world.read("a", "instance.crt");
+        let first = pair(&cell);
+        // Written again without a change.
+        cell.write("a.json", r#"{ "guid": "a" }"#);
+        assert_eq!(cell.reconcile(START + 1), ["a", "b"]);
+        assert_eq!(pair(&cell), first);
+        cell.write("a.json", r#"{"guid":"a","ous":["app:x"]}"#);
+        assert_eq!(cell.reconcile(START + 2), ["a", "b"]);
+        assert_ne!(pair(&cell), first);
+        fs::remove_file(cell.path.join("b.json")).unwrap();
+        assert_eq!(cell.reconcile(START + 3), ["a"]);
+        assert!(!cell.world.path("b").exists());
+        // A file that returns has a new identity.
+        cell.write("b.json", r#"{"guid":"b"}"#);
+        assert_eq!(cell.reconcile(START + 4), ["a", "b"]);
+        assert_eq!(cell.problems(), []);
+    }
+
+    #[test]
+    fn mistakes_keep_the_identity() {
+        let mut cell = Cell::new();
+        cell.write("a.json", r#"{"guid":"a"}"#);
+        cell.write("b.json", r#"{"guid":"x"}"#);
+        cell.write("b c.json", r#"{"guid":"c"}"#);
+        cell.write("d.json", r#"{"guid":"d","ous":[""]}"#);
+        assert_eq!(cell.reconcile(START), ["a"]);
+        let of = |name: &str, message: &str| (name.to_owned(), message.to_owned());
+        let others = [
+            of("b c.json", "the name is not GUID.json; rename the file"),
+            of(
+                "b.json",
+                "its guid is x, but the file is named after b; rename it",
+            ),
+            of(
+                "d.json",
+                "an organizational unit is empty; remove it from `ous`",
+            ),
+        ];
+        assert_eq!(cell.problems(), others);
+        // Only what the rotator refused is its failure.
+        assert_eq!(cell.failures(), BTreeMap::from([("profile".to_owned(), 1)]));
+        cell.write("a.json", "{");
+        assert_eq!(cell.reconcile(START + 1), ["a"]);
+        let broken = "EOF while parsing an object at line 1 column 1; correct the description";
+        let mut all = vec![of("a.json", broken)];
+        all.extend(others);
+        assert_eq!(cell.problems(), all);
+        // Tried again after ten seconds, or by a clock that was set back.
+        cell.write("a.json", r#"{"guid":"a","ous":["app:a"]}"#);
+        assert_eq!(cell.reconcile(START + 10), ["a"]);
+        assert_eq!(cell.problems(), all);
+        assert_eq!(cell.reconcile(START + 11), ["a"]);
+        assert_eq!(cell.problems(), all[1..]);
+        assert_eq!(
+            cell.world.read("a", "container.json"),
+            r#"{"guid":"a","ous":["app:a"]}"#
+        );
+        cell.write("b.json", r#"{"guid":"b"}"#);
+        assert_eq!(cell.reconcile(START - 1), ["a", "b"]);
+        assert_eq!(cell.failures(), BTreeMap::from([("profile".to_owned(), 1)]));
+        fs::remove_file(cell.path.join("d.json")).unwrap();
+        cell.reconcile(START + 20);
+        assert_eq!(cell.problems(), all[1..2]);
+    }
+
+    #[test]
+    fn unreadable_folder_is_no_empty_one() {
+        let mut cell = Cell::new();
+        cell.write("a.json", r#"{"guid":"a"}"#);
+        cell.reconcile(START);
+        let away = cell.path.with_extension("away");
+        fs::rename(&cell.path, &away).unwrap();
+        assert_eq!(cell.reconcile(START + 1), ["a"]);
+        let message = "No such file or directory (os error 2); identities stay unchanged";
+        assert_eq!(cell.problems(), [(String::new(), message.to_owned())]);
+        fs::rename(&away, &cell.path).unwrap();
+        assert_eq!(cell.reconcile(START + 2), ["a"]);
+        assert_eq!(cell.problems(), []);
+    }
+
+    #[test]
+    fn many_removals_wait_for_a_confirmation() {
+        let mut cell = Cell::new();
+        for number in 0..11 {
+            let text = format!(r#"{{"guid":"g{number}"}}"#);
+            cell.write(&format!("g{number}.json"), &text);
+        }
+        assert_eq!(cell.reconcile(START).len(), 11);
+        let away = cell.path.with_extension("away");
+        fs::rename(&cell.path, &away).unwrap();
+        fs::create_dir(&cell.path).unwrap();
+        assert_eq!(cell.reconcile(START + 1).len(), 11);
+        let held = "11 of 11 disappeared at once; they stay for 10 minutes, in which they can return: if this is \
+                    meant, run `bosh-dns-identity confirm-removals 11`";
+        assert_eq!(cell.problems(), [(String::new(), held.to_owned())]);
+        cell.descriptions.confirm_removals(10);
+        assert_eq!(cell.reconcile(START + 2).len(), 11);
+        cell.descriptions.confirm_removals(11);
+        assert_eq!(cell.reconcile(START + 3), [""; 0]);
+        assert_eq!(cell.problems(), []);
     }
 }

@@ -493,16 +493,22 @@ impl Window {
     /// Returns the pause that is due if other threads needed the core; a long window is reset.
     fn pause(&mut self) -> Option<Duration> {
         let passed = self.begun.elapsed();
-        let used = thread_time().saturating_sub(self.used);
-        // SCHED_IDLE ranks within a scheduling group; between control groups and sessions (autogroup) a core is shared
-        // equally (sched(7)).
-        if passed > used + used / 4 {
-            return Some((used * PAUSE_FACTOR).min(MAX_PAUSE));
-        }
+        let pause = pause_after(passed, thread_time().saturating_sub(self.used));
         // A long quiet time would otherwise hide that other threads begin to need the core.
-        if passed > MAX_WINDOW {
+        if pause.is_none() && passed > MAX_WINDOW {
             *self = Self::begin();
         }
+        pause
+    }
+}
+
+/// Returns the pause after a time in which the thread had the core for `used`; `None` if nothing else needed it.
+fn pause_after(passed: Duration, used: Duration) -> Option<Duration> {
+    // SCHED_IDLE ranks within a scheduling group; between control groups and sessions (autogroup) a core is shared
+    // equally (sched(7)).
+    if passed > used + used / 4 {
+        Some((used * PAUSE_FACTOR).min(MAX_PAUSE))
+    } else {
         None
     }
 }
@@ -572,5 +578,218 @@ mod tests {
     fn debug_output_hides_secret() {
         let key = PrivateKey::generate(KeyType::P256).unwrap();
         assert_eq!(format!("{key:?}"), "PrivateKey(P-256, secret)");
+    }
+
+    fn generated(algorithm: &'static rcgen::SignatureAlgorithm) -> PrivateKey {
+        let key = rcgen::KeyPair::generate_for(algorithm).unwrap();
+        PrivateKey::from_pem(key.serialize_pem().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn every_algorithm_signs_and_is_verified() {
+        let null = Some(AnyRef::NULL);
+        for (key, name, oid, parameters) in [
+            (
+                PrivateKey::generate(KeyType::Rsa2048).unwrap(),
+                "RSA",
+                SHA_256_WITH_RSA_ENCRYPTION,
+                null,
+            ),
+            (
+                PrivateKey::generate(KeyType::P256).unwrap(),
+                "P-256",
+                ECDSA_WITH_SHA_256,
+                None,
+            ),
+            (
+                generated(&rcgen::PKCS_ECDSA_P384_SHA384),
+                "P-384",
+                ECDSA_WITH_SHA_384,
+                None,
+            ),
+        ] {
+            assert_eq!(format!("{key:?}"), format!("PrivateKey({name}, secret)"));
+            let algorithm = key.signature_algorithm();
+            assert_eq!((algorithm.oid, algorithm.parameters), (oid, parameters));
+            let signature = key.sign(b"message").unwrap();
+            let info =
+                x509_cert::spki::SubjectPublicKeyInfoRef::from_der(key.public_key_info()).unwrap();
+            let public = info.subject_public_key.raw_bytes();
+            assert!(verify(oid, public, b"message", &signature), "{name}");
+            assert!(!verify(oid, public, b"massage", &signature));
+            assert!(!verify(oid, public, b"message", &signature[1..]));
+            for other in [
+                SHA_256_WITH_RSA_ENCRYPTION,
+                ECDSA_WITH_SHA_256,
+                ECDSA_WITH_SHA_384,
+                der::oid::db::rfc5912::ECDSA_WITH_SHA_512,
+            ] {
+                let accepted = verify(other, public, b"message", &signature);
+                assert_eq!(accepted, other == oid, "{name} {other}");
+            }
+            let again = PrivateKey::from_pem(key.to_pem().unwrap().as_bytes()).unwrap();
+            assert_eq!(again.public_key_info(), key.public_key_info());
+        }
+    }
+
+    #[test]
+    fn sizes_of_rsa_keys_differ() {
+        let bits = |kind| {
+            let key = PrivateKey::generate(kind).unwrap();
+            8 * key.sign(b"").unwrap().len()
+        };
+        assert_eq!(bits(KeyType::Rsa2048), 2048);
+        assert_eq!(bits(KeyType::Rsa3072), 3072);
+    }
+
+    #[test]
+    fn first_key_of_a_text_is_read() {
+        let [one, other] = [KeyType::P256; 2].map(|kind| PrivateKey::generate(kind).unwrap());
+        let [first, second] = [&one, &other].map(|key| key.to_pem().unwrap().to_string());
+        let parameters =
+            "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+        let spaced = first.replace('\n', " \r\n\t");
+        for text in [
+            first.clone(),
+            format!("{first}{second}"),
+            format!("{parameters}{first}"),
+            format!("Subject: x\n{spaced}"),
+        ] {
+            let read = PrivateKey::from_pem(text.as_bytes()).unwrap();
+            assert_eq!(read.public_key_info(), one.public_key_info(), "{text}");
+        }
+        for (text, error) in [
+            (b"\xff".to_vec(), KeyError::Damaged),
+            (b"-----BEGIN PRIVATE KEY".to_vec(), KeyError::NoPem),
+            (
+                b"-----BEGIN PRIVATE KEY-----\nAAAA".to_vec(),
+                KeyError::Damaged,
+            ),
+            (parameters.into(), KeyError::NoPem),
+            (
+                b"-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----\n".to_vec(),
+                KeyError::Unsupported,
+            ),
+            (
+                b"-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n".to_vec(),
+                KeyError::Unsupported,
+            ),
+        ] {
+            assert_eq!(PrivateKey::from_pem(&text).unwrap_err(), error);
+        }
+        assert_eq!(
+            KeyError::Encrypted.to_string(),
+            "the private key is encrypted; decrypt it with `openssl pkey`"
+        );
+        let damaged = AnyRef::from_der(&[]).unwrap_err();
+        assert_eq!(KeyError::from(damaged), KeyError::Library);
+        assert_eq!(
+            KeyError::from(aws_lc_rs::error::Unspecified),
+            KeyError::Library
+        );
+    }
+
+    #[test]
+    fn pem_has_64_characters_in_a_line() {
+        let full = "A".repeat(64);
+        for (length, lines, reserved) in [
+            (0, [].as_slice(), 42),
+            (1, &["AA=="], 46),
+            (48, &[&full], 107),
+            (49, &[&full, "AA=="], 111),
+            (97, &[&full, &full, "AA=="], 176),
+        ] {
+            let mut expected = "-----BEGIN X-----\n".to_owned();
+            for line in lines {
+                expected.push_str(line);
+                expected.push('\n');
+            }
+            expected.push_str("-----END X-----\n");
+            let text = pem("X", &vec![0; length]);
+            assert_eq!(*text, expected, "{length}");
+            // A text that grows leaves a copy of the secret behind.
+            assert_eq!(text.capacity(), reserved, "{length}");
+        }
+    }
+
+    #[test]
+    fn contention_is_followed_by_a_pause() {
+        let micros = Duration::from_micros;
+        for (passed, used, pause) in [
+            (100, 100, None),
+            (125, 100, None),
+            (126, 100, Some(5000)),
+            (1_000_000, 100, Some(5000)),
+            (1_000_000, 200_000, Some(10_000_000)),
+            (1_000_000, 199_999, Some(9_999_950)),
+            (1, 0, Some(0)),
+            (0, 0, None),
+        ] {
+            assert_eq!(
+                pause_after(micros(passed), micros(used)),
+                pause.map(micros),
+                "{passed} {used}"
+            );
+        }
+        let begun = Window::begin();
+        assert!(begun.used <= thread_time());
+        // A window of which the thread had nothing is followed by a pause, and not begun anew.
+        let an_hour_ago = Instant::now().checked_sub(Duration::from_secs(3600));
+        if let Some(begun) = an_hour_ago {
+            let mut window = Window {
+                begun,
+                used: Duration::from_secs(u32::MAX.into()),
+            };
+            assert_eq!(window.pause(), Some(Duration::ZERO));
+            assert_eq!(window.begun, begun);
+        }
+    }
+
+    #[test]
+    fn pool_keeps_its_number_of_keys() {
+        let pool = KeyPool::start_with(KeyType::P256, 2, Priority::Normal).unwrap();
+        let all = || while !pool.wait(2, Duration::from_secs(60)) {};
+        all();
+        assert_eq!(
+            (pool.ready(), pool.size(), pool.kind()),
+            (2, 2, KeyType::P256)
+        );
+        assert!(pool.used() > Duration::ZERO);
+        assert!(!pool.wait(3, Duration::ZERO));
+        assert!(pool.call_when(2));
+        let one = pool.try_take().unwrap();
+        let other = pool.take().unwrap();
+        assert_ne!(one.public_key_info(), other.public_key_info());
+        all();
+        assert_eq!(pool.ready(), 2);
+        // A pool of none generates at once.
+        let none = KeyPool::start(KeyType::P256, 0).unwrap();
+        assert!(none.try_take().is_none() && none.wait(0, Duration::ZERO));
+        assert_eq!(
+            format!("{:?}", none.take().unwrap()),
+            "PrivateKey(P-256, secret)"
+        );
+    }
+
+    #[test]
+    fn wanted_keys_are_announced_once() {
+        let pool = KeyPool::start_with(KeyType::P256, 2, Priority::Normal).unwrap();
+        while !pool.wait(2, Duration::from_secs(60)) {}
+        let (announce, announced) = std::sync::mpsc::channel();
+        pool.on_key(move || announce.send(()).unwrap());
+        // Generated without a wish: nobody is called.
+        drop(pool.try_take().unwrap());
+        while !pool.wait(2, Duration::from_secs(60)) {}
+        assert!(announced.try_recv().is_err());
+        assert!(!pool.call_when(3));
+        assert_eq!(pool.shared.state.lock().wanted, Some(3));
+        pool.shared.state.lock().wanted = Some(2);
+        drop(pool.try_take().unwrap());
+        announced.recv().unwrap();
+        assert_eq!(pool.shared.state.lock().wanted, None);
+        assert!(announced.try_recv().is_err());
+        let shared = pool.shared.clone();
+        drop(pool);
+        assert!(shared.state.lock().stopped);
     }
 }

@@ -20,6 +20,8 @@ pub mod certificate;
 pub mod check;
 mod cli;
 pub mod descriptions;
+#[cfg(test)]
+mod fixture;
 pub mod fleet;
 pub mod folder;
 pub mod keys;

@@ -142,3 +142,99 @@ pub(crate) async fn serve(
     })
     .await
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture::{START, World, at};
+
+    /// Returns each sample as its name, label values and value.
+    fn samples(families: &[MetricFamily]) -> Vec<(&str, String, f64)> {
+        let mut samples = Vec::new();
+        for family in families {
+            for metric in family.get_metric() {
+                let labels: Vec<&str> =
+                    metric.get_label().iter().map(|pair| pair.value()).collect();
+                let value = match family.get_field_type() {
+                    prometheus::proto::MetricType::COUNTER => metric.get_counter().get_value(),
+                    _ => metric.get_gauge().get_value(),
+                };
+                let name = family.name().strip_prefix("bosh_dns_identity_").unwrap();
+                samples.push((name, labels.join(","), value));
+            }
+        }
+        samples
+    }
+
+    #[test]
+    fn pairs_have_all_samples_from_the_start() {
+        let pair = |guid: &str, end, failing| PairState {
+            guid: guid.to_owned(),
+            not_after: end,
+            renew_by: end.map(|end| end - 20),
+            failing,
+        };
+        let pairs = [
+            pair("a", None, true),
+            pair("b", Some(100), false),
+            pair("c", None, true),
+        ];
+        let expected = [
+            ("expiry_timestamp_seconds", "a", 0.0),
+            ("expiry_timestamp_seconds", "b", 100.0),
+            ("expiry_timestamp_seconds", "c", 0.0),
+            ("renew_by_timestamp_seconds", "a", 0.0),
+            ("renew_by_timestamp_seconds", "b", 80.0),
+            ("renew_by_timestamp_seconds", "c", 0.0),
+            ("pair_failing", "a", 1.0),
+            ("pair_failing", "b", 0.0),
+            ("pair_failing", "c", 1.0),
+            ("failing", "", 2.0),
+        ];
+        let expected = expected.map(|(name, label, value)| (name, label.to_owned(), value));
+        assert_eq!(samples(&of_pairs(&pairs)), expected);
+    }
+
+    #[test]
+    fn rotator_shows_its_state() {
+        let mut world = World::new();
+        world.create(json!({"guid": "g1"}));
+        world.create(json!({"guid": "g2"}));
+        world.step(START);
+        let mut status = world.rotator.status(at(START));
+        status.renewals = 7;
+        status.failures.insert("storage".to_owned(), 3);
+        status.authority.not_after = at(START + 9);
+        status.problems.push(crate::rotator::Problem {
+            path: "x".into(),
+            message: "y".to_owned(),
+        });
+        let shown = of_rotator(&status);
+        let expected = [
+            ("identities", "", 2.0),
+            ("without_identity", "", 1.0),
+            ("pool_keys", "", 2.0),
+            ("pool_size", "", 2.0),
+            ("ca_expiry_timestamp_seconds", "", 2_000_000_009.0),
+            ("ca_files_usable", "", 1.0),
+            ("renewals_total", "", 7.0),
+            ("failures_total", "storage", 3.0),
+        ];
+        let expected = expected.map(|(name, label, value)| (name, label.to_owned(), value));
+        let found = samples(&shown);
+        assert_eq!(found[7..], expected);
+        assert_eq!(
+            found[..2],
+            [
+                ("expiry_timestamp_seconds", "g1".to_owned(), 2_000_086_400.0),
+                ("expiry_timestamp_seconds", "g2".to_owned(), 2_000_086_400.0),
+            ]
+        );
+        assert_eq!(found[6], ("failing", String::new(), 0.0));
+        status.authority.problem = Some("z".to_owned());
+        let shown = of_rotator(&status);
+        assert!(samples(&shown).contains(&("ca_files_usable", String::new(), 0.0)));
+    }
+}

@@ -339,4 +339,101 @@ mod tests {
             assert!(Guid::try_from(wrong.to_owned()).is_err(), "{wrong}");
         }
     }
+
+    #[test]
+    fn dns_names_have_exact_bounds() {
+        let label = "a".repeat(63);
+        let longest = [&*label, &label, &label, &label[2..]].join(".");
+        assert_eq!(longest.len(), 253);
+        for (name, expected) in [
+            ("a", true),
+            ("A-b_9.x", true),
+            (&label, true),
+            (&longest, true),
+            ("*.a", true),
+            (&format!("*.{longest}"), true),
+            ("", false),
+            ("*", false),
+            ("*.", false),
+            ("*.*.a", false),
+            ("a.*.b", false),
+            ("a..b", false),
+            (".a", false),
+            ("a.", false),
+            ("a b", false),
+            ("a/b", false),
+            ("a\u{e9}", false),
+            (&format!("{label}a"), false),
+            (&format!("{longest}a"), false),
+        ] {
+            assert_eq!(is_dns_name(name), expected, "{name}");
+        }
+        // A guid is a common name, too: 64 characters at most.
+        for (parts, usable) in [((32, 31), true), ((32, 32), false)] {
+            let name = format!("{}.{}", "a".repeat(parts.0), "b".repeat(parts.1));
+            let guid = Guid::try_from(name.clone());
+            assert_eq!(guid.is_ok(), usable);
+            let profile = Profile::new(&name, &[], [], []);
+            let error = profile.err().map(|error| error.to_string());
+            let expected = format!(
+                "common name {name:?} is longer than 64 characters (X.520); use an alternative name"
+            );
+            assert_eq!(error, (!usable).then_some(expected));
+        }
+        assert!(Profile::new("", &[], [], []).is_err());
+        assert_eq!(
+            Guid::try_from("*".to_owned()).unwrap_err().to_string(),
+            "guid \"*\" is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, with at most 63 between two \
+             dots and no empty part"
+        );
+    }
+
+    #[test]
+    fn descriptions_become_profiles() {
+        let text = r#"{"guid":"g","ous":["app:a","space:b"],"internal_ip":"10.0.0.1","external_ip":null,
+            "internal_routes":["r.x","g","*.r.x","r.x"],"owner":{"uid":7,"gid":8}}"#;
+        let read = container(text).unwrap();
+        let units = vec!["app:a".to_owned(), "space:b".to_owned()];
+        let identity = Profile {
+            common_name: "g".to_owned(),
+            organizational_units: units.clone(),
+            dns_names: vec!["g".to_owned()],
+            addresses: vec!["10.0.0.1".parse().unwrap()],
+        };
+        assert_eq!(read.identity().unwrap(), identity);
+        let second = Profile {
+            dns_names: ["g", "r.x", "*.r.x"].map(str::to_owned).to_vec(),
+            addresses: Vec::new(),
+            ..identity
+        };
+        assert_eq!(read.container_to_container().unwrap().unwrap(), second);
+        // The description is saved with the pair; absent fields stay absent.
+        let text = r#"{"guid":"g","ous":["app:a","space:b"],"internal_ip":"10.0.0.1","internal_routes":["r.x","g","*.r.x","r.x"],"owner":{"uid":7,"gid":8}}"#;
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        assert_eq!(container(text).unwrap(), read);
+        for text in [
+            r#"{"guid":"g"}"#,
+            r#"{"guid":"g","external_ip":"10.0.0.1","internal_routes":[],"stopped":true}"#,
+        ] {
+            let read = container(text).unwrap();
+            assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        }
+        let bare = container(r#"{"guid":"g"}"#).unwrap();
+        assert!(bare.container_to_container().is_none());
+        assert_eq!(bare.identity().unwrap().addresses, [] as [IpAddr; 0]);
+        let none = container(r#"{"guid":"g","internal_routes":[]}"#).unwrap();
+        assert_eq!(
+            none.container_to_container().unwrap().unwrap().dns_names,
+            ["g"]
+        );
+        for wrong in [
+            r#"{"guid":"g","routes":[]}"#,
+            r#"{"guid":"g","owner":{"uid":7}}"#,
+            r#"{"guid":"g","owner":{"uid":7,"gid":8,"user":9}}"#,
+            r#"{"guid":"g","internal_ip":7}"#,
+            r#"{"ous":[]}"#,
+        ] {
+            assert!(container(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -521,4 +521,219 @@ variables:
             assert_eq!(found(networks), expected, "{networks}");
         }
     }
+
+    fn error_of(manifest: &str) -> String {
+        variables(manifest, "bosh", &no_ids)
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn names_of_links_are_canonical() {
+        let link = |ids| Link::Group {
+            instance_group: "Server_IG".to_owned(),
+            network: "Default".to_owned(),
+            deployment: "App".to_owned(),
+            domain: "bosh".to_owned(),
+            ids,
+        };
+        let ids = Some(Ids {
+            network: 3,
+            group: 7,
+        });
+        for (link, wildcard, name) in [
+            (link(None), false, "q-s0.server-ig.default.app.bosh"),
+            (link(None), true, "*.server-ig.default.app.bosh"),
+            (link(ids), false, "q-n3s0.q-g7.bosh"),
+            (link(ids), true, "*.q-g7.bosh"),
+            (Link::Manual("db.x".to_owned()), true, "db.x"),
+            (Link::Manual("fd00::1".to_owned()), false, "fd00::1"),
+        ] {
+            assert_eq!(link.name(wildcard).unwrap(), name);
+        }
+        let error = Link::Manual("a b".to_owned()).name(false).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "\"a b\" is neither a DNS name nor an IP address"
+        );
+        for (group, network, deployment, what) in [
+            ("", "n", "d", "instance group \"\": "),
+            ("g", "", "d", "network \"\": "),
+            ("g", "n", "", "deployment \"\": "),
+        ] {
+            let link = Link::Group {
+                instance_group: group.to_owned(),
+                network: network.to_owned(),
+                deployment: deployment.to_owned(),
+                domain: "bosh".to_owned(),
+                ids,
+            };
+            let error = link.name(false).unwrap_err().to_string();
+            assert!(
+                error.starts_with(what) && error.ends_with("; rename it"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn options_precede_links() {
+        let options = |common_name: Option<&str>| Options {
+            common_name: common_name.map(str::to_owned),
+            alternative_names: ["a.x", "10.0.0.1", "*.b.x"].map(str::to_owned).to_vec(),
+        };
+        let consumed = |purpose, name: &str| Consumed {
+            purpose,
+            link: Link::Manual(name.to_owned()),
+            wildcard: false,
+        };
+        let links = [
+            consumed(Purpose::CommonName, "c.x"),
+            consumed(Purpose::AlternativeName, "d.x"),
+            consumed(Purpose::AlternativeName, "fd00::1"),
+            consumed(Purpose::CommonName, "e.x"),
+        ];
+        let expected = |common_name: &str| Names {
+            common_name: Some(common_name.to_owned()),
+            dns: ["a.x", "*.b.x", "d.x"].map(str::to_owned).to_vec(),
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+        };
+        assert_eq!(Names::of(&options(None), &links).unwrap(), expected("c.x"));
+        assert_eq!(
+            Names::of(&options(Some("é".repeat(64).as_str())), &links).unwrap(),
+            expected(&"é".repeat(64))
+        );
+        let long = "é".repeat(65);
+        assert_eq!(
+            Names::of(&options(Some(&long)), &links)
+                .unwrap_err()
+                .to_string(),
+            format!(
+                "common name {long:?} is longer than 64 characters (X.520); use alternative_name"
+            )
+        );
+        let wrong = Options {
+            common_name: None,
+            alternative_names: vec!["a b".to_owned()],
+        };
+        assert_eq!(
+            Names::of(&wrong, &[]).unwrap_err().to_string(),
+            "\"a b\" is neither a DNS name nor an IP address"
+        );
+        assert_eq!(
+            Names::of(&Options::default(), &[]).unwrap(),
+            Names::default()
+        );
+        for (name, purpose) in [
+            ("alternative_name", Purpose::AlternativeName),
+            ("common_name", Purpose::CommonName),
+        ] {
+            assert_eq!(Purpose::parse(name).unwrap(), purpose);
+        }
+    }
+
+    #[test]
+    fn only_certificates_are_listed() {
+        let variables = variables(MANIFEST, "bosh", &no_ids).unwrap();
+        let names: Vec<&str> = variables
+            .iter()
+            .map(|variable| variable.name.as_str())
+            .collect();
+        assert_eq!(names, ["default_ca", "app_server_cert", "manual"]);
+        assert_eq!(
+            variables[0].names,
+            Names {
+                common_name: Some("Default CA".to_owned()),
+                ..Names::default()
+            }
+        );
+        assert_eq!(super::variables("{}", "bosh", &no_ids).unwrap(), []);
+        for (from, to, expected) in [
+            (
+                "{ address: db.example.org }",
+                "{}",
+                "variable manual: a consumer needs `from` or `address`",
+            ),
+            (
+                "- name: manual\n  type",
+                "- type",
+                "variable (without a name): \"a b\" is neither a DNS name nor an IP address",
+            ),
+            (
+                "name: app-service",
+                "title: app-service",
+                "variable app_server_cert: the deployment of the provider of \"my-custom-app-server-address\" has no \
+                 name",
+            ),
+            (
+                "- name: server_ig\n  networks",
+                "- networks",
+                "variable app_server_cert: the instance group of the provider of \"my-custom-app-server-address\" has \
+                 no name",
+            ),
+            (
+                "[{ name: default }]",
+                "[]",
+                "variable app_server_cert: the network of the provider of \"my-custom-app-server-address\" has no name",
+            ),
+            (
+                "type: password",
+                "type: password, consumes: {}",
+                "variable secret: variable of type \"password\" cannot consume links; only type certificate can",
+            ),
+            (
+                "common_name: { from: my-custom-app-server-address }",
+                "cn: { from: my-custom-app-server-address }",
+                "variable app_server_cert: \"cn\" is not a valid consumer; alternative_name and common_name are",
+            ),
+            (
+                "from: my-custom-app-server-address }\n",
+                "from: other }\n",
+                "variable app_server_cert: no job provides \"other\"; add it to `provides` of a job, or correct `from`",
+            ),
+        ] {
+            let mut text = MANIFEST.replace(from, to);
+            assert_ne!(text, MANIFEST, "{from}");
+            if to == "- type" {
+                text = text.replace("db.example.org", "a b");
+            }
+            assert_eq!(error_of(&text), expected);
+        }
+        assert!(super::variables("a: [", "bosh", &no_ids).is_err());
+    }
+
+    #[test]
+    fn links_are_found_by_their_last_name() {
+        let group = |job: &str| {
+            let text = format!("name: d\ninstance_groups: [{{name: g, jobs: [{job}]}}]");
+            let manifest: Value = serde_saphyr::from_str(&text).unwrap();
+            let job = &manifest["instance_groups"][0]["jobs"][0];
+            ["own", "alias"].map(|name| provides(job, name))
+        };
+        for (job, expected) in [
+            ("{provides: {own: {as: alias}}}", [false, true]),
+            ("{provides: {own: {shared: true}}}", [true, false]),
+            ("{provides: {own: nil}}", [false, false]),
+            ("{provides: {other: {}}}", [false, false]),
+            (
+                "{custom_provider_definitions: [{name: own}]}",
+                [true, false],
+            ),
+            (
+                "{provides: {own: {as: alias}}, custom_provider_definitions: [{name: own}]}",
+                [false, true],
+            ),
+            (
+                "{provides: {own: {shared: true}}, custom_provider_definitions: [{name: own}]}",
+                [true, false],
+            ),
+            (
+                "{provides: {other: {as: x}}, custom_provider_definitions: [{name: own}]}",
+                [true, false],
+            ),
+            ("{}", [false, false]),
+        ] {
+            assert_eq!(group(job), expected, "{job}");
+        }
+    }
 }

@@ -448,4 +448,70 @@ mod tests {
         assert_eq!(schedule.due(start()), start() + HOUR);
         assert_eq!(schedule.due(start() - second), start() - second);
     }
+
+    #[test]
+    fn earliest_request_counts() {
+        let mut schedule = day();
+        // 0.4417 of an hour and of two hours.
+        schedule.request(start(), 2 * HOUR);
+        let seconds = |schedule: &Schedule| {
+            let due = schedule.due(start()).duration_since(start());
+            due.unwrap().as_secs()
+        };
+        assert_eq!(seconds(&schedule), 3180);
+        schedule.request(start(), HOUR);
+        assert_eq!(seconds(&schedule), 1590);
+        schedule.request(start(), 2 * HOUR);
+        assert_eq!(seconds(&schedule), 1590);
+        // Not later than its window allows.
+        let mut late = day();
+        late.request(start() + 23 * HOUR, 24 * HOUR);
+        let now = start() + 23 * HOUR;
+        assert_eq!(late.due(now), day().due(now));
+        assert_eq!(day().ends(), "2033-05-19 03:33:20 UTC");
+        assert_eq!(Schedule::new(Share::of("g1"), None).ends(), "-");
+    }
+
+    #[test]
+    fn success_ends_requests_and_failures() {
+        let mut schedule = day();
+        schedule.failed(start(), "full".to_owned());
+        schedule.failed(start(), "full".to_owned());
+        assert_eq!(
+            schedule.failure,
+            Some(Failure {
+                attempts: 2,
+                message: "full".to_owned(),
+                retry_at: start() + Duration::from_secs(2),
+            })
+        );
+        schedule.request(start(), HOUR);
+        let validity = Validity::starting(start(), 24 * HOUR);
+        schedule.succeeded(start(), validity);
+        assert_eq!(schedule, day());
+        // Attempts are counted without an end.
+        schedule.failure = Some(Failure {
+            attempts: u32::MAX,
+            message: String::new(),
+            retry_at: start(),
+        });
+        schedule.failed(start(), "full".to_owned());
+        let failure = schedule.failure.unwrap();
+        assert_eq!(failure.attempts, u32::MAX);
+        assert_eq!(failure.retry_at, start() + MAX_DELAY);
+        assert_eq!(
+            serde_json::to_string(&failure).unwrap(),
+            r#"{"attempts":4294967295,"message":"full","retry_at":2000000300}"#
+        );
+    }
+
+    #[test]
+    fn shares_are_spread_evenly() {
+        // The first 53 bits of the SHA-256.
+        assert_eq!(Share::of("g1"), Share(0.44171434410082555));
+        assert_eq!(Share::of("a"), Share(0.7913742705223815));
+        let window = RenewalWindow::of(24 * HOUR);
+        let moment = window.moment(Share(0.25));
+        assert_eq!(moment, 23 * HOUR + Duration::from_secs(600));
+    }
 }

@@ -720,3 +720,6 @@ pub struct Problem {
     /// Cause and remedy.
     pub message: String,
 }
+
+#[cfg(test)]
+mod tests;
