@@ -589,4 +589,197 @@ mod tests {
             assert_eq!(error, format!("http://127.0.0.1:1: {text}"));
         }
     }
+
+    /// Answers requests, one after the other on one connection, with these heads; returns the agent's port.
+    async fn answering(heads: &'static [&'static str]) -> u16 {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            for head in heads {
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    request.push(stream.read_u8().await.unwrap());
+                }
+                let reply = format!("HTTP/1.1 {head}\r\ncontent-length: 2\r\n\r\n{{}}");
+                stream.write_all(reply.as_bytes()).await.unwrap();
+            }
+            // Until the client closes it.
+            let _ = stream.read_u8().await;
+        });
+        port
+    }
+
+    #[tokio::test]
+    async fn outcomes_of_requests_are_counted_and_shown() {
+        let port = answering(&[
+            "200 OK\r\nx-consul-index: 9",
+            "403 Forbidden",
+            "404 Not Found",
+            "500 Internal Server Error",
+            "200 OK",
+            "429 Too Many Requests",
+        ])
+        .await;
+        let agent = agents(&[port]);
+        for (number, failures, problem, is_away) in [
+            (1, 0, None, false),
+            (
+                2,
+                1,
+                Some("permission denied (403): the token may not read this"),
+                false,
+            ),
+            (3, 2, Some("not found (404)"), false),
+            (4, 3, Some("status 500 Internal Server Error: {}"), false),
+            (5, 3, None, false),
+            (6, 4, Some("too many requests (429)"), true),
+        ] {
+            let reply = agent.get("/v1/x", None).await;
+            assert_eq!(reply.is_ok(), problem.is_none(), "{reply:?}");
+            if number == 1 {
+                let reply = reply.unwrap();
+                assert_eq!((reply.index, &*reply.body), (Some(9), &b"{}"[..]));
+            }
+            assert_eq!(agent.counts(), [number, failures, 0]);
+            let address = format!("http://127.0.0.1:{port}: ");
+            let problem = problem.map(|problem| address + problem);
+            assert_eq!(agent.problem(), problem);
+            assert_eq!(agent.is_away(), is_away);
+            // Refusals concern one request; an error of the server counts against the agent.
+            let failures = agent.breaker.state.lock().failures;
+            assert_eq!(failures, u32::from(number == 4));
+        }
+        assert_eq!(agent.switches(), 0, "the agent answers");
+    }
+
+    /// Checks the length of the pause that began after `begun`, in milliseconds.
+    fn assert_pause(
+        breaker: &CircuitBreaker,
+        begun: Instant,
+        milliseconds: std::ops::RangeInclusive<u64>,
+    ) {
+        let until = breaker.state.lock().until.expect("a pause");
+        let [least, most] =
+            [milliseconds.start(), milliseconds.end()].map(|ms| Duration::from_millis(*ms));
+        assert!(until >= begun + least, "{milliseconds:?}");
+        assert!(until <= Instant::now() + most, "{milliseconds:?}");
+    }
+
+    fn end_pause(breaker: &CircuitBreaker) {
+        breaker.state.lock().until = Some(Instant::now());
+    }
+
+    #[tokio::test]
+    async fn eighth_failure_in_a_row_opens_the_breaker() {
+        let breaker = CircuitBreaker::default();
+        for _ in 0..7 {
+            breaker.permit().await.failed();
+        }
+        assert!(!breaker.is_open());
+        breaker.permit().await.succeeded();
+        for _ in 0..6 {
+            breaker.permit().await.failed();
+        }
+        // Sent before the breaker opens.
+        let concurrent = [
+            breaker.permit().await,
+            breaker.permit().await,
+            breaker.permit().await,
+        ];
+        breaker.permit().await.failed();
+        assert!(!breaker.is_open(), "seven");
+        let begun = Instant::now();
+        breaker.permit().await.failed();
+        assert!(breaker.is_open());
+        assert_pause(&breaker, begun, 500..=1000);
+        // Concurrent failures count once.
+        let until = breaker.state.lock().until;
+        let [first, second, third] = concurrent;
+        first.failed();
+        second.unreachable();
+        assert_eq!(breaker.state.lock().until, until);
+        assert_eq!(breaker.state.lock().failures, 10);
+        third.succeeded();
+        assert!(!breaker.is_open());
+        assert_eq!(breaker.state.lock().failures, 0);
+    }
+
+    #[tokio::test]
+    async fn failed_trials_lengthen_the_pause() {
+        let breaker = CircuitBreaker::default();
+        let mut begun = Instant::now();
+        breaker.permit().await.unreachable();
+        for longest in [1000, 2000, 4000, 8000, 8000] {
+            assert_pause(&breaker, begun, longest / 2..=longest);
+            end_pause(&breaker);
+            let trial = breaker.permit().await;
+            assert!(trial.is_trial && breaker.state.lock().trying);
+            begun = Instant::now();
+            trial.failed();
+            assert!(!breaker.state.lock().trying);
+        }
+        // A trial that ends without an outcome makes room for the next one.
+        end_pause(&breaker);
+        drop(breaker.permit().await);
+        assert!(breaker.is_open() && !breaker.state.lock().trying);
+        let trial = breaker.permit().await;
+        assert!(trial.is_trial);
+        trial.succeeded();
+        assert!(!breaker.is_open() && !breaker.state.lock().trying);
+        assert!(!breaker.permit().await.is_trial);
+    }
+
+    #[tokio::test]
+    async fn longer_pause_stays() {
+        let breaker = CircuitBreaker::default();
+        let permits = [
+            breaker.permit().await,
+            breaker.permit().await,
+            breaker.permit().await,
+        ];
+        let [first, second, third] = permits;
+        first.pause(Duration::from_secs(20));
+        let until = breaker.state.lock().until;
+        second.pause(Duration::from_secs(2));
+        assert_eq!(breaker.state.lock().until, until);
+        let begun = Instant::now();
+        third.pause(Duration::from_secs(40));
+        assert_pause(&breaker, begun, 40_000..=50_000);
+    }
+
+    #[test]
+    fn pauses_of_a_topic_double_up_to_a_minute() {
+        let mut backoff = Backoff::default();
+        for round in 0..2 {
+            for longest in [1, 2, 4, 8, 16, 32, 60, 60] {
+                let pause = backoff.next();
+                let longest = Duration::from_secs(longest);
+                assert!(
+                    longest / 2 <= pause && pause <= longest,
+                    "{round}: {pause:?}"
+                );
+            }
+            backoff.reset();
+        }
+        let mut last = Backoff { failures: u32::MAX };
+        assert!(last.next() >= MAX_PAUSE / 2);
+    }
+
+    #[tokio::test]
+    async fn texts_of_a_proxy_are_cut() {
+        let agent = agents(&[1]);
+        let page = format!(" {}\n", "é".repeat(300));
+        let reply = Response::builder()
+            .status(502)
+            .body(Bytes::from(page))
+            .unwrap();
+        let error = agent.check_status(&agent.addresses[0], reply).unwrap_err();
+        let AgentError::Status { status, text, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!((status, text), (StatusCode::BAD_GATEWAY, "é".repeat(200)));
+    }
 }

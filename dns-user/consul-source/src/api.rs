@@ -1007,6 +1007,291 @@ mod tests {
             ("n1", Some("east"))
         );
     }
+
+    fn text(text: &str) -> String {
+        text.to_owned()
+    }
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let owned = |&(key, value): &(&str, &str)| (text(key), text(value));
+        pairs.iter().map(owned).collect()
+    }
+
+    #[test]
+    fn every_member_of_an_instance_is_read() {
+        let body = br#"[{
+            "Node": {"ID": "11-22", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "DC1",
+                "TaggedAddresses": {"wan": "192.0.2.1"}, "Meta": {"rack": "r1"}},
+            "Service": {"ID": "web-1", "Service": "web", "Tags": ["v1", "V2"], "Address": "10.0.0.2",
+                "TaggedAddresses": {"wan": {"Address": "192.0.2.2", "Port": 8080}, "lan": {"Address": "a", "Port": 70000}},
+                "Meta": {"tier": "gold"}, "Port": 80,
+                "Ports": [{"Name": "http", "Port": 8081, "Default": true}, {"Name": "big", "Port": 65536},
+                    {"Name": "admin", "Port": 65535}],
+                "Weights": {"Passing": 3, "Warning": 0}, "Kind": "connect-proxy",
+                "Proxy": {"DestinationServiceName": "db"}, "Connect": {"Native": true}},
+            "Checks": [{"CheckID": "serfHealth", "Status": "passing"}, {"CheckID": "a", "Status": "maintenance"},
+                {"CheckID": "b", "Status": "odd"}, {"Status": "warning"}]},
+          {"Node": {"Node": "n2"}, "Service": {"Service": "gw", "Kind": "mesh-gateway",
+            "Proxy": {"DestinationServiceName": "db"}}},
+          {"Node": {"Node": "n3"}, "Service": {"Service": "p", "Kind": "connect-proxy"}, "Checks": null}]"#;
+        let mut invalid = Invalid::default();
+        let read = health(body, None, &mut invalid).unwrap();
+        let check = |id: &str, status| Check {
+            id: text(id),
+            status,
+        };
+        let tagged = |address: &str, port| TaggedAddress {
+            address: text(address),
+            port,
+        };
+        let port = |name: &str, port, default| NamedPort {
+            name: text(name),
+            port,
+            default,
+        };
+        let web = Instance {
+            node: text("n1"),
+            peer: None,
+            id: text("web-1"),
+            service: text("web"),
+            address: text("10.0.0.2"),
+            port: 80,
+            impossible_port: None,
+            ports: vec![port("http", 8081, true), port("admin", 65_535, false)],
+            tags: vec![text("v1"), text("V2")],
+            meta: map(&[("tier", "gold")]),
+            weights: Weights {
+                passing: 3,
+                warning: 0,
+            },
+            tagged_addresses: [
+                (text("wan"), tagged("192.0.2.2", 8080)),
+                (text("lan"), tagged("a", 0)),
+            ]
+            .into(),
+            proxy_for: Some(text("db")),
+            connect_native: true,
+            checks: vec![
+                check("serfHealth", CheckStatus::Passing),
+                check("a", CheckStatus::Critical),
+                check("b", CheckStatus::Critical),
+                check("", CheckStatus::Warning),
+            ],
+        };
+        let bare = |node: &str, service: &str| Instance {
+            node: text(node),
+            service: text(service),
+            ..Instance::default()
+        };
+        let expected = ServiceInstances {
+            instances: [web, bare("n2", "gw"), bare("n3", "p")]
+                .map(Arc::new)
+                .into(),
+            virtual_addresses: Vec::new(),
+            nodes: Vec::new(),
+        };
+        assert_eq!(read, expected);
+        assert_eq!(invalid, Invalid::default());
+    }
+
+    #[test]
+    fn instances_of_a_peer_bring_their_nodes() {
+        let body =
+            br#"[{"Node": {"ID": "11", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "dc9",
+                "TaggedAddresses": {"lan": "10.0.0.3"}, "Meta": {"a": "b"}},
+            "Service": {"ID": "w1", "Service": "web",
+                "TaggedAddresses": {"consul-virtual": {"Address": "240.0.0.1"}}}},
+          {"Node": {"Node": "n2", "Address": "10.0.0.2"}, "Service": {"ID": "w2", "Service": "web",
+                "TaggedAddresses": {"consul-virtual": {"Address": "none"}}}}]"#;
+        let mut invalid = Invalid::default();
+        let read = health(body, Some("east"), &mut invalid).unwrap();
+        let n1 = Node {
+            name: text("n1"),
+            id: text("11"),
+            datacenter: text("dc9"),
+            peer: Some(text("east")),
+            address: text("10.0.0.1"),
+            tagged_addresses: map(&[("lan", "10.0.0.3")]),
+            meta: map(&[("a", "b")]),
+            checks: Vec::new(),
+        };
+        let n2 = Node {
+            name: text("n2"),
+            peer: Some(text("east")),
+            address: text("10.0.0.2"),
+            ..Node::default()
+        };
+        assert_eq!(read.nodes, [n1, n2].map(Arc::new));
+        let addresses = [(text("web"), IpAddr::from([240, 0, 0, 1]))];
+        assert_eq!(read.virtual_addresses, addresses);
+        let found: Vec<_> = read
+            .instances
+            .iter()
+            .map(|one| (&*one.node, one.peer.as_deref()))
+            .collect();
+        assert_eq!(found, [("n1", Some("east")), ("n2", Some("east"))]);
+    }
+
+    #[test]
+    fn nodes_without_a_name_are_reported() {
+        let body = br#"[{"ID": "11", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "DC1",
+            "TaggedAddresses": {"wan": "192.0.2.1"}, "Meta": null}, {"Node": "", "Address": "10.0.0.2"}]"#;
+        let mut invalid = Invalid::default();
+        let n1 = Node {
+            name: text("n1"),
+            id: text("11"),
+            datacenter: text("dc1"),
+            address: text("10.0.0.1"),
+            tagged_addresses: map(&[("wan", "192.0.2.1")]),
+            ..Node::default()
+        };
+        assert_eq!(nodes(body, "dc1", &mut invalid).unwrap(), [Arc::new(n1)]);
+        let lines: Vec<String> = invalid.lines().collect();
+        assert_eq!(
+            lines,
+            ["the node at \"10.0.0.2\": it has no name; the entry is not used"]
+        );
+    }
+
+    #[test]
+    fn every_member_of_a_query_is_read() {
+        let body = br#"[{"ID": "1", "Name": "geo-", "Template": {"Type": "name_prefix_match", "Regexp": "^geo-(.*)$",
+                "RemoveEmptyTags": true},
+            "Service": {"Service": "web", "Failover": {"NearestN": 3, "Datacenters": ["dc2"], "Targets": null},
+                "OnlyPassing": true, "IgnoreCheckIDs": ["up"], "Near": "_ip", "Tags": ["a", "!b"],
+                "NodeMeta": {"rack": "r1"}, "ServiceMeta": {"tier": "gold"}, "Connect": true},
+            "DNS": {"TTL": "90s"}},
+          {"ID": "2", "Service": {"Service": "db"}, "Template": {"Type": "", "Regexp": "x"}, "DNS": {"TTL": ""}}]"#;
+        let mut invalid = Invalid::default();
+        let geo = PreparedQuery {
+            id: text("1"),
+            name: text("geo-"),
+            datacenter: None,
+            service: text("web"),
+            tags: vec![text("a"), text("!b")],
+            only_passing: true,
+            ignore_check_ids: vec![text("up")],
+            node_meta: map(&[("rack", "r1")]),
+            service_meta: map(&[("tier", "gold")]),
+            connect: true,
+            near: text("_ip"),
+            ttl: Some(90),
+            failover: Failover {
+                nearest: 3,
+                targets: vec![FailoverTarget::Datacenter(text("dc2"))],
+            },
+            template: Some(Template {
+                regexp: text("^geo-(.*)$"),
+                remove_empty_tags: true,
+            }),
+        };
+        let db = PreparedQuery {
+            id: text("2"),
+            service: text("db"),
+            ..PreparedQuery::default()
+        };
+        assert_eq!(queries(body, &mut invalid).unwrap(), [geo, db]);
+        let wrong = br#"[{"ID": "1", "Service": {"Service": 7}}]"#;
+        assert_eq!(queries(wrong, &mut invalid).unwrap(), []);
+        let lines: Vec<String> = invalid.lines().collect();
+        assert_eq!(
+            lines,
+            ["1: invalid type: integer `7`, expected a string; the entry is not used"]
+        );
+    }
+
+    #[test]
+    fn lists_of_places_are_read() {
+        let mut invalid = Invalid::default();
+        let peers =
+            br#"[{"Name": "a", "State": "ACTIVE", "StreamStatus": {"ImportedServices": ["web"]}},
+            {"Name": "b", "State": "DELETING", "StreamStatus": {"ImportedServices": ["web"]}},
+            {"Name": "c", "State": "TERMINATED"}, {"Name": "d", "StreamStatus": null}]"#;
+        let expected = BTreeMap::from([(text("a"), vec![text("web")]), (text("d"), Vec::new())]);
+        assert_eq!(peerings(peers, &mut invalid).unwrap(), expected);
+
+        let gateways = br#"[{"Name": "gw", "Listeners": [{"Services": [{"Name": "web"}, {"Name": "db"}]},
+            {"Services": [{"Name": "web"}, {"Name": "*"}]}, {"Services": null}]}, {"Name": "none"}]"#;
+        let gateway = |name: &str, services: &[&str]| Gateway {
+            gateway: text(name),
+            services: services.iter().map(|&service| text(service)).collect(),
+        };
+        assert_eq!(
+            ingress(gateways, &mut invalid).unwrap(),
+            [gateway("gw", &["*", "db", "web"]), gateway("none", &[])]
+        );
+
+        let servers = br#"[{"Datacenter": "DC1", "AreaID": "wan", "Coordinates": [{"Node": "a.dc1", "Coord": {"Vec": [1]}}]},
+            {"Datacenter": "dc2", "Coordinates": null}, {"Datacenter": "dc3", "AreaID": "Wan"},
+            {"Datacenter": "dc4", "AreaID": "11-22"}]"#;
+        let coordinate = Coordinate {
+            position: vec![1.0],
+            ..Coordinate::default()
+        };
+        let expected = BTreeMap::from([(text("dc1"), vec![coordinate]), (text("dc2"), Vec::new())]);
+        assert_eq!(server_coordinates(servers, &mut invalid).unwrap(), expected);
+
+        let tags = |tags: &[&str]| tags.iter().map(|&tag| text(tag)).collect::<Vec<_>>();
+        let expected = BTreeMap::from([(text("Web"), tags(&["a", "B"])), (text("db"), tags(&[]))]);
+        assert_eq!(
+            services(br#"{"Web": ["a", "B"], "db": null}"#, &mut invalid).unwrap(),
+            expected
+        );
+        assert_eq!(invalid, Invalid::default());
+        // Also if the tags of one service are wrong.
+        let read = services(br#"{"Web": ["a", "B"], "db": [1]}"#, &mut invalid).unwrap();
+        assert_eq!(read, expected);
+        let lines: Vec<String> = invalid.lines().collect();
+        assert_eq!(
+            lines,
+            ["db: invalid type: integer `1`, expected a string; its tags are not used"]
+        );
+
+        let info =
+            agent(br#"{"Config": {"Datacenter": "DC1", "NodeName": "Node-1"}, "Member": null}"#)
+                .unwrap();
+        let expected = AgentInfo {
+            datacenter: text("dc1"),
+            node_name: text("Node-1"),
+        };
+        assert_eq!(info, expected);
+        assert!(agent(br#"{"Config": {"NodeName": "Node-1"}}"#).is_err());
+    }
+
+    #[tokio::test]
+    async fn tokens_are_one_line_of_printable_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        for (content, expected) in [
+            (Some(&b" a-b_c\r\n"[..]), Some("a-b_c")),
+            (Some(b" \n"), None),
+            (Some(b"a b"), None),
+            (Some(b"a\nb"), None),
+            (Some("é".as_bytes()), None),
+            (Some(b"\xff"), None),
+            (None, None),
+        ] {
+            if let Some(content) = content {
+                std::fs::write(&path, content).unwrap();
+            } else {
+                std::fs::remove_file(&path).unwrap();
+            }
+            let token = Token::new(Some(path.clone()));
+            assert_eq!(token.now().await.as_deref(), expected, "{content:?}");
+            // Until the next check the file is not read again.
+            std::fs::write(&path, "next").unwrap();
+            let mut state = token.last.lock().await;
+            assert_eq!(state.failed, expected.is_none());
+            state.read(&path).await;
+            assert_eq!(
+                (state.token.as_deref(), state.failed),
+                (Some("next"), false)
+            );
+            std::fs::write(&path, "").unwrap();
+            state.read(&path).await;
+            assert_eq!((state.token.as_deref(), state.failed), (Some("next"), true));
+        }
+    }
 }
 
 #[cfg(test)]

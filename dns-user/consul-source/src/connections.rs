@@ -524,4 +524,132 @@ mod tests {
             assert_eq!(connections.idle().len(), 0);
         }
     }
+
+    #[test]
+    fn errors_name_their_cause() {
+        let address = ApiAddress {
+            tls: false,
+            host: "consul.example".to_owned(),
+            port: 1,
+        };
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        for (error, expected) in [
+            (
+                unknown_host(&address),
+                "the host name consul.example is not known",
+            ),
+            (
+                cannot_connect(refused),
+                "cannot connect: connection refused",
+            ),
+            (no_tls(anyhow!("no file")), "no TLS: no file"),
+            (
+                ConnectionError::Silent(Duration::from_secs(15)),
+                "no answer within 15s",
+            ),
+            (
+                ConnectionError::BodyStopped,
+                "the response ended prematurely",
+            ),
+            (
+                ConnectionError::TooLarge,
+                "the response is longer than 256 MiB",
+            ),
+        ] {
+            assert_eq!(error.to_string(), expected);
+        }
+        assert_eq!(MAX_BODY, 268_435_456);
+    }
+
+    #[tokio::test]
+    async fn agents_out_of_reach_are_told_apart() {
+        let address = |host: &str| ApiAddress {
+            tls: false,
+            host: host.to_owned(),
+            port: 1,
+        };
+        let api = HttpApi {
+            addresses: vec![address("127.0.0.1")],
+            ..HttpApi::default()
+        };
+        let connections = Connections::new(&api, &Arc::default());
+        let limit = Duration::from_secs(60);
+        for (host, expected) in [
+            (
+                "127.0.0.1",
+                "cannot connect: Connection refused (os error 111)",
+            ),
+            ("127.0.0.2", "the host name 127.0.0.2 is not known"),
+        ] {
+            let error = connections.get(&address(host), "/", None, limit).await;
+            let error = error.unwrap_err();
+            assert!(matches!(error, ConnectionError::Unreachable(_)));
+            assert_eq!(error.to_string(), expected);
+        }
+        assert_eq!((connections.open(), connections.idle().len()), (0, 0));
+        assert_eq!(connections.permits.available_permits(), 150);
+    }
+
+    #[test]
+    fn certificate_must_contain_the_agents_name() {
+        let name = |configured: Option<&str>, host: &str| {
+            let api = HttpApi {
+                tls_server_name: configured.map(str::to_owned),
+                ..HttpApi::default()
+            };
+            let address = ApiAddress {
+                tls: true,
+                host: host.to_owned(),
+                port: 1,
+            };
+            let name = Tls::new(&api).server_name(&address);
+            name.map(|name| name.to_str().into_owned())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            name(None, "consul.example").as_deref(),
+            Ok("consul.example")
+        );
+        assert_eq!(name(None, "10.0.0.1").as_deref(), Ok("10.0.0.1"));
+        assert_eq!(
+            name(Some("server.dc1.consul"), "10.0.0.1").as_deref(),
+            Ok("server.dc1.consul")
+        );
+        let wrong = "\"a b\" is not a name that a certificate can contain";
+        assert_eq!(name(Some("a b"), "10.0.0.1"), Err(wrong.to_owned()));
+    }
+
+    #[test]
+    fn configuration_is_kept_until_its_files_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let made = rcgen::generate_simple_self_signed(["consul.example".to_owned()]).unwrap();
+        fs::write(path("ca"), made.cert.pem()).unwrap();
+        let api = HttpApi {
+            ca_file: Some(path("ca")),
+            identity: Some((path("cert"), path("key"))),
+            ..HttpApi::default()
+        };
+        let tls = Tls::new(&api);
+        assert!(tls.config().is_err(), "two files are missing");
+        let stamps = tls.stamps();
+        let is_there: Vec<bool> = stamps.iter().map(Option::is_some).collect();
+        assert_eq!(is_there, [true, false, false]);
+        fs::write(path("cert"), made.cert.pem()).unwrap();
+        fs::write(path("key"), made.signing_key.serialize_pem()).unwrap();
+        let first = tls.config().unwrap();
+        assert_eq!(first.alpn_protocols, [&b"h2"[..], b"http/1.1"]);
+        assert!(Arc::ptr_eq(&first, &tls.config().unwrap()));
+        for (name, seconds) in [("ca", 1), ("cert", 2), ("key", 3)] {
+            let before = tls.config().unwrap();
+            let file = fs::File::options().write(true).open(path(name)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+                .unwrap();
+            let after = tls.config().unwrap();
+            assert!(!Arc::ptr_eq(&before, &after), "{name}");
+            assert!(Arc::ptr_eq(&after, &tls.config().unwrap()));
+        }
+        let without = Tls::new(&HttpApi::default());
+        assert_eq!(without.stamps(), []);
+    }
 }

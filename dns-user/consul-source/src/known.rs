@@ -578,4 +578,193 @@ mod tests {
             known.set_server_coordinates(servers.clone()) && !known.set_server_coordinates(servers)
         );
     }
+
+    fn instance(node: &str, id: &str, port: u16) -> Arc<Instance> {
+        Arc::new(Instance {
+            node: node.to_owned(),
+            id: id.to_owned(),
+            port,
+            ..Instance::default()
+        })
+    }
+
+    fn instances_of(known: &Known, key: &ServiceKey) -> Vec<Arc<Instance>> {
+        let service = known.live.places[&key.0].service(&key.1).unwrap();
+        service.instances.as_ref().unwrap().instances.clone()
+    }
+
+    fn services(list: &[(&str, &[&str])]) -> BTreeMap<String, Vec<String>> {
+        let mut services = BTreeMap::new();
+        for (name, tags) in list {
+            let tags = tags.iter().map(|&tag| tag.to_owned()).collect();
+            services.insert((*name).to_owned(), tags);
+        }
+        services
+    }
+
+    #[test]
+    fn unchanged_instances_remain_the_same_objects() {
+        let mut known = Known::default();
+        known.set_services(&own(), services(&[("web", &[])]));
+        let key = (own(), "web".to_owned());
+        let loaded = |instances: [Arc<Instance>; 3]| ServiceInstances {
+            instances: instances.into(),
+            ..ServiceInstances::default()
+        };
+        let first = [
+            instance("n1", "a", 1),
+            instance("n1", "b", 1),
+            instance("n2", "a", 1),
+        ];
+        assert!(known.set_instances(&key, loaded(first.clone())));
+        let second = [
+            instance("n2", "a", 1),
+            instance("n1", "a", 2),
+            instance("n3", "b", 1),
+        ];
+        assert!(known.set_instances(&key, loaded(second.clone())));
+        let found = instances_of(&known, &key);
+        assert_eq!(found, second);
+        assert!(Arc::ptr_eq(&found[0], &first[2]), "the same node and id");
+        assert!(Arc::ptr_eq(&found[1], &second[1]), "another port");
+        assert!(Arc::ptr_eq(&found[2], &second[2]), "another node");
+        let service = known.live.places[&own()].service("web").unwrap();
+        assert_eq!((&*service.name, service.tags.len()), ("web", 0));
+    }
+
+    #[test]
+    fn only_new_services_and_other_tags_are_fetched() {
+        let mut known = Known::default();
+        let key = |service: &str| (own(), service.to_owned());
+        let set = |known: &mut Known, list: &[(&str, &[&str])]| {
+            let Difference { to_fetch, removed } = known.set_services(&own(), services(list));
+            let names =
+                |keys: Vec<ServiceKey>| keys.into_iter().map(|key| key.1).collect::<Vec<_>>();
+            let unloaded = known.live.places[&own()].unloaded;
+            (names(to_fetch), names(removed), unloaded)
+        };
+        let list = |names: &[&str]| {
+            names
+                .iter()
+                .map(|&name| name.to_owned())
+                .collect::<Vec<_>>()
+        };
+        let found = set(&mut known, &[("Db", &["b", "a"]), ("web", &[])]);
+        assert_eq!(found, (list(&["db", "web"]), list(&[]), 2));
+        // The order of tags means nothing.
+        let found = set(&mut known, &[("Db", &["a", "b"]), ("web", &[])]);
+        assert_eq!(found, (list(&[]), list(&[]), 2));
+        assert!(known.set_instances(&key("db"), ServiceInstances::default()));
+        assert_eq!(known.live.places[&own()].unloaded, 1);
+        let found = set(&mut known, &[("Db", &["a"]), ("web", &[])]);
+        assert_eq!(found, (list(&["db"]), list(&[]), 1));
+        assert!(
+            known.has_instances(&key("db")),
+            "the previous ones answer until then"
+        );
+        let found = set(&mut known, &[("Db", &["a"]), ("x", &[])]);
+        assert_eq!(found, (list(&["x"]), list(&["web"]), 1));
+        let found = set(&mut known, &[]);
+        let removed = {
+            let mut removed = found.1;
+            removed.sort();
+            removed
+        };
+        assert_eq!(
+            (found.0, removed, found.2),
+            (list(&[]), list(&["db", "x"]), 0)
+        );
+        let service = known.live.places[&own()].services.as_ref().unwrap();
+        assert!(service.is_empty());
+        assert!(!known.has_instances(&key("db")));
+        assert_eq!(known.name_of(&key("db")), None);
+    }
+
+    #[test]
+    fn peers_are_places_even_without_services() {
+        let mut known = Known::default();
+        known.set_services(&own(), services(&[("web", &[])]));
+        let peers = |list: &[(&str, &[&str])]| services(list);
+        let difference = known.set_peers(peers(&[("East", &["web", "db"]), ("west", &[])]));
+        assert_eq!(difference.removed, []);
+        let east = |service: &str| (peer_of("east"), service.to_owned());
+        assert_eq!(difference.to_fetch, [east("db"), east("web")]);
+        let west = &known.live.places[&peer_of("west")];
+        assert!(west.is_loaded() && west.unloaded == 0);
+        assert_eq!(known.counts(), (3, 0, 0, 0));
+        // The same list is no news.
+        let same = known.set_peers(peers(&[("East", &["web", "db"]), ("west", &[])]));
+        assert_eq!(same, Difference::default());
+        let difference = known.set_peers(peers(&[("west", &["x"])]));
+        let mut removed = difference.removed;
+        removed.sort();
+        assert_eq!(removed, [east("db"), east("web")]);
+        assert_eq!(difference.to_fetch, [(peer_of("west"), "x".to_owned())]);
+        let places: Vec<&Place> = known.live.places.keys().collect();
+        assert_eq!(
+            places,
+            [&own(), &peer_of("west")],
+            "the own datacenter stays"
+        );
+    }
+
+    #[test]
+    fn nodes_are_gathered_for_peers_alone() {
+        let node = |name: &str, address: &str| {
+            Arc::new(Node {
+                name: name.to_owned(),
+                address: address.to_owned(),
+                ..Node::default()
+            })
+        };
+        let loaded = |nodes: Vec<Arc<Node>>| ServiceInstances {
+            nodes,
+            ..ServiceInstances::default()
+        };
+        let mut known = Known::default();
+        known.set_peers(services(&[("east", &["db", "web"])]));
+        known.set_services(&own(), services(&[("web", &[])]));
+        let east = |service: &str| (peer_of("east"), service.to_owned());
+        known.set_instances(&east("web"), loaded(vec![node("b", "1"), node("a", "1")]));
+        known.set_instances(&(own(), "web".to_owned()), loaded(vec![node("c", "1")]));
+        let nodes = |known: &Known, place: &Place| known.live.places[place].nodes.clone();
+        assert_eq!(nodes(&known, &own()), None);
+        let first = nodes(&known, &peer_of("east")).unwrap();
+        assert_eq!(*first, [node("a", "1"), node("b", "1")]);
+        // Each service on a node reports it again; unchanged nodes stay the same objects.
+        known.set_instances(&east("db"), loaded(vec![node("b", "1"), node("c", "1")]));
+        let second = nodes(&known, &peer_of("east")).unwrap();
+        assert_eq!(*second, [node("a", "1"), node("b", "1"), node("c", "1")]);
+        assert!(Arc::ptr_eq(&first[0], &second[0]) && Arc::ptr_eq(&first[1], &second[1]));
+    }
+
+    #[test]
+    fn views_hold_what_is_known() {
+        let mut known = Known {
+            own: Some("dc2".to_owned()),
+            node_name: "n".to_owned(),
+            ..Known::default()
+        };
+        assert!(known.is_datacenter("dc2") && !known.is_datacenter("dc1"));
+        known.set_nodes("dc2", Vec::new());
+        known.set_queries(
+            "dc2",
+            vec![PreparedQuery::default(), PreparedQuery::default()],
+        );
+        known.set_queries("dc3", vec![PreparedQuery::default()]);
+        assert_eq!(known.queries().count(), 3);
+        let all = view(&known, known.live());
+        assert_eq!(
+            (all.datacenter.as_deref(), &*all.node_name),
+            (Some("dc2"), "n")
+        );
+        assert_eq!(all.live.places.len(), 1);
+        let none = view(&known, known.empty());
+        assert_eq!(
+            (none.datacenter.as_deref(), none.live.places.len()),
+            (Some("dc2"), 0)
+        );
+        assert_eq!((&*none.live.own, none.live.queries.len()), ("dc2", 0));
+        assert_eq!(Known::default().empty().own, "dc1");
+    }
 }

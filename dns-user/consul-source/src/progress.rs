@@ -252,4 +252,104 @@ mod tests {
         questions.entry("nodes").or_default().succeeded(at(361));
         assert_eq!(summary(&questions, 500), Summary::default());
     }
+
+    #[test]
+    fn smaller_indices_start_over() {
+        for (before, index, falls) in [
+            (None, None, false),
+            (None, Some(0), false),
+            (Some(7), Some(7), false),
+            (Some(7), Some(8), false),
+            (Some(7), Some(6), true),
+            (Some(7), Some(0), true),
+            (Some(7), None, true),
+        ] {
+            let mut cursor = Cursor::default();
+            cursor.advance(before, b"");
+            assert_eq!(cursor.falls_to(index), falls, "{before:?} {index:?}");
+        }
+        let mut cursor = Cursor::default();
+        assert!(cursor.advance(Some(7), b"a"));
+        cursor.reset();
+        assert_eq!(cursor.index(), None);
+        assert!(!cursor.falls_to(None));
+        assert!(!cursor.advance(Some(7), b"a"), "the content is still known");
+        assert_eq!(cursor.index(), Some(7));
+        assert!(cursor.advance(Some(7), b""), "empty is another content");
+    }
+
+    #[test]
+    fn first_failure_since_a_response_counts() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut freshness = Freshness::default();
+        assert!(!freshness.is_fresh() && !freshness.was_answered());
+        freshness.failed(at(1), "a".to_owned());
+        assert!(!freshness.is_fresh() && !freshness.was_answered());
+        freshness.failed(at(2), "b".to_owned());
+        assert_eq!(freshness.failing, Some((at(1), "b".to_owned())));
+        freshness.succeeded(at(3));
+        assert!(freshness.is_fresh() && freshness.was_answered());
+        freshness.failed(at(4), "c".to_owned());
+        assert!(!freshness.is_fresh() && freshness.was_answered());
+        let expected = Freshness {
+            answered: Some(at(3)),
+            failing: Some((at(4), "c".to_owned())),
+        };
+        assert_eq!(freshness, expected);
+    }
+
+    #[test]
+    fn oldest_answers_are_summarised() {
+        let begun = Instant::now();
+        let seconds = Duration::from_secs;
+        let failing = |answered: Option<u64>, since: u64| Freshness {
+            answered: answered.map(|at| begun + seconds(at)),
+            failing: Some((begun + seconds(since), format!("since {since}"))),
+        };
+        let questions = HashMap::from([
+            ("nodes a", failing(Some(10), 50)),
+            ("nodes b", failing(Some(20), 30)),
+            ("nodes c", failing(None, 5)),
+            ("x", failing(Some(0), 40)),
+            ("y", failing(Some(0), 41)),
+            ("z", failing(None, 0)),
+        ]);
+        let summary = |limit: u64, now: u64| {
+            let is_catalog = |name: &&str| name.starts_with("nodes");
+            Summary::of(&questions, seconds(limit), begun + seconds(now), is_catalog)
+        };
+        let stale = Summary {
+            stale: 2,
+            oldest: Some((
+                seconds(100),
+                "x, last answered 100 s ago: since 40".to_owned(),
+            )),
+            catalog_age: Some(seconds(90)),
+            // Also of a topic that was never answered.
+            catalog_failing: Some(seconds(95)),
+        };
+        assert_eq!(summary(60, 100), stale);
+        let none = Summary {
+            stale: 0,
+            oldest: None,
+            ..stale.clone()
+        };
+        assert_eq!(summary(71, 100), none);
+        assert_eq!(summary(50, 100).stale, 4);
+        // Times before the first response are no age.
+        assert_eq!(summary(0, 0).catalog_age, Some(Duration::ZERO));
+    }
+
+    #[tokio::test]
+    async fn watches_end_with_their_phase() {
+        let mut tracked = Tracked::default();
+        assert!(!tracked.is_watched());
+        let task = tokio::spawn(std::future::pending::<()>());
+        tracked.phase = Phase::Watched(Running(task.abort_handle()));
+        assert!(tracked.is_watched());
+        tracked.phase = Phase::Queued;
+        assert!(!tracked.is_watched());
+        assert!(task.await.unwrap_err().is_cancelled());
+    }
 }

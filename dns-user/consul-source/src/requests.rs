@@ -503,4 +503,156 @@ mod tests {
         after(&nodes, changed(), ms(0));
         assert!(after(&nodes, failed(), ms(0)) <= ms(1000));
     }
+
+    #[test]
+    fn paths_name_other_datacenters_alone() {
+        let options = QueryOptions {
+            own: Some("dc1".to_owned()),
+            wait: Duration::from_secs(300),
+            stale: true,
+        };
+        let health = |place| Topic::Health {
+            place,
+            service: "web".to_owned(),
+        };
+        let name = |name: &str| name.to_owned();
+        let wait = Some((7, Duration::from_millis(1500)));
+        for (topic, polled, watched) in [
+            (Topic::Agent, "/v1/agent/self", ""),
+            (Topic::Datacenters, "/v1/catalog/datacenters", ""),
+            (
+                Topic::Nodes(name("dc1")),
+                "/v1/catalog/nodes?stale",
+                "?index=7&wait=1500ms&stale",
+            ),
+            (
+                Topic::Nodes(name("d 2")),
+                "/v1/catalog/nodes?dc=d%202&stale",
+                "?dc=d%202&index=7&wait=1500ms&stale",
+            ),
+            (
+                Topic::Services(name("dc1")),
+                "/v1/catalog/services?stale",
+                "?index=7&wait=1500ms&stale",
+            ),
+            (
+                Topic::Services(name("dc2")),
+                "/v1/catalog/services?dc=dc2&stale",
+                "?dc=dc2&index=7&wait=1500ms&stale",
+            ),
+            (
+                health(Place::Datacenter("dc2".into())),
+                "/v1/health/service/web?dc=dc2&stale",
+                "?dc=dc2&index=7&wait=1500ms&stale",
+            ),
+            (
+                health(Place::Peer("dc1".into())),
+                "/v1/health/service/web?peer=dc1&stale",
+                "?peer=dc1&index=7&wait=1500ms&stale",
+            ),
+            (
+                Topic::Ingress,
+                "/v1/config/ingress-gateway?stale",
+                "?index=7&wait=1500ms&stale",
+            ),
+            (Topic::Queries(name("dc1")), "/v1/query", ""),
+            (Topic::Queries(name("dc2")), "/v1/query?dc=dc2", "?dc=dc2"),
+            (Topic::Peerings, "/v1/peerings", ""),
+            (
+                Topic::NodeCoordinates(name("dc1")),
+                "/v1/coordinate/nodes",
+                "",
+            ),
+            (
+                Topic::NodeCoordinates(name("dc2")),
+                "/v1/coordinate/nodes?dc=dc2",
+                "?dc=dc2",
+            ),
+            (Topic::ServerCoordinates, "/v1/coordinate/datacenters", ""),
+        ] {
+            assert_eq!(topic.path(&options, None), polled);
+            let path = topic.path(&options, wait);
+            let parameters = path.find('?').map_or("", |at| &path[at..]);
+            assert_eq!(parameters, watched, "{path}");
+        }
+        let unknown = QueryOptions {
+            own: None,
+            stale: false,
+            ..options
+        };
+        let path = Topic::Nodes(name("dc1")).path(&unknown, None);
+        assert_eq!(
+            path, "/v1/catalog/nodes?dc=dc1",
+            "the agent has not told its datacenter yet"
+        );
+    }
+
+    #[test]
+    fn each_topic_has_its_own_content() {
+        let health = |place| Topic::Health {
+            place,
+            service: "web".to_owned(),
+        };
+        let dc2 = || "dc2".to_owned();
+        let instance = r#"[{"Node": {"Node": "n"}, "Service": {"Service": "web", "ID": "w"}}]"#;
+        let coordinate = r#"{"Node": "N", "Coord": {"Vec": [1], "Height": 2, "Adjustment": 3}}"#;
+        let servers = format!(r#"[{{"Datacenter": "DC2", "Coordinates": [{coordinate}]}}]"#);
+        for (topic, body, expected) in [
+            (
+                Topic::Agent,
+                r#"{"Config": {"Datacenter": "DC1", "NodeName": "n"}}"#,
+                r#"Agent(AgentInfo { datacenter: "dc1", node_name: "n" })"#,
+            ),
+            (
+                Topic::Datacenters,
+                r#"["dc1", "DC2"]"#,
+                r#"Datacenters(["dc1", "DC2"])"#,
+            ),
+            (
+                Topic::Nodes(dc2()),
+                r#"[{"Node": "n", "Datacenter": "DC2"}]"#,
+                r#"Nodes([Node { name: "n", id: "", datacenter: "dc2", peer: None, address: "", tagged_addresses: {}, meta: {}, checks: [] }])"#,
+            ),
+            (
+                Topic::Services(dc2()),
+                r#"{"web": ["a"]}"#,
+                r#"Services({"web": ["a"]})"#,
+            ),
+            (Topic::Ingress, "[]", "Ingress([])"),
+            (Topic::Queries(dc2()), "[]", "Queries([])"),
+            (
+                Topic::Peerings,
+                r#"[{"Name": "east", "StreamStatus": {"ImportedServices": ["web"]}}]"#,
+                r#"Peerings({"east": ["web"]})"#,
+            ),
+            (
+                Topic::NodeCoordinates(dc2()),
+                &format!("[{coordinate}]"),
+                r#"NodeCoordinates({"n": Coordinate { position: [1.0], height: 2.0, adjustment: 3.0 }})"#,
+            ),
+            (
+                Topic::ServerCoordinates,
+                &servers,
+                r#"ServerCoordinates({"dc2": [Coordinate { position: [1.0], height: 2.0, adjustment: 3.0 }]})"#,
+            ),
+        ] {
+            let content = Content::read(&topic, body.as_bytes(), &mut Invalid::default()).unwrap();
+            assert_eq!(format!("{content:?}"), expected);
+            assert!(
+                Content::read(&topic, b"7", &mut Invalid::default()).is_err(),
+                "{topic}"
+            );
+        }
+        for (place, peer) in [
+            (Place::Datacenter("dc1".into()), None),
+            (Place::Peer("east".into()), Some("east".to_owned())),
+        ] {
+            let read = Content::read(&health(place), instance.as_bytes(), &mut Invalid::default());
+            let Ok(Content::Health(read)) = read else {
+                panic!("{read:?}")
+            };
+            assert_eq!(read.instances[0].peer, peer);
+            assert_eq!(read.nodes.len(), usize::from(peer.is_some()));
+        }
+    }
 }

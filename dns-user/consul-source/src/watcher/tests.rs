@@ -600,3 +600,117 @@ async fn revoked_token_is_looked_for_at_once() {
     bench.is_news(Topic::Ingress, Err(forbidden()));
     assert_eq!(tasks(&bench), after, "once");
 }
+
+#[tokio::test]
+async fn gateways_and_coordinates_are_news() {
+    use dns_consul::catalog::{live::Coordinate, registrations::Gateway};
+
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    let gateway = Gateway {
+        gateway: "gw".to_owned(),
+        services: vec!["web".to_owned()],
+    };
+    let gateways = || Ok(Content::Ingress(vec![gateway.clone()]));
+    assert!(bench.is_news(Topic::Ingress, gateways()));
+    assert!(!bench.is_news(Topic::Ingress, gateways()));
+    let of_nodes = || {
+        let nodes = HashMap::from([("n".to_owned(), Coordinate::default())]);
+        Ok(Content::NodeCoordinates(nodes))
+    };
+    let topic = || Topic::NodeCoordinates("dc1".to_owned());
+    assert!(bench.is_news(topic(), of_nodes()));
+    assert!(!bench.is_news(topic(), of_nodes()));
+    let of_servers = || {
+        let servers = BTreeMap::from([("dc1".to_owned(), Vec::new())]);
+        Ok(Content::ServerCoordinates(servers))
+    };
+    assert!(bench.is_news(Topic::ServerCoordinates, of_servers()));
+    assert!(!bench.is_news(Topic::ServerCoordinates, of_servers()));
+    let live = bench.watcher.known.live();
+    assert_eq!(live.gateways.len(), 1);
+    assert_eq!(
+        (live.coordinates.nodes.len(), live.coordinates.servers.len()),
+        (1, 1)
+    );
+}
+
+#[tokio::test]
+async fn agents_out_of_reach_are_reported() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    bench.watcher.tick();
+    let status = bench.status();
+    assert_eq!(
+        (status.away, status.requests, status.failures),
+        (false, 0, 0)
+    );
+    assert_eq!(status.address, "http://127.0.0.1:1");
+    assert_eq!(status.datacenter.as_deref(), Some("dc1"));
+    assert_eq!((status.problem, status.last_contact_seconds), (None, None));
+    assert!(!status.unconfirmed && !status.expired);
+    // Nothing listens there.
+    assert!(
+        bench
+            .watcher
+            .agent
+            .get("/v1/agent/self", None)
+            .await
+            .is_err()
+    );
+    assert!(!bench.status().away, "until the next tick");
+    bench.watcher.tick();
+    let status = bench.status();
+    assert_eq!(
+        (status.away, status.requests, status.failures),
+        (true, 1, 1)
+    );
+    let problem = "http://127.0.0.1:1: cannot connect: Connection refused (os error 111)";
+    assert_eq!(status.problem.as_deref(), Some(problem));
+    bench.watcher.agent.count_index_reset();
+    assert_eq!(bench.status().index_resets, 1);
+}
+
+#[tokio::test]
+async fn removed_services_leave_nothing_behind() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    bench.register("", &["a", "b"]);
+    for service in ["a", "b"] {
+        let mut invalid = Invalid::default();
+        invalid
+            .0
+            .insert("no port".to_owned(), (1, service.to_owned()));
+        let content = Ok(Content::Health(ServiceInstances::default()));
+        bench.update(health(service), false, content, invalid);
+        bench.watcher.demanded.insert(key(service));
+    }
+    assert_eq!(bench.status().invalid_entries, 2);
+    bench.register("", &["b"]);
+    assert_eq!(bench.status().invalid_entries, 1);
+    let problem = Some("service b of dc1: b: no port".to_owned());
+    assert_eq!(bench.status().invalid_problem, problem);
+    assert!(bench.watcher.freshness.contains_key(&health("b")));
+    assert!(!bench.watcher.freshness.contains_key(&health("a")));
+    let demanded: Vec<&ServiceKey> = bench.watcher.demanded.iter().collect();
+    assert_eq!(demanded, [&key("b")]);
+}
+
+#[tokio::test]
+async fn first_change_decides_when_the_snapshot_is_due() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    bench.watcher.schedule_snapshot_if(false);
+    assert_eq!(bench.watcher.changed_since, None);
+    bench.watcher.schedule_snapshot_if(true);
+    let since = bench.watcher.changed_since;
+    assert!(since.is_some());
+    bench.watcher.schedule_snapshot_if(true);
+    bench.watcher.schedule_snapshot_if(false);
+    assert_eq!(bench.watcher.changed_since, since);
+    bench.watcher.publish_snapshot();
+    assert_eq!(
+        (bench.watcher.changed_since, bench.watcher.views),
+        (None, 1)
+    );
+    assert!(bench.views.has_changed().unwrap());
+    assert!(replace(&mut bench.watcher.known.node_name, "n".to_owned()));
+    assert!(!replace(&mut bench.watcher.known.node_name, "n".to_owned()));
+    assert_eq!(bench.watcher.known.node_name, "n");
+}
