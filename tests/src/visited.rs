@@ -73,7 +73,7 @@ struct Function {
     is_armed: bool,
 }
 
-/// What repeated events visited.
+/// Code that repeated events visited.
 #[derive(Debug, Default)]
 pub struct Visits {
     /// Files that every event visited, and the program hardly ever without one.

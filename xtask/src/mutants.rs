@@ -438,7 +438,7 @@ impl Change {
     }
 }
 
-/// What became of a change.
+/// Outcome of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// It does not compile, or the kernel does not load it.

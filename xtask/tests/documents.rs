@@ -46,7 +46,7 @@ fn collect(folder: &Path, root: &Path, files: &mut BTreeSet<String>) {
 fn pages(files: &BTreeSet<String>) -> Vec<(String, String)> {
     let mut pages = Vec::new();
     for file in files.iter().filter(|file| file.ends_with(".md")) {
-        // What was true at a release stays as it is.
+        // A statement that was true at a release stays as it is.
         if file != "CHANGELOG.md" {
             pages.push((file.clone(), fs::read_to_string(root().join(file)).unwrap()));
         }

@@ -1,4 +1,4 @@
-//! What the sources of the workspace promise, in one program: each would link the same libraries.
+//! Promises of the workspace's sources, in one program: each would link the same libraries.
 
 mod dependencies;
 mod documents;

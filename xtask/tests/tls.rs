@@ -13,7 +13,7 @@ use crate::sources;
 /// The module with the constructors of all configurations.
 const ONLY: &str = "dns-user/kit/src/tls/configuration.rs";
 
-/// What only that module may contain, without spaces.
+/// Text that only that module may contain, without spaces.
 const BUILDERS: [&str; 5] = [
     "ServerConfig::builder",
     "ClientConfig::builder",

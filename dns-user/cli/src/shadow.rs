@@ -240,7 +240,7 @@ impl Shadow {
             // Both may contain paths, names and addresses.
             addresses.clear();
             mode.truncate(mode.find(' ').unwrap_or(mode.len()));
-            // What follows the colon is an error, with addresses in it.
+            // The text after the colon is an error, with addresses in it.
             health.truncate(health.find(':').unwrap_or(health.len()));
         } else {
             remarks.extend(warnings);

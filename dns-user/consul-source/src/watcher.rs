@@ -340,7 +340,7 @@ impl CatalogWatcher {
         for key in difference.removed {
             self.tracked.remove(&key);
             self.demanded.remove(&key);
-            // What is gone cannot be stale or invalid.
+            // A registration that is gone cannot be stale or invalid.
             self.freshness.retain(|topic, _| !topic.is_of(&key));
             self.invalid.retain(|topic, _| !topic.is_of(&key));
         }

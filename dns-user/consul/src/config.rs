@@ -1029,7 +1029,7 @@ mod tests {
             errors[0].to_string(),
             "config.json: is not JSON: EOF while parsing an object at line 1 column 1"
         );
-        // What remains without the wrong members is used.
+        // Members without an error are used.
         let text = br#"{"consul": {"node_name": "n", "datacenter": "."}}"#;
         let (config, warnings) = Config::of_document("config.json", text).valid.unwrap();
         assert_eq!((&*config.node_name, &*config.datacenter), ("n", "dc1"));

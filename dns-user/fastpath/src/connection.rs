@@ -306,7 +306,7 @@ impl Pending {
 pub(crate) struct Session {
     messenger: Messenger,
     pub(crate) attached: Arc<Mutex<AttacherStatus>>,
-    /// What the attacher has done, according to its last message about it.
+    /// The attacher's progress according to its last message.
     pub(crate) work: Arc<Mutex<Work>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
     pub(crate) ready: watch::Receiver<bool>,

@@ -173,7 +173,7 @@ impl Authority {
             ));
         }
         let subject = first.tbs_certificate().subject().to_der();
-        // Whatever is missing has left a fault; a subject that was parsed can be encoded again.
+        // Each missing part has left a fault; a subject that was parsed can be encoded again.
         let (Some(key), Some(key_id), Ok(subject), true) =
             (key, key_identifier(first), subject, faults.is_empty())
         else {

@@ -40,9 +40,9 @@ pub mod memory {
     #[derive(Debug, Default)]
     pub struct Surplus {
         /// Memory of the process when it held the least, in bytes.
-        least: u64,
+        pub(super) least: u64,
         /// Whether memory was returned at the last call.
-        is_returned: bool,
+        pub(super) is_returned: bool,
     }
 
     impl Surplus {
@@ -181,13 +181,17 @@ pub fn until_ended() -> impl Future<Output = ()> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, thread};
 
-    use nix::sys::signal::{Signal, raise};
+    use nix::sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        signal::{Signal, raise},
+    };
 
     use super::{
-        memory::{Surplus, anonymous, forget_start},
-        until_ended,
+        limits,
+        memory::{Surplus, anonymous, forget_start, return_large_buffers},
+        priority, until_ended,
     };
 
     #[tokio::test]
@@ -239,5 +243,75 @@ mod tests {
         let kept = anonymous().saturating_sub(before);
         assert!(kept < 8 * MIB, "{kept} bytes");
         drop(pieces);
+    }
+
+    #[test]
+    fn file_limit_is_raised_to_the_hard_one() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
+        for _ in 0..2 {
+            assert_eq!(limits::raise_file_limit(), hard);
+            assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
+        }
+    }
+
+    #[test]
+    fn background_work_has_a_lower_priority() {
+        let niceness = thread::spawn(|| {
+            priority::lower("the test");
+            // SAFETY: takes plain numbers.
+            unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
+        });
+        // Others than root cannot raise it to 5.
+        if nix::unistd::geteuid().is_root() {
+            assert_eq!(niceness.join().unwrap(), 5);
+        }
+    }
+
+    #[test]
+    fn memory_is_given_back_after_growth_only() {
+        const MIB: u64 = 1 << 20;
+        // Enough to subtract from.
+        let used = vec![1_u8; 16 << 20];
+        for (grown_by, is_returned) in [(2 * MIB, false), (12 * MIB, true)] {
+            let least = anonymous() - grown_by;
+            let mut surplus = Surplus {
+                least,
+                is_returned: false,
+            };
+            surplus.give_back();
+            assert_eq!(surplus.is_returned, is_returned, "{grown_by}");
+            // The memory in use is the new minimum.
+            assert_eq!(surplus.least > least + MIB, is_returned);
+        }
+        // The end of a burst is followed by another look.
+        let mut surplus = Surplus {
+            least: anonymous() - 2 * MIB,
+            is_returned: true,
+        };
+        let least = surplus.least;
+        surplus.give_back();
+        assert!(!surplus.is_returned && surplus.least > least + MIB);
+        let mut surplus = Surplus {
+            least: u64::MAX / 2,
+            is_returned: false,
+        };
+        surplus.give_back();
+        assert!(surplus.least < anonymous() + 64 * MIB, "shrinks");
+        drop(used);
+    }
+
+    #[test]
+    fn large_buffers_are_returned_when_they_are_freed() {
+        return_large_buffers();
+        let before = anonymous();
+        // glibc would keep buffers of up to the size of the first one.
+        for mib in [24, 16] {
+            let buffer = vec![1_u8; mib << 20];
+            assert!(anonymous() > before + (8 << 20));
+            drop(buffer);
+        }
+        let kept = anonymous().saturating_sub(before);
+        assert!(kept < 8 << 20, "{kept} bytes");
     }
 }

@@ -92,7 +92,7 @@ pub enum Load {
     },
 }
 
-/// What a generator sends, and from where.
+/// Queries of a generator, and where it sends them from.
 #[derive(Debug)]
 pub struct Settings<'a> {
     /// Interface that queries leave by.

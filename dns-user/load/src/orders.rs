@@ -1,4 +1,4 @@
-//! What the programs in the kernel (`ebpf/src/main.rs`) and userspace share: frames, orders and counters.
+//! Types that the programs in the kernel (`ebpf/src/main.rs`) and userspace share: frames, orders and counters.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

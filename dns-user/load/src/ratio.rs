@@ -7,7 +7,7 @@ use serde::Serialize;
 pub(crate) struct Ratio {
     /// Median of the blocks' ratios.
     pub(crate) median: f64,
-    /// What holds the median of all possible blocks, by the confidence that was asked for; absent with too few blocks.
+    /// Interval that holds the median of all possible blocks with the confidence that was asked for; absent with too few blocks.
     pub(crate) interval: Option<[f64; 2]>,
     /// First and third quartile of the blocks' ratios.
     pub(crate) quartiles: [f64; 2],

@@ -17,7 +17,7 @@ use crate::{
 /// Significant digits of the histogram, as many as the kernel's buckets have.
 const DIGITS: u8 = 2;
 
-/// What the figures are about.
+/// The subject of the figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {

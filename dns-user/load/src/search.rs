@@ -174,7 +174,7 @@ impl Progress {
     }
 }
 
-/// What limits the rate.
+/// Reason why no higher rate held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Limit {
@@ -191,7 +191,7 @@ enum Limit {
     Server,
 }
 
-/// What a rate may lose.
+/// The losses that a rate may have.
 #[derive(Clone, Copy, Debug)]
 struct Tolerance {
     /// Share of the queries.
@@ -205,7 +205,7 @@ impl Tolerance {
     fn is_sent(&self, trial: &Report) -> bool {
         let due = (trial.sent + trial.skipped) as f64;
         let mut skipped = trial.skipped;
-        // What the machine takes from the generator is treated like what it takes from the server.
+        // CPU time that the machine takes from the generator is treated like time that it takes from the server.
         if trial.stalled as f64 <= self.max_pauses * due {
             skipped -= trial.stalled;
         }

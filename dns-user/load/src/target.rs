@@ -1,4 +1,4 @@
-//! What is measured: options that all measurements share, and the generator that they describe.
+//! The target of a measurement: options that all measurements share, and the generator that they describe.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},

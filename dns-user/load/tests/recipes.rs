@@ -354,8 +354,9 @@ fn search_measures_full_speed() -> Result<()> {
         return Ok(());
     };
     let server = answers(&lab, Answers::of(0))?;
-    let search = "ip netns exec client bosh-dns-xdp-load search --server 10.9.0.2 --interface c0 --queries queries \
-                  --seconds 1 --from 50000 --max-loss 50 --precision 100";
+    // With precedence, if that is permitted: other work would be the limit of what the generator sends.
+    let search = "ip netns exec client nice -n -20 bosh-dns-xdp-load search --server 10.9.0.2 --interface c0 \
+                  --queries queries --seconds 1 --from 50000 --max-loss 50 --precision 100";
     let said = lab.shell(&format!("{search} --json"))?;
     let lines = objects(&said)?;
     let first_full = lines.iter().position(|line| line["kind"] == "saturated");
@@ -602,7 +603,7 @@ fn server_of_two_machines_is_loaded() -> Result<()> {
     Ok(())
 }
 
-/// What changes a machine's cards and kernel is only read here, so that a mistake in the shell is found.
+/// Commands that change a machine's cards and kernel are only parsed here, so that a mistake in the shell is found.
 #[test]
 fn set_ups_of_machines_are_valid() -> Result<()> {
     let Some((lab, _folder)) = Lab::without_server("loadsetup")? else {
@@ -995,7 +996,7 @@ impl Answers {
     }
 }
 
-/// What a server has received.
+/// The queries that a server has received.
 #[derive(Default)]
 struct Seen {
     count: u64,

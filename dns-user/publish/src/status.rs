@@ -184,7 +184,7 @@ impl ApiState {
     /// Expects rounds of exactly these providers, each within its time limit.
     pub(crate) fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
         let mut rounds = self.rounds.lock();
-        // What is not expected any more is dropped: a removed provider must not stay late for ever.
+        // Entries that are no longer expected are dropped: a removed provider must not stay late for ever.
         let mut before = std::mem::take(&mut *rounds);
         for (provider, time_limit) in providers {
             let known = before.remove(&provider);

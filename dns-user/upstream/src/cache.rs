@@ -3,6 +3,9 @@
 //! Replies are kept as bytes, without their OPT. A hit is a copy with the client's id and letter
 //! case, in which the TTLs are overwritten.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     sync::{
         Arc,
@@ -545,7 +548,7 @@ impl WrittenPlaces {
     }
 }
 
-/// What the records of a reply say about how long it is true.
+/// Lifetime of a reply according to its records.
 struct Lifetimes {
     /// The smallest TTL, in seconds.
     smallest: u32,

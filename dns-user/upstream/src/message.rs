@@ -897,4 +897,492 @@ mod tests {
         assert_eq!(message([1, 0, 0], &[OPT]), None);
         assert_eq!(message([0, 0, 1], &[&named]), None);
     }
+
+    /// Returns a message with this header: flags and the counts of the sections.
+    fn header(flags: [u8; 2], counts: [u8; 4]) -> Vec<u8> {
+        let [questions, answers, authorities, additionals] = counts;
+        let [high, low] = flags;
+        vec![
+            0x12,
+            0x34,
+            high,
+            low,
+            0,
+            questions,
+            0,
+            answers,
+            0,
+            authorities,
+            0,
+            additionals,
+        ]
+    }
+
+    #[test]
+    fn flags_are_read_from_their_bits() {
+        for (flags, is_reply, opcode, truncated, rcode) in [
+            ([0x00, 0x00], false, 0, false, 0),
+            ([0x80, 0x00], true, 0, false, 0),
+            ([0x7f, 0xff], false, 15, true, 15),
+            ([0x08, 0x01], false, 1, false, 1),
+            ([0x40, 0xf0], false, 8, false, 0),
+            ([0x02, 0x08], false, 0, true, 8),
+            ([0x85, 0x85], true, 0, false, 5),
+        ] {
+            let found = Flags::of(&[0xff, 0xff, flags[0], flags[1]]);
+            assert_eq!(
+                (
+                    found.is_reply(),
+                    found.opcode(),
+                    found.truncated(),
+                    found.rcode()
+                ),
+                (is_reply, opcode, truncated, rcode),
+                "{flags:02x?}"
+            );
+        }
+        let none = Flags::of(&[0xff, 0xff, 0xff]);
+        assert!(!none.is_reply() && !none.truncated());
+        assert_eq!((none.opcode(), none.rcode()), (0, 0));
+    }
+
+    #[test]
+    fn fields_of_short_messages_are_left_alone() {
+        let mut message = [1, 2, 0xfb, 0xff];
+        set_truncated(&mut message, true);
+        set_authoritative(&mut message, false);
+        set_id(&mut message, 0x0304);
+        assert_eq!(message, [3, 4, 0xfb, 0xff]);
+        set_authoritative(&mut message, true);
+        set_truncated(&mut message, false);
+        assert_eq!(message, [3, 4, 0xfd, 0xff]);
+        assert_eq!((id(&message), id(&message[..1])), (0x0304, 0));
+        let mut short = [9];
+        set_id(&mut short, 0x0304);
+        set_truncated(&mut short, true);
+        assert_eq!(short, [9]);
+        assert_eq!(u32_at(&message, 0), Some(0x0304_fdff));
+        assert_eq!((u32_at(&message, 1), u32_at(&message, 5)), (None, None));
+    }
+
+    #[test]
+    fn flags_of_a_key_are_its_bits() {
+        for (flags, dnssec_ok, checking_disabled) in [
+            (0, false, false),
+            (1, true, false),
+            (2, false, true),
+            (3, true, true),
+            (0xfc, false, false),
+        ] {
+            let expected = KeyFields {
+                dnssec_ok,
+                checking_disabled,
+                qtype: 0x0102,
+                qclass: 0x0304,
+                name: b"",
+            };
+            assert_eq!(KeyFields::of(&[flags, 1, 2, 3, 4]), Some(expected));
+        }
+    }
+
+    #[test]
+    fn keys_have_a_bit_for_each_difference() {
+        let with_do = opt_record(512, 0, true);
+        let without_do = opt_record(512, 0, false);
+        let subnet = b"\0\x08\0\x07\0\x01\x18\0\xc0\0\x02";
+        let transparent = Form {
+            transparent: true,
+            client_subnet: false,
+        };
+        let personal = Form {
+            transparent: false,
+            client_subnet: true,
+        };
+        for (flags, opt, ours, theirs, tail) in [
+            ([0, 0], &[][..], 0, 0, &[][..]),
+            ([1, 0], &[], 4, 4, &[]),
+            ([0, 0x10], &[], 2, 2, &[]),
+            ([0, 0x20], &[], 0, 8, &[]),
+            ([0, 0], &without_do, 0, 16, &[]),
+            ([0, 0], &with_do, 1, 17, &[]),
+            ([1, 0x30], OPT, 7, 31, subnet),
+        ] {
+            let asked = message(flags, opt);
+            let asked = query(&asked);
+            let fields = |flags: u8| [&[flags, 0, 1, 0, 1][..], b"\x02ok\0"].concat();
+            assert_eq!(Form::default().key(&asked)[..], fields(ours), "{flags:?}");
+            assert_eq!(transparent.key(&asked)[..], fields(theirs), "{flags:?}");
+            let with_subnet = [&fields(ours)[..], tail].concat();
+            assert_eq!(personal.key(&asked)[..], with_subnet, "{flags:?}");
+            let expected = if tail.is_empty() { None } else { Some(tail) };
+            assert_eq!(personal.subnet(&asked), expected);
+            assert_eq!(transparent.subnet(&asked), None);
+        }
+    }
+
+    #[test]
+    fn messages_have_the_flags_of_the_form() {
+        let transparent = Form {
+            transparent: true,
+            client_subnet: false,
+        };
+        let opt = opt_record(4096, 0, true);
+        let question = b"\x02oK\0\0\x01\0\x01";
+        for (flags, opt, ours, theirs) in [
+            // Of AA, TC, RA, Z and RCODE nothing is forwarded.
+            ([0x07, 0xcf], &[][..], [0x01, 0x20], Some([0x01, 0x00])),
+            ([0x01, 0x20], &[], [0x01, 0x20], Some([0x01, 0x20])),
+            ([0x00, 0x10], &[], [0x00, 0x30], Some([0x00, 0x10])),
+            ([0x00, 0x00], &opt, [0x00, 0x20], None),
+        ] {
+            let asked = message(flags, opt);
+            let asked = query(&asked);
+            let sent = Form::default().message(&asked);
+            let dnssec_ok = if opt.is_empty() { 0 } else { 0x80 };
+            let ours = [
+                &[0, 0, ours[0], ours[1], 0, 1, 0, 0, 0, 0, 0, 1][..],
+                question,
+                &[0, 0, 41, 4, 208, 0, 0, dnssec_ok, 0, 0, 0],
+            ]
+            .concat();
+            assert_eq!(sent[..], ours, "{flags:02x?}");
+            assert!(Form::default().has_opt(&asked));
+            assert_eq!(transparent.has_opt(&asked), !opt.is_empty());
+            if let Some([high, low]) = theirs {
+                let theirs = [&[0, 0, high, low, 0, 1, 0, 0, 0, 0, 0, 0][..], question].concat();
+                assert_eq!(transparent.message(&asked)[..], theirs, "{flags:02x?}");
+            }
+        }
+    }
+
+    #[test]
+    fn cut_datagrams_become_truncated_replies() {
+        let question = b"\x02oK\0\0\x01\0\x01";
+        let whole = |flags| [&header(flags, [1, 0, 0, 0])[..], question].concat();
+        let cut = |reply: &[u8]| {
+            let outcome = ValidatedReply::of_datagram(reply.to_vec(), question);
+            outcome.map(|validated| validated.reply)
+        };
+        let bare = [&[0, 0, 0x83, 0x80, 0, 1, 0, 0, 0, 0, 0, 0][..], question].concat();
+        // Whole, with its own RCODE and id.
+        let readable = whole([0x83, 0x83]);
+        assert_eq!(cut(&readable).as_ref(), Ok(&readable));
+        // Cut: the RCODE counts for nothing.
+        assert_eq!(cut(&readable[..15]).as_ref(), Ok(&bare));
+        // Without its question, a client could not tell what it answers.
+        let questionless = header([0x03, 0x83], [0, 0, 0, 0]);
+        assert_eq!(cut(&questionless).as_ref(), Ok(&bare));
+        // Not truncated: malformed.
+        assert_eq!(cut(&whole([0x81, 0x80])[..15]), Err(TryError::Unreadable));
+        let readable = whole([0x81, 0x80]);
+        assert_eq!(cut(&readable).as_ref(), Ok(&readable));
+        let reply = ValidatedReply::new(whole([0x83, 0x83])).unwrap();
+        assert!(reply.is_truncated());
+        assert_eq!(reply.rcode(), NXDOMAIN);
+        assert!(!ValidatedReply::new(readable).unwrap().is_truncated());
+    }
+
+    #[test]
+    fn extended_rcodes_are_failures_of_the_exchange() {
+        for (opt, rcode, is_extended, expected) in [
+            (None, 3, false, 3),
+            (Some([0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]), 3, false, 3),
+            // BADVERS: 16 in all.
+            (
+                Some([0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]),
+                0,
+                true,
+                SERVFAIL,
+            ),
+            // Version and flags are no RCODE.
+            (Some([0, 0, 41, 4, 208, 0, 1, 0x80, 0, 0, 0]), 5, false, 5),
+        ] {
+            let mut message = header([0x81, 0x80 | rcode], [0, 0, 0, u8::from(opt.is_some())]);
+            message.extend(opt.into_iter().flatten());
+            let reply = ValidatedReply::new(message).unwrap();
+            assert_eq!(reply.has_extended_rcode(), is_extended, "{opt:?}");
+            assert_eq!(reply.rcode(), expected, "{opt:?}");
+            assert_eq!(reply.errors(), []);
+        }
+    }
+
+    /// A reply of another recursor to `oK. A`: an address, an OPT with an error and junk.
+    fn recursors_reply() -> Vec<u8> {
+        let mut reply = header([0x85, 0xa3], [1, 0, 0, 0]);
+        set_id(&mut reply, 9);
+        reply.extend_from_slice(b"\x02OK\0\0\x01\0\x01");
+        assert!(push_answer(
+            &mut reply,
+            &QUESTION_NAME,
+            1,
+            9,
+            &[192, 0, 2, 1]
+        ));
+        reply[11] = 1;
+        reply.extend_from_slice(b"\0\0\x29\x04\xd0\0\0\0\0\0\x08\0\x0f\0\x04\0\x06ab");
+        reply.extend_from_slice(b"junk");
+        reply
+    }
+
+    #[test]
+    fn finished_reply_is_the_clients() {
+        let asked = message([0x01, 0], OPT);
+        let query = query(&asked);
+        let validated = ValidatedReply::new(recursors_reply()).unwrap();
+        let error = ExtendedError {
+            code: 6,
+            text: b"ab".as_slice().into(),
+        };
+        assert_eq!(validated.errors(), std::slice::from_ref(&error));
+        let forwarded = validated.finish(&query, Form::default());
+        let mut expected = recursors_reply();
+        expected.truncate(36);
+        set_id(&mut expected, 0x1234);
+        expected[12..16].copy_from_slice(b"\x02oK\0");
+        expected[11] = 0;
+        assert_eq!(forwarded.reply, expected);
+        assert_eq!(MessageIndex::of(&expected), Some(forwarded.index));
+        assert_eq!(forwarded.errors, [error]);
+        let Forwarded {
+            failed,
+            keep,
+            busy,
+            recursor,
+            ..
+        } = forwarded;
+        assert_eq!((failed, keep, busy, recursor), (false, false, false, None));
+
+        let transparent = Form {
+            transparent: true,
+            client_subnet: false,
+        };
+        let validated = ValidatedReply::new(recursors_reply()).unwrap();
+        let forwarded = validated.finish(&query, transparent);
+        let mut expected = recursors_reply();
+        expected.truncate(55);
+        set_id(&mut expected, 0x1234);
+        expected[12..16].copy_from_slice(b"\x02oK\0");
+        assert_eq!(forwarded.reply, expected, "with the whole OPT");
+        assert_eq!(forwarded.errors, []);
+    }
+
+    #[test]
+    fn own_replies_are_kept_and_bare_ones_are_not() {
+        let asked = message([0x01, 0], &[]);
+        let query = query(&asked);
+        for (forwarded, failed, keep) in [
+            (
+                Forwarded::bare(&query, SERVFAIL, ReplyFlags::RECURSION),
+                true,
+                false,
+            ),
+            (Forwarded::own(asked.clone(), true), true, true),
+            (Forwarded::own(asked.clone(), false), false, false),
+        ] {
+            assert_eq!((forwarded.failed, forwarded.keep), (failed, keep));
+            assert!(!forwarded.busy && forwarded.errors.is_empty());
+            assert_eq!(forwarded.recursor, None);
+            assert_eq!(forwarded.index.end, 20);
+            assert_eq!(id(&forwarded.reply), 0x1234);
+        }
+        assert_eq!(
+            Forwarded::own(Vec::new(), false).index,
+            MessageIndex::default()
+        );
+    }
+
+    #[test]
+    fn only_a_single_question_has_a_range() {
+        let question = b"\x02ok\0\0\x01\0\x01";
+        for (questions, bytes, expected) in [
+            (1, &question[..], Some(12..20)),
+            (1, b"\x02ok\0\0\x01\0\x01more", Some(12..20)),
+            (1, &question[..7], None),
+            (1, b"", None),
+            (0, b"", None),
+            (2, b"\x02ok\0\0\x01\0\x01\x02ok\0\0\x01\0\x01", None),
+        ] {
+            let message = [&header([0x81, 0x80], [questions, 0, 0, 0])[..], bytes].concat();
+            assert_eq!(question_range(&message), expected, "{questions} {bytes:?}");
+            let index = MessageIndex::of(&message);
+            assert_eq!(
+                index.and_then(|index| index.question()),
+                expected,
+                "{questions} {bytes:?}"
+            );
+        }
+        assert_eq!(question_range(&[0; 5]), None);
+        // Both questions are passed over.
+        let two = b"\x02ok\0\0\x01\0\x01\x02ok\0\0\x01\0\x01";
+        let two = [&header([0x81, 0x80], [2, 0, 0, 0])[..], two].concat();
+        let index = MessageIndex::of(&two).unwrap();
+        assert_eq!(
+            (index.questions, index.question_end, index.end),
+            (2, 28, 28)
+        );
+        assert!(!same_question(b"\0\x01\x01", b"\0\x01\x01"), "no question");
+        assert!(same_question(b"\0\x01\0\x01", b"\0\x01\0\x01"));
+    }
+
+    #[test]
+    fn pointers_never_lead_into_numbers() {
+        // An owner that points to type and class of the question, or to those of a record.
+        let question = b"\x01a\0\0\x01\0\x01";
+        let record = b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\xc0\0\x02\x01";
+        for (pointer, is_sound) in [
+            (12, true),
+            (14, true),
+            (15, false),
+            (17, false),
+            (25, false),
+        ] {
+            let message = [
+                &header([0x81, 0x80], [1, 2, 0, 0])[..],
+                question,
+                record,
+                &[0xc0, pointer],
+                &record[2..],
+            ]
+            .concat();
+            let index = MessageIndex::of(&message);
+            assert_eq!(index.is_some(), is_sound, "{pointer}");
+        }
+    }
+
+    #[test]
+    fn flags_for_a_client_are_its_own_and_ours() {
+        let with_do = opt_record(512, 0, true);
+        for (asked, opt, expected) in [
+            ([0x00, 0x00], &[][..], [0xfe, 0x8f]),
+            ([0x01, 0x00], &[], [0xff, 0x8f]),
+            ([0x00, 0x10], &[], [0xfe, 0x9f]),
+            ([0x00, 0x20], &[], [0xfe, 0xaf]),
+            ([0x01, 0x30], &[], [0xff, 0xbf]),
+            // DO means that the client understands AD (RFC 6840, section 5.7).
+            ([0x00, 0x00], &with_do, [0xfe, 0xaf]),
+        ] {
+            let asked = message(asked, opt);
+            let mut reply = header([0xff, 0xff], [0; 4]);
+            set_own_flags(&mut reply, &query(&asked));
+            assert_eq!(reply[2..4], expected, "{asked:02x?}");
+            assert_eq!(reply[..2], [0x12, 0x34]);
+            // A property that the recursor does not state is not made up.
+            let mut reply = header([0, 0], [0; 4]);
+            set_own_flags(&mut reply, &query(&asked));
+            assert_eq!(reply[2..4], [asked[2] & 1, asked[3] & 0x10 | 0x80]);
+            let mut reply = header([0xff, 0xff], [0; 4]);
+            hide_authentic(&mut reply, &query(&asked));
+            assert_eq!(reply[2..4], [0xff, 0xdf | expected[1] & 0x20]);
+        }
+        let mut short = [1, 2, 3];
+        set_own_flags(&mut short, &query(&message([1, 0], &[])));
+        assert_eq!(short, [1, 2, 3]);
+    }
+
+    #[test]
+    fn letters_of_another_question_stay() {
+        let asked = message([1, 0], &[]);
+        for (question, expected) in [
+            (b"\x02Ok\0\0\x01\0\x01", b"\x02oK\0\0\x01\0\x01"),
+            (b"\x02Ox\0\0\x01\0\x01", b"\x02Ox\0\0\x01\0\x01"),
+            (b"\x02Ok\0\0\x02\0\x01", b"\x02Ok\0\0\x02\0\x01"),
+        ] {
+            let mut reply = [&header([0x81, 0x80], [1, 0, 0, 0])[..], question].concat();
+            let index = MessageIndex::of(&reply).unwrap();
+            restore_case(&mut reply, &index, &query(&asked));
+            assert_eq!(reply[12..], expected[..]);
+        }
+    }
+
+    #[test]
+    fn records_fit_into_sixteen_bits() {
+        let empty = header([0x81, 0x80], [0; 4]);
+        let room = 65_535 - 12 - 10 - 2;
+        for (data, is_pushed) in [
+            (0, true),
+            (room - 1, true),
+            (room, true),
+            (room + 1, false),
+            (65_535, false),
+            (65_536, false),
+        ] {
+            let mut message = empty.clone();
+            let data = vec![7; data];
+            let owner = &QUESTION_NAME;
+            assert_eq!(push_answer(&mut message, owner, 16, 9, &data), is_pushed);
+            let length = if is_pushed { 24 + data.len() } else { 12 };
+            assert_eq!(message.len(), length);
+            assert_eq!(message[7], u8::from(is_pushed));
+        }
+        let mut full = empty.clone();
+        full[6..8].copy_from_slice(&[0xff, 0xff]);
+        assert!(!push_answer(&mut full, b"\0", 16, 9, b""));
+        full[6..8].copy_from_slice(&[0xff, 0xfe]);
+        assert!(push_answer(&mut full, b"\0", 16, 9, b""));
+        assert_eq!(full[6..8], [0xff, 0xff]);
+        assert!(!push_answer(&mut vec![0; 7], b"\0", 16, 9, b""));
+        let mut message = empty.clone();
+        assert!(push_answer(
+            &mut message,
+            b"\x01a\0",
+            0x0102,
+            0x0304_0506,
+            b"xy"
+        ));
+        let record = b"\x01a\0\x01\x02\0\x01\x03\x04\x05\x06\0\x02xy";
+        assert_eq!(message[12..], record[..]);
+        let mut message = empty;
+        push_soa(&mut message, b"\x01a\0", 0x0304_0506, b"xy");
+        let record = b"\x01a\0\0\x06\0\x01\x03\x04\x05\x06\0\x02xy";
+        assert_eq!(message[12..], record[..]);
+        assert_eq!(message[6..10], [0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn only_sound_types_of_zones_are_kept() {
+        for (rtype, data, is_kept) in [
+            (0, &b""[..], false),
+            (1, &[192, 0, 2, 1], true),
+            (1, &[192, 0, 2], false),
+            (41, b"", false),
+            (248, b"", true),
+            (249, b"", false),
+            (255, b"", false),
+            (256, b"", true),
+        ] {
+            let mut message = [
+                &header([0x81, 0x80], [1, 0, 0, 0])[..],
+                b"\x01a\0\0\x01\0\x01",
+            ]
+            .concat();
+            let mut numbers = question_numbers(&message);
+            let start = message.len();
+            assert!(push_answer(&mut message, &QUESTION_NAME, rtype, 9, data));
+            let added = message.clone();
+            let found = keep_sound_answer(&mut message, start, &mut numbers);
+            assert_eq!(found, is_kept, "{rtype} {data:?}");
+            if is_kept {
+                assert_eq!(message, added);
+            } else {
+                assert_eq!((message.len(), message[7]), (start, 0));
+            }
+            // Pointers to the name, and into the numbers of the question and of a record.
+            for (pointer, is_sound) in [(15, false), (21, false), (12, true)] {
+                let mut message = message.clone();
+                let start = message.len();
+                let data = [0xc0, pointer];
+                assert!(push_answer(&mut message, &QUESTION_NAME, 5, 9, &data));
+                let found = keep_sound_answer(&mut message, start, &mut numbers);
+                assert_eq!(found, is_sound, "{rtype} {pointer}");
+            }
+        }
+    }
+
+    #[test]
+    fn free_ids_are_those_of_no_query() {
+        let waiting: HashMap<u16, ()> = (4096..=u16::MAX).map(|id| (id, ())).collect();
+        for _ in 0..8 {
+            assert!(free_id(&waiting) < 4096);
+        }
+    }
 }

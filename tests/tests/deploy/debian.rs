@@ -246,7 +246,7 @@ fn five_commands_reach_interface_answer() {
         std::mem::replace(&mut before, by_the_interface(&machine)) < before
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp-attach")));
-    // Whatever ends, the pinned programs answer until the services are back.
+    // Whichever service ends, the pinned programs answer until the services are back.
     let both = "bosh-dns-xdp bosh-dns-xdp-attach";
     for (signal, units) in [
         ("KILL", "bosh-dns-xdp"),
@@ -387,7 +387,7 @@ fn removal_spares_planted_links() {
         .unwrap();
     let answers = |server: &str| {
         let answer = machine.run(&format!(
-            "dig @{server} +short +tries=1 +timeout=1 {}",
+            "dig @{server} +short +tries=1 +timeout=5 {}",
             NAME.0
         ));
         answer.is_ok_and(|answer| answer.trim() == NAME.1)

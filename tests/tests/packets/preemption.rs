@@ -40,7 +40,7 @@ fn interrupting_run_passes_query_up() {
     }
 }
 
-/// Whatever a run decides, the next one on its CPU gets the scratch space.
+/// After any decision of a run, the next one on its CPU gets the scratch space.
 #[test]
 fn every_run_releases_scratch_space() {
     let Some(_shared) = load() else { return };

@@ -58,7 +58,7 @@ const DOMAINS: [&str; 5] = [
     "service.consul.",
 ];
 
-/// What a server holds.
+/// Resources that a server holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     descriptors: usize,

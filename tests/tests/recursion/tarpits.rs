@@ -44,7 +44,7 @@ const OTHERS: usize = 30;
 /// Time limit for everything that should happen within seconds, reached only on failure.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a tarpit does with a connection that it has accepted.
+/// Behaviour of a tarpit on a connection that it has accepted.
 type Hang = dyn Fn(TcpStream, &AtomicBool) + Send + Sync;
 
 /// Accepts connections and hangs, until dropped.
@@ -385,7 +385,7 @@ fn burst_of_connections_stays_within_limit() -> Result<()> {
     let mut most = 0;
     while waiting.len() > MAX_OF_CLIENT {
         most = most.max(descriptors(process)?);
-        // Whatever is read is the end of the connection.
+        // Any read returns the end of the connection.
         waiting.retain_mut(|stream| {
             let read = stream.read(&mut [0]);
             read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)

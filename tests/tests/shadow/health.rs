@@ -39,7 +39,7 @@ const FLIPPING: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 10, 1, 1));
 const QUERIES: u32 = 400;
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// What happens while the server is watched.
+/// Events while the server is watched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Event {
     /// An instance changes its state every second.

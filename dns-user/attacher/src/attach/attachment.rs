@@ -302,7 +302,7 @@ fn attach(
     }
 }
 
-/// What a kernel answers that does not know the attach type (before Linux 6.6 for tcx).
+/// The answer of a kernel that does not know the attach type (before Linux 6.6 for tcx).
 const UNKNOWN_ATTACH_TYPE: i32 = libc::EINVAL;
 
 /// Converts an error from link creation to the reason for it.

@@ -207,7 +207,7 @@ impl Gate {
     /// Notes a change of rules, links, addresses or routes: probes are frequent again for a while.
     pub(crate) fn network_changed(&mut self, now: Instant) {
         for admission in self.admissions.values_mut() {
-            // What passed before may be held back from now on, and only probes show it.
+            // Packets that passed before may be held back from now on, and only probes show it.
             admission.steady_since = Some(now);
         }
     }

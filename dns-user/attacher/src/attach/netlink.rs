@@ -542,7 +542,7 @@ impl Answer {
             body,
         } in NetlinkMessages(datagram)
         {
-            // What is left of an answer that ended early with an error.
+            // The rest of an answer that ended early with an error.
             if sequence != self.sequence {
                 continue;
             }

@@ -374,7 +374,7 @@ impl InterfaceReconciler {
 
     /// Waits for commands, events, or reports of programs; returns whether commands wait.
     fn sleep(&self, commands: &mailbox::Receiver<Command>) -> bool {
-        // What is being gathered would otherwise end each poll at once.
+        // Otherwise the changes that are being gathered would end each poll at once.
         let events = self.gather_until.is_none().then(|| self.events.as_fd());
         let fds = [
             Some(commands.as_fd()),

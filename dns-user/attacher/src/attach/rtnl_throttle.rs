@@ -264,7 +264,7 @@ impl CniGrace {
         let before: BTreeMap<u32, &Link> = before.iter().map(|link| (link.ifindex, link)).collect();
         let mut changed = BTreeMap::new();
         for link in after {
-            // Whatever differs counts, and a new interface does: a plugin may be about to work on
+            // Every difference counts, also a new interface: a plugin may be about to work on
             // it.
             let is_same = before.get(&link.ifindex) == Some(&link);
             let since = self.changed.get(&link.ifindex).filter(|_| is_same);

@@ -83,7 +83,7 @@ impl Flips {
         for address in snapshot.instances().filter_map(|instance| instance.ip) {
             states.push((address, self.state(address, None)));
         }
-        // What is forgotten and told again is new.
+        // A row that was forgotten and is reported again is new.
         asked.record(Ok(Vec::new()), since);
         asked.record(Ok(states), since);
     }

@@ -40,7 +40,7 @@ impl Zone {
             question = Question::read(name, domain, qtype);
         }
         let _ = writeln!(text, "  asks for: {}", self.in_words(&question));
-        // Whatever the known part says may be wrong once the rest arrives.
+        // An answer from the known part may be wrong once the rest arrives.
         if let Some(lack) = self.lacks_for(name, qtype) {
             let Lack { place, missing } = lack;
             let missing = match missing {

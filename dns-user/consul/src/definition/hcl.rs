@@ -559,7 +559,7 @@ mod tests {
                 "{text}"
             );
         }
-        // What follows a text of several lines is read from the next line.
+        // The parser continues on the line after a text of several lines.
         assert_eq!(
             json("a = <<-E\n  é\n  E\nb = 2 c = [<<F\nx\n F\n, 3]"),
             r#"{"a":"é\n","b":2,"c":["x\n",3]}"#

@@ -1,4 +1,4 @@
-//! What each form of a name selects.
+//! Tests of the instances that each form of a name selects.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What the pure core says about settings, names, records and replies, through its public functions.
+//! Behaviour of the pure core for settings, names, records and replies, through its public functions.
 
 #![expect(
     clippy::unwrap_used,

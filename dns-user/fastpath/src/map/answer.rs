@@ -127,7 +127,7 @@ pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Ve
     } = answer;
     let body_at = HEADER_LEN + name.as_wire().len() + TYPE_CLASS_LEN;
     let form = Form::of(message, body_at)?;
-    // What is left of a truncated answer is no set of records (RFC 2181, section 9). Every record
+    // A truncated answer holds no complete set of records (RFC 2181, section 9). Every record
     // must have a TTL that the programs count down.
     if form.flags[0] & TC != 0 || form.records() != ttls.len() || form.records() > MAX_RECORDS {
         return None;

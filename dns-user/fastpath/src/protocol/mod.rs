@@ -1,4 +1,4 @@
-//! What the server and the attacher say to each other on a unix socket: one byte that carries the maps' descriptors,
+//! Messages between the server and the attacher on a unix socket: one byte that carries the maps' descriptors,
 //! then lines of JSON.
 //!
 //! * [`status`]: what the attacher reports about interfaces, programs and its own work.
@@ -104,7 +104,7 @@ pub enum AttacherMessage {
     Watching {
         /// The time of the last complete look at interfaces, rules and probes, in ns of the kernel's CLOCK_MONOTONIC.
         at_ns: u64,
-        /// What the attacher has done so far.
+        /// Progress of the attacher.
         work: Work,
     },
 }

@@ -1,4 +1,4 @@
-//! What the attacher reports about interfaces, programs and its own work.
+//! The attacher's reports about interfaces, programs and its own work.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt, net::SocketAddr};
 

@@ -569,7 +569,7 @@ impl AnswerTable {
 
     fn remove(&mut self, key: u64) -> Option<Content> {
         let Some(record) = self.records.remove(&key) else {
-            // What has no record may still be suppressed by the filter.
+            // A name without a record may still be suppressed by the filter.
             self.release(key);
             return None;
         };

@@ -179,7 +179,7 @@ impl Waiting {
     }
 }
 
-/// What is left to do after a series of events.
+/// Work that remains after a series of events.
 #[derive(Default)]
 struct Folded {
     /// Whether any name may have a new answer.

@@ -536,7 +536,7 @@ impl Worker {
         }
         self.installed.send_modify(|count| *count += 1);
         self.flush();
-        // What waited for the following pass waits for the current one from now on.
+        // Events that waited for the following pass wait for the current one from now on.
         self.flush = self.flush.max(self.later_flush);
         // Building and installing a snapshot briefly takes 10 to 20 MB at 10,000 instances.
         dns_kit::memory::give_back();

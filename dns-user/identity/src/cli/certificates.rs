@@ -288,7 +288,7 @@ impl San {
                 .iter()
                 .find(|(of, _)| of == link)
             {
-                // What the operator states precedes the records, which may be ambiguous.
+                // The operator's options precede the records, which may be ambiguous.
                 Some((_, ids)) => Ok(*ids),
                 None => recorded_ids(fleet.as_ref(), link, provider),
             });

@@ -489,7 +489,7 @@ impl IssuerService {
         // counts.
         let profile = super::permitted_profile(&fleet.snapshot, &self.options.roles, request)
             .map_err(|error| Refusal::new(StatusCode::FORBIDDEN, "names", error))?;
-        // What is not base64 is no request either.
+        // Text that is not base64 is no request either.
         let der = STANDARD.decode(&request.request).unwrap_or_default();
         let Some(proved) = verify_request(&der) else {
             let error = "the signing request is damaged or not signed with its key";

@@ -45,7 +45,7 @@ fn rounds() -> usize {
     std::env::var("IDENTITY_KILLS").map_or(20, |text| text.parse().unwrap())
 }
 
-/// What the issuer has replied to an instance.
+/// The issuer's reply to an instance.
 #[derive(Debug)]
 struct Acknowledged {
     instance: String,

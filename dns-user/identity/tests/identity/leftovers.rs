@@ -1,4 +1,4 @@
-//! What a kill in the middle of a change leaves: never read, and removed at the next start.
+//! Files that a kill in the middle of a change leaves behind: never read, and removed at the next start.
 
 use std::{
     fs,

@@ -420,7 +420,7 @@ mod tests {
         assert!(read_folder(folder.path()).unwrap().is_empty());
         sweep_folder(folder.path());
         assert!(writing.path().exists());
-        // What a kill leaves: the file without the lock.
+        // A kill leaves the file without the lock.
         let (file, left) = writing.keep().unwrap();
         drop(file);
         sweep_folder(folder.path());
@@ -550,5 +550,81 @@ mod tests {
         let log = fs::read_to_string(logs.path()).unwrap();
         assert_eq!(log.lines().count(), 1, "{log}");
         assert!(log.contains("unfinished files of a killed writer removed"));
+    }
+
+    #[test]
+    fn files_have_the_owner_that_was_asked_for() {
+        assert_eq!(
+            [Attributes::PRIVATE.mode, Attributes::PUBLIC.mode],
+            [0o600, 0o644]
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let own = (
+            nix::unistd::geteuid().as_raw(),
+            nix::unistd::getegid().as_raw(),
+        );
+        let mut cases = vec![(None, None, own)];
+        if nix::unistd::geteuid().is_root() {
+            cases.push((Some(60_001), None, (60_001, own.1)));
+            cases.push((None, Some(60_002), (own.0, 60_002)));
+            cases.push((Some(60_001), Some(60_002), (60_001, 60_002)));
+        }
+        for (user, group, owner) in cases {
+            let attributes = Attributes {
+                user,
+                group,
+                ..Attributes::PUBLIC
+            };
+            let facts = replace_own(&path, b"new", attributes).unwrap();
+            assert_eq!((facts.uid(), facts.gid()), owner);
+            assert_eq!(facts.mode() & 0o7777, 0o644);
+            let found = fs::metadata(&path).unwrap();
+            assert_eq!((found.uid(), found.gid()), owner);
+        }
+    }
+
+    #[test]
+    fn only_missing_files_count_as_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("inner");
+        assert!(!remove(&inner).unwrap());
+        fs::create_dir(&inner).unwrap();
+        assert!(remove(&inner).is_err());
+        assert!(remove(Path::new("/")).is_err());
+    }
+
+    /// Another user may plant anything in a folder that all can write to.
+    #[test]
+    fn planted_leftovers_are_removed_unopened() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let fifo = place(".a.part-aaaaaa");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        let precious = place("precious");
+        fs::write(&precious, "root's").unwrap();
+        symlink(&precious, place(".a.part-bbbbbb")).unwrap();
+        // The lock of the target is not that of the link.
+        let locked = File::open(&precious).unwrap();
+        locked.lock().unwrap();
+        let logs = NamedTempFile::new().unwrap();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(Mutex::new(logs.reopen().unwrap()))
+            .finish();
+        let kept = place(".a.part-cccccc");
+        fs::create_dir(&kept).unwrap();
+        tracing::subscriber::with_default(subscriber, || sweep_folder(folder.path()));
+        let mut left: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        left.sort();
+        assert_eq!(left, [kept.clone(), precious]);
+        let log = fs::read_to_string(logs.path()).unwrap();
+        assert_eq!(log.lines().count(), 2, "{log}");
+        let path = kept.display();
+        assert!(log.contains(&format!("{path}: Is a directory")), "{log}");
+        assert!(log.contains("removed=2"), "{log}");
     }
 }

@@ -172,7 +172,7 @@ impl Change {
         match self {
             Self::Adopt(names) => {
                 let wanted = records.iter().filter(|record| {
-                    // What another owner has is taken by `transfer-owner` only.
+                    // Only `transfer-owner` takes records of another owner.
                     record.labels.owner().is_empty()
                         && is_named(names, record)
                         && is_wanted(target, record)
@@ -348,4 +348,235 @@ fn differing<'a>(target: &'a Target, planned: &'a Planned) -> Vec<(&'a Record, &
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cli::tests::target,
+        ownership::Registry,
+        provider::{ProviderError, Zone},
+        record::{Labels, RecordType},
+        runner::launch,
+    };
+
+    fn name(text: &str) -> Name {
+        Name::parse(text).unwrap()
+    }
+
+    fn owned(text: &str, owner: &str) -> Record {
+        let mut record = Record::parse(text, RecordType::A, ["192.0.2.1"]).unwrap();
+        record.labels = Labels::of(owner, "");
+        record
+    }
+
+    fn records() -> Vec<Record> {
+        vec![
+            owned("free.example.org", ""),
+            owned("wanted.example.org", ""),
+            owned("taken.example.org", "you"),
+            owned("own.example.org", "default"),
+            owned("other.example.net", "default"),
+        ]
+    }
+
+    /// Returns the change of one zone as lines.
+    fn planned(change: &Change) -> Vec<String> {
+        let target = target(vec![
+            owned("wanted.example.org", ""),
+            owned("taken.example.org", ""),
+            owned("own.example.org", ""),
+        ]);
+        let in_scope = InScope {
+            records: records(),
+            orphans: vec![
+                owned("a-x.example.org", "default"),
+                owned("a-y.example.org", "you"),
+            ],
+        };
+        let plan = change.plan(&target, "default", &in_scope);
+        assert_eq!(plan.notes, []);
+        plan.actions().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn changes_of_ownership_concern_what_is_meant() {
+        let moved =
+            |record: &str, from: &str, to: &str| format!("~ {record} A: owner {from} -> {to:?}");
+        let adopted = moved("wanted.example.org", "none", "default");
+        for (names, expected) in [
+            (vec![], vec![adopted.clone()]),
+            (vec!["wanted.example.org"], vec![adopted]),
+            (vec!["free.example.org"], vec![]),
+            (vec!["taken.example.org"], vec![]),
+        ] {
+            let names = names.into_iter().map(name).collect();
+            assert_eq!(planned(&Change::Adopt(names)), expected);
+        }
+        let transfer = |from: &str, to: &str, names: &[&str]| {
+            planned(&Change::Transfer {
+                from: from.to_owned(),
+                to: to.to_owned(),
+                names: names.iter().map(|text| name(text)).collect(),
+            })
+        };
+        let taken = moved("taken.example.org", "\"you\"", "me");
+        assert_eq!(transfer("you", "me", &[]), [&*taken]);
+        assert_eq!(transfer("you", "me", &["taken.example.org"]), [&*taken]);
+        assert_eq!(transfer("you", "me", &["own.example.org"]), [] as [&str; 0]);
+        assert_eq!(
+            planned(&Change::Retire),
+            [
+                "- other.example.net 0 A 192.0.2.1",
+                "- own.example.org 0 A 192.0.2.1"
+            ]
+        );
+        assert_eq!(
+            planned(&Change::Release),
+            [
+                "= other.example.net 0 A 192.0.2.1: remains without an owner",
+                "= own.example.org 0 A 192.0.2.1: remains without an owner"
+            ]
+        );
+        for (owner, expected) in [
+            (None, "- a-x.example.org A: owner record of \"default\""),
+            (Some("you"), "- a-y.example.org A: owner record of \"you\""),
+        ] {
+            let change = Change::DropOrphans(owner.map(str::to_owned));
+            assert_eq!(planned(&change), [expected]);
+        }
+    }
+
+    fn change_of(change: Change, domains: &[&str]) -> OwnershipChange {
+        OwnershipChange {
+            is_dry: false,
+            confirmed: None,
+            domains: domains.iter().map(|domain| name(domain)).collect(),
+            change,
+            nothing: None,
+        }
+    }
+
+    #[test]
+    fn named_domains_replace_the_filters() {
+        let filter = DomainFilter::new(["example.org"], ["own.example.org"]).unwrap();
+        for (domains, expected) in [
+            (
+                &[][..],
+                &[
+                    "free.example.org",
+                    "wanted.example.org",
+                    "taken.example.org",
+                ][..],
+            ),
+            (&["example.net"], &["other.example.net"]),
+            (
+                &["own.example.org", "example.net"],
+                &["own.example.org", "other.example.net"],
+            ),
+            (&["example.com"], &[]),
+        ] {
+            let change = change_of(Change::Retire, domains);
+            let selected = change.select(&records(), &filter);
+            let found: Vec<&str> = selected.iter().map(|record| record.name.as_str()).collect();
+            assert_eq!(found, expected, "{domains:?}");
+        }
+    }
+
+    #[test]
+    fn a_retirement_always_needs_a_confirmation() {
+        let target = target(Vec::new());
+        let options = LaunchOptions::of(&Config::default()).unwrap();
+        let engine = launch(&target, &options).unwrap();
+        let view = Registry::default().read(&Name::root(), Vec::new());
+        let zone = |id: &str, content| Zone {
+            id: id.to_owned(),
+            apex: Name::root(),
+            visibility: Default::default(),
+            content,
+            warnings: Vec::new(),
+        };
+        let mut listed = view;
+        listed.records = records();
+        let failed = Err(ProviderError::Settings("x".to_owned()));
+        let listing = [zone("a", failed), zone("b", Ok(listed))];
+        let planned =
+            change_of(Change::Retire, &["own.example.org"]).planned(&target, &engine, &listing);
+        assert_eq!(
+            (planned.zones.len(), planned.wanted, planned.notes.len()),
+            (1, 0, 0)
+        );
+        let of_zone = &planned.zones[0];
+        assert_eq!(
+            (of_zone.id.as_str(), of_zone.owned, of_zone.recent),
+            ("b", 1, 0)
+        );
+        assert_eq!(planned.deletions(), 1);
+        assert!(planned.check(of_zone, None).is_err() && planned.check(of_zone, Some(1)).is_ok());
+    }
+
+    #[test]
+    fn adopted_values_that_documents_replace_are_named() {
+        let target = target(vec![
+            owned("same.example.org", ""),
+            owned("empty.example.org", ""),
+            owned("changed.example.org", ""),
+            owned("owned.example.org", ""),
+        ]);
+        let mut target = target;
+        target.desired.records[1].targets.clear();
+        let found = |text: &str, owner: &str, address: &str| {
+            let mut record = Record::parse(text, RecordType::A, [address]).unwrap();
+            record.labels = Labels::of(owner, "");
+            record
+        };
+        let taken = [
+            found("same.example.org", "", "192.0.2.1"),
+            found("empty.example.org", "", "192.0.2.9"),
+            found("changed.example.org", "", "192.0.2.9"),
+            found("owned.example.org", "you", "192.0.2.9"),
+            found("unknown.example.org", "", "192.0.2.9"),
+        ];
+        let zone = ZonePlan {
+            id: "z".to_owned(),
+            plan: plan::transfer(&taken, "me"),
+            owned: 0,
+            recent: 0,
+        };
+        let planned = Planned {
+            zones: vec![zone],
+            notes: Vec::new(),
+            wanted: 0,
+        };
+        let shown: Vec<String> = differing(&target, &planned)
+            .iter()
+            .map(|(found, wanted)| format!("{found} to {wanted}"))
+            .collect();
+        assert_eq!(
+            shown,
+            ["changed.example.org 0 A 192.0.2.9 to changed.example.org 0 A 192.0.2.1"]
+        );
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_transfer_has_two_owners() {
+        for (from, to) in [("", "b"), ("a", "")] {
+            let transfer = TransferOwner {
+                selection: Selection {
+                    providers: Vec::new(),
+                },
+                from: from.to_owned(),
+                to: to.to_owned(),
+                names: Vec::new(),
+                dry_run: true,
+            };
+            let error = transfer.run(&Config::default()).await.unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "an owner is empty; use `adopt` for records without an owner, and `retire --keep-records` to release \
+                 records"
+            );
+        }
+    }
 }

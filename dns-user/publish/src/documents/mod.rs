@@ -110,7 +110,7 @@ impl Folder {
                 is_complete,
                 is_illegible,
             } = reading;
-            // What a legible version held is known, so only that is kept.
+            // Only the contents of a legible version are known and kept.
             scan.holds_unknown |= is_illegible && good.is_empty();
             let mut next = BTreeMap::new();
             for document in &state.documents {

@@ -199,7 +199,7 @@ impl HealthHistory {
             unchecked,
         } = found;
         let known = self.unhealthy.entry(name.clone()).or_default();
-        // What the server no longer mentions is healthy, or no instance of the name any more.
+        // An instance that the server no longer mentions is healthy, or no longer belongs to the name.
         known.retain(|address, illness| {
             let is_unchecked = unchecked.contains(address);
             unhealthy.contains(address) || is_unchecked && now - illness.seen < MAX_UNCHECKED

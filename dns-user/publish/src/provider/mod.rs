@@ -534,7 +534,7 @@ pub(crate) async fn apply_verified(
         let found = match list_zone(provider, &batch.zone).await {
             Ok(found) => found,
             Err(error) => {
-                // What the service did is unknown, so nothing may be repeated.
+                // It is unknown whether the service made the change, so nothing may be repeated.
                 for (place, _) in unproven {
                     results[place] = TransactionResult::Failed(error.clone());
                 }

@@ -24,7 +24,7 @@ fn plan_of(current: &[Record], records: &[Record]) -> Plan {
     plan::plan(&PlanRules::of(OWNER), current, &desired)
 }
 
-/// What a refused plan still does: everything but the loss of a name's records.
+/// A refused plan still makes every change that loses no name's records.
 #[test]
 fn refused_plan_deletes_nothing() {
     let current = [

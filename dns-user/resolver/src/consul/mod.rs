@@ -282,7 +282,7 @@ impl ConsulNames {
         };
         let message = query_message(fastrand::u16(..), FLAG_RD, host.as_wire(), TYPE_A);
         let mut reply = Vec::new();
-        // What is truncated by UDP is fetched again without the limit of a datagram (RFC 7766,
+        // A reply that UDP truncates is fetched again without the limit of a datagram (RFC 7766,
         // section 5).
         for transport in [Transport::Udp, Transport::Tcp] {
             let Parsed::Query(query) = parse_by(transport, &message) else {

@@ -537,7 +537,7 @@ fn parent(path: &Path) -> PathBuf {
 
 //----------- Reader ---------------------------------------------------------
 
-/// What is read, and what need not be.
+/// Files that are read, and files that need not be.
 struct Request {
     /// Versions that need not be read again.
     known: Option<Stamps>,

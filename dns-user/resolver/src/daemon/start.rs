@@ -121,7 +121,7 @@ pub(super) async fn start<'a>(
     })
 }
 
-/// What the parts of the server report to.
+/// Receivers of the reports from the parts of the server.
 struct Instruments<'a> {
     /// Counts what interfaces answer; without any until the fast path is loaded.
     fast_path: FastPathHandle,
@@ -209,7 +209,7 @@ fn watch_files(files: &Files) -> Watch {
     watch
 }
 
-/// What the answers come from.
+/// Sources of the answers.
 struct Answering {
     server_state: Arc<ServerState>,
     consul: Option<Arc<ConsulNames>>,
@@ -387,7 +387,7 @@ fn announce(listen: &[SocketAddr]) {
     info!("up: serving on {}", listed.join(", "));
 }
 
-/// What operators ask, and the certificate with which the API answers.
+/// The API for operators, and its certificate.
 struct OperatorSide<'a> {
     readiness: Readiness,
     /// `None` without an API, or without a valid certificate for it.

@@ -229,7 +229,7 @@ impl Limiter {
         let came_for_each = if taken > 0.0 { came / taken } else { 1.0 };
         for ((offered, &taken), share) in self.offered.iter_mut().zip(&self.taken).zip(self.shares)
         {
-            // What was let through is only this share of what came. The mean with the window before
+            // Only this share of the arriving queries was let through. The mean with the window before
             // keeps one burst from deciding; shares are at least `MIN_SHARE`, so the quotient is
             // finite.
             *offered = (*offered + taken * came_for_each / share) / 2.0;
@@ -291,7 +291,7 @@ fn fair_shares(offered: &[f64; CLIENT_BUCKETS], limit: f64) -> [f64; CLIENT_BUCK
     let mut left = limit;
     let mut part = f64::INFINITY;
     for (at, &rate) in ascending.iter().enumerate() {
-        // What a small group leaves of its part goes to the larger ones, which come later in this
+        // The part that a small group leaves goes to the larger ones, which come later in this
         // order.
         let equal = left / (CLIENT_BUCKETS - at) as f64;
         if rate > equal {

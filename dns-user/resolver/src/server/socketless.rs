@@ -20,7 +20,7 @@ pub struct SocketlessServer {
     shuffle: Shuffle,
 }
 
-/// What the server would do with a message.
+/// The server's reaction to a message.
 #[derive(Debug)]
 pub struct Considered {
     /// The reply; `None` if it sends none at once.

@@ -180,7 +180,7 @@ impl Session {
                     self.take_queries();
                 }
                 _ = sleep_until(deadline), if idle => return Ok(()),
-                // What has been read is still answered; the client repeats the rest elsewhere.
+                // Queries that have been read are still answered; the client repeats the rest elsewhere.
                 _ = stopped.wait_for(|stopped| *stopped), if reading => reading = false,
                 () = self.place.called_off() => return Ok(()),
             }

@@ -223,7 +223,7 @@ impl Folder {
             let version = last + 1;
             let bytes = dataset.write(version);
             let path = self.dataset_path(version);
-            // Whatever the error: a full disk has several (ENOSPC, EDQUOT).
+            // Any error counts: a full disk has several (ENOSPC, EDQUOT).
             if atomic::replace(&path, &bytes, Attributes::PRIVATE).is_err() {
                 self.give_up_datasets(newest);
                 atomic::replace(&path, &bytes, Attributes::PRIVATE)?;

@@ -446,7 +446,7 @@ mod tests {
         let writer = writer(folder.path());
         let old = vec![b'x'; 10_000];
         std::fs::write(folder.path().join("state/datasets/1.json"), &old).unwrap();
-        // What is new is random, so that it enters the patch as it is.
+        // The new bytes are random, so that they enter the patch unchanged.
         let mut random = fastrand::Rng::with_seed(72);
         let random: Vec<u8> = std::iter::repeat_with(|| random.u8(..))
             .take(MAX_PATCH)

@@ -154,7 +154,7 @@ impl Changes {
                 });
             }
         }
-        // What is left in the map is in no file, so these are new instances.
+        // The entries left in the map are in no file, so these are new instances.
         for placed in open.into_values().flatten() {
             group_of(&mut files, &placed)
                 .instances

@@ -569,7 +569,7 @@ impl Objects {
         within(limit, async {
             let store = match self.context.get_object_store(&self.bucket).await {
                 Ok(store) => store,
-                // Whatever the error: to create a bucket that exists already, with the same
+                // Any error may be harmless: to create a bucket that exists already, with the same
                 // settings, succeeds.
                 Err(_) => {
                     let config = Config {

@@ -174,7 +174,7 @@ fn acknowledged_changes_survive_kills() -> Result<()> {
     Ok(())
 }
 
-/// What a kill leaves between the steps of a replacement is swept by the next publisher, in each of its folders.
+/// The next publisher sweeps the leftovers of a kill between the steps of a replacement, in each of its folders.
 #[test]
 fn leftovers_of_kills_are_swept() -> Result<()> {
     let lab = Lab::new(1)?;

@@ -845,7 +845,7 @@ async fn stale_answers_bridge_outages() {
         "after a vain renewal there is a pause"
     );
     assert_eq!(cache.counters.stale_hits.load(Ordering::Relaxed), 3);
-    // What is still served is also listed.
+    // Answers that are still served are also listed.
     let listed = Listing::of([(None, &*cache)].into_iter(), &Selection::default(), 9);
     assert_eq!(listed.entries.len(), 1);
     assert_eq!(listed.entries[0].fresh_seconds, 0);

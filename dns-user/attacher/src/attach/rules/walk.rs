@@ -309,7 +309,7 @@ impl Device {
     }
 }
 
-/// What rules can see of an interface beside its name and index.
+/// The properties of an interface that rules can match, beside its name and index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DeviceKind {
     is_loopback: bool,

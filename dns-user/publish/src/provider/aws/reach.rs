@@ -26,7 +26,7 @@ impl<'a> Account<'a> {
 }
 
 impl AwsSettings {
-    /// Returns whether a zone may pass the filters of both. What only might differ counts as the same.
+    /// Returns whether a zone may pass the filters of both. Zones that only might differ count as the same.
     pub(super) fn may_share_zones(&self, other: &Self) -> bool {
         // Each partition of AWS has an endpoint, and zones of its own.
         self.endpoint == other.endpoint

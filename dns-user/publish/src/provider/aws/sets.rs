@@ -233,7 +233,7 @@ pub(super) fn adjust(desired: &mut Vec<Record>, balancers: BalancerRecords) {
     for mut record in desired.drain(..) {
         record
             .properties
-            // What Route 53 does not keep would differ from the listed set in every round.
+            // A property that Route 53 does not keep would differ from the listed set in every round.
             .retain(|name, value| name.starts_with("aws/") || (name == ALIAS && value == "true"));
         let target = first_target(&record);
         let alias = match balancers {
@@ -677,5 +677,289 @@ mod tests {
         ] {
             assert_eq!(hosted_zone(target), zone, "{target}");
         }
+    }
+
+    #[test]
+    fn properties_must_suit_route_53() {
+        for (property, value, remedy) in [
+            ("aws/weight", "0", None),
+            ("aws/weight", "255", None),
+            ("aws/weight", "256", Some("a number from 0 to 255")),
+            ("aws/weight", "-1", Some("a number from 0 to 255")),
+            ("aws/failover", "PRIMARY", None),
+            ("aws/failover", "SECONDARY", None),
+            ("aws/failover", "primary", Some("PRIMARY or SECONDARY")),
+            ("aws/multi-value-answer", "true", None),
+            ("aws/multi-value-answer", "yes", Some("true or false")),
+            ("aws/evaluate-target-health", "false", None),
+            ("aws/evaluate-target-health", "", Some("true or false")),
+            ("aws/region", "anywhere", None),
+        ] {
+            let mut record = Record::parse("a.example.org", RecordType::A, ["192.0.2.1"]).unwrap();
+            record.set_property(property, value);
+            let expected = remedy
+                .map(|remedy| format!("its property {property} is {value:?}; write {remedy}"));
+            assert_eq!(unfit(&record), expected);
+        }
+    }
+
+    fn written(record: &Record) -> String {
+        let mut xml = String::new();
+        write(record).write(&mut xml);
+        let xml = xml.strip_prefix("<ResourceRecordSet>").unwrap();
+        xml.strip_suffix("</ResourceRecordSet>").unwrap().to_owned()
+    }
+
+    #[test]
+    fn elements_stand_in_the_order_of_the_schema() {
+        let mut record =
+            Record::parse("a.example.org", RecordType::A, ["192.0.2.1", "192.0.2.2"]).unwrap();
+        let head = "<Name>a.example.org.</Name><Type>A</Type>";
+        let values = "<ResourceRecords><ResourceRecord><Value>192.0.2.1</Value></ResourceRecord>\
+                      <ResourceRecord><Value>192.0.2.2</Value></ResourceRecord></ResourceRecords>";
+        assert_eq!(written(&record), format!("{head}<TTL>300</TTL>{values}"));
+        record.ttl = Some(60);
+        record.set_identifier = "blue".to_owned();
+        for (property, value) in [
+            ("aws/weight", "1"),
+            ("aws/region", "eu"),
+            ("aws/failover", "PRIMARY"),
+            ("aws/multi-value-answer", "true"),
+            ("aws/health-check-id", "h"),
+            ("aws/geolocation-continent-code", "EU"),
+            ("aws/geolocation-country-code", "DE"),
+            ("aws/geolocation-subdivision-code", "BE"),
+        ] {
+            record.set_property(property, value);
+        }
+        assert_eq!(
+            written(&record),
+            format!(
+                "{head}<SetIdentifier>blue</SetIdentifier><Weight>1</Weight><Region>eu</Region><GeoLocation>\
+                 <ContinentCode>EU</ContinentCode><CountryCode>DE</CountryCode><SubdivisionCode>BE</SubdivisionCode>\
+                 </GeoLocation><Failover>PRIMARY</Failover><MultiValueAnswer>true</MultiValueAnswer><TTL>60</TTL>\
+                 {values}<HealthCheckId>h</HealthCheckId>"
+            )
+        );
+        assert_eq!(read(&write(&record)).unwrap(), record);
+        let mut alias = Record::new(Name::parse("a.example.org").unwrap(), RecordType::A, []);
+        alias
+            .targets
+            .insert(Target::alias(&Name::parse("lb.example.net").unwrap()));
+        alias.set_property("alias", "true");
+        alias.set_property("aws/target-hosted-zone", "Z1");
+        let target = |health: &str| {
+            format!(
+                "{head}<AliasTarget><HostedZoneId>Z1</HostedZoneId><DNSName>lb.example.net</DNSName>\
+                 <EvaluateTargetHealth>{health}</EvaluateTargetHealth></AliasTarget>"
+            )
+        };
+        assert_eq!(written(&alias), target("true"));
+        alias.set_property("aws/evaluate-target-health", "false");
+        assert_eq!(written(&alias), target("false"));
+        alias.ttl = Some(300);
+        assert_eq!(read(&write(&alias)).unwrap(), alias);
+    }
+
+    #[test]
+    fn listed_sets_are_read() {
+        let element = |text: &str| Element::parse(text.as_bytes()).unwrap();
+        let listed = element(
+            "<S><Name>\\052.example.org.</Name><Type>TXT</Type><TTL>5</TTL><ResourceRecords><ResourceRecord><Value>\
+             \"a\\344\" \"b\"</Value></ResourceRecord></ResourceRecords></S>",
+        );
+        let record = read(&listed).unwrap();
+        assert_eq!(record.to_string(), "*.example.org 5 TXT a\\228b");
+        let without = element("<S><Name>a.</Name><Type>A</Type></S>");
+        assert_eq!(read(&without).unwrap().ttl, None);
+        let address = element(
+            "<S><Name>a.</Name><Type>A</Type><ResourceRecords><ResourceRecord><Value>x</Value></ResourceRecord>\
+             </ResourceRecords></S>",
+        );
+        assert!(read(&address).is_err());
+        assert!(read(&element("<S><Name>a.</Name><Type>NEW</Type></S>")).is_err());
+        assert!(read(&element("<S><Name>a..b</Name><Type>A</Type></S>")).is_err());
+    }
+
+    #[test]
+    fn octal_escapes_become_decimal() {
+        for (text, expected) in [
+            ("", ""),
+            ("a.b", "a.b"),
+            (r"\052.a", r"\042.a"),
+            (r"a\344\000b", r"a\228\000b"),
+            (r"\377", r"\255"),
+            (r"\400", r"\400"),
+            (r"\\052", r"\\052"),
+            ("\\\"x", "\\\"x"),
+            (r"a\05", r"a\05"),
+            (r"a\", r"a\"),
+            ("\\é", "\\é"),
+        ] {
+            assert_eq!(octal_to_decimal(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn texts_are_written_in_strings() {
+        let written = |octets: &[u8]| value_text(RecordType::TXT, &Target::text(octets));
+        assert_eq!(written(b""), "\"\"");
+        assert_eq!(written(b"a \"b\" \\ ~"), r#""a \"b\" \\ ~""#);
+        assert_eq!(written(b"\x1f\x7f\xff"), r#""\037\177\377""#);
+        assert_eq!(written(&[b'x'; 255]), format!("\"{}\"", "x".repeat(255)));
+        assert_eq!(
+            written(&[b'x'; 256]),
+            format!("\"{}\" \"x\"", "x".repeat(255))
+        );
+        let alias = Target::alias(&Name::parse("a.b").unwrap());
+        assert_eq!(value_text(RecordType::CNAME, &alias), "a.b");
+    }
+
+    #[test]
+    fn sizes_count_octets_and_values() {
+        let record =
+            Record::parse("a.example.org", RecordType::A, ["192.0.2.1", "192.0.2.20"]).unwrap();
+        let size = |changes, octets, values| Size {
+            changes,
+            octets,
+            values,
+        };
+        assert_eq!(Size::of(&write(&record)), size(1, 19, 2));
+        let mut alias = Record::new(record.name.clone(), RecordType::A, []);
+        alias
+            .targets
+            .insert(Target::alias(&Name::parse("lb.example.net").unwrap()));
+        alias.set_property("alias", "true");
+        assert_eq!(Size::of(&write(&alias)), size(1, 14, 1));
+        let mut sum = size(1, 2, 3);
+        sum.add(size(10, 20, 30));
+        assert_eq!(sum, size(11, 22, 33));
+        for (size, expected) in [
+            (size(10, 32_000, 1_000), true),
+            (size(11, 1, 1), false),
+            (size(1, 32_001, 1), false),
+            (size(1, 1, 1_001), false),
+        ] {
+            assert_eq!(size.fits(10), expected, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn steps_compare_by_deleting_what_was_listed() {
+        let record = |name: &str, target: &str| {
+            Record::parse(&format!("{name}.example.org"), RecordType::A, [target]).unwrap()
+        };
+        let name = record("a", "192.0.2.1").name;
+        let transaction = Transaction {
+            name: name.clone(),
+            steps: vec![
+                Step::Require(record("a", "192.0.2.1")),
+                Step::RequireAbsent(name, RecordType::MX),
+                Step::Replace {
+                    before: record("b", "192.0.2.1"),
+                    after: record("b", "192.0.2.2"),
+                },
+                Step::Delete(record("c", "192.0.2.1")),
+                Step::Create(record("d", "192.0.2.1")),
+            ],
+        };
+        let exact = Element::of("Exact", [Element::text("Name", "a.example.org.")]);
+        let changes = SetChanges::new(&transaction, |wanted| {
+            (wanted.name.as_str() == "a.example.org").then(|| exact.clone())
+        });
+        let shown: Vec<String> = changes
+            .changes
+            .iter()
+            .map(|(verb, set)| format!("{verb} {} {}", set.name, set.text_of("Name")))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "DELETE Exact a.example.org.",
+                "CREATE Exact a.example.org.",
+                "DELETE ResourceRecordSet b.example.org.",
+                "CREATE ResourceRecordSet b.example.org.",
+                "DELETE ResourceRecordSet c.example.org.",
+                "CREATE ResourceRecordSet d.example.org.",
+            ]
+        );
+        assert_eq!((changes.size.changes, changes.size.values), (6, 4));
+        let mut xml = String::new();
+        let created = Transaction {
+            name: record("d", "192.0.2.1").name,
+            steps: vec![Step::Create(record("d", "192.0.2.1"))],
+        };
+        request(&[SetChanges::new(&created, |_| None)]).write(&mut xml);
+        assert_eq!(
+            xml,
+            "<ChangeResourceRecordSetsRequest><ChangeBatch><Comment>bosh-dns-publish</Comment><Changes><Change>\
+             <Action>CREATE</Action><ResourceRecordSet><Name>d.example.org.</Name><Type>A</Type><TTL>300</TTL>\
+             <ResourceRecords><ResourceRecord><Value>192.0.2.1</Value></ResourceRecord></ResourceRecords>\
+             </ResourceRecordSet></Change></Changes></ChangeBatch></ChangeResourceRecordSetsRequest>"
+        );
+    }
+
+    #[test]
+    fn wanted_sets_have_what_route_53_keeps() {
+        let wanted = |target: &str, properties: &[(&str, &str)]| {
+            let mut record = Record::parse("www.example.org", RecordType::CNAME, [target]).unwrap();
+            record.ttl = Some(60);
+            for (name, value) in properties {
+                record.set_property(name, value);
+            }
+            record
+        };
+        let adjusted = |record: Record, balancers| {
+            let mut desired = vec![record];
+            adjust(&mut desired, balancers);
+            let mut lines = Vec::new();
+            for record in desired {
+                lines.push(format!("{record} {:?}", record.properties));
+            }
+            lines
+        };
+        let alias = BalancerRecords::Alias {
+            evaluate_health: false,
+        };
+        let given = [
+            ("alias", "true"),
+            ("aws/weight", "1"),
+            ("coredns/group", "g"),
+        ];
+        assert_eq!(
+            adjusted(wanted("a.example.net", &given), alias),
+            ["www.example.org 60 CNAME a.example.net {\"aws/weight\": \"1\"}"]
+        );
+        let balancer = "lb.elb.us-west-2.amazonaws.com";
+        let properties = |health: &str| {
+            format!(
+                "{{\"alias\": \"true\", \"aws/evaluate-target-health\": \"{health}\", \"aws/target-hosted-zone\": \
+                 \"Z18D5FSROUN65G\"}}"
+            )
+        };
+        assert_eq!(
+            adjusted(wanted(balancer, &[("alias", "false")]), alias),
+            [
+                format!("www.example.org 300 A {balancer} {}", properties("false")),
+                format!(
+                    "www.example.org 300 AAAA {balancer} {}",
+                    properties("false")
+                ),
+            ]
+        );
+        let own = wanted(balancer, &[("aws/evaluate-target-health", "true")]);
+        assert!(adjusted(own, alias)[0].ends_with(&properties("true")));
+        assert_eq!(
+            adjusted(
+                wanted(balancer, &[("alias", "true")]),
+                BalancerRecords::Cname
+            ),
+            [format!("www.example.org 60 CNAME {balancer} {{}}")]
+        );
+        let address = Record::parse("www.example.org", RecordType::A, ["192.0.2.1"]).unwrap();
+        assert_eq!(
+            adjusted(address, alias),
+            ["www.example.org 0 A 192.0.2.1 {}"]
+        );
     }
 }

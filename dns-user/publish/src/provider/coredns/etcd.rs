@@ -456,7 +456,7 @@ mod tests {
             ("192.0.2.1", Some(60))
         );
         assert_eq!((service.text.as_str(), service.group), ("", None));
-        // Whatever else the value holds is kept when it is written.
+        // All other fields of the value are kept when it is written.
         assert_eq!(service.others.keys().collect::<Vec<_>>(), ["priority", "x"]);
         assert!(Service::read(b"null").unwrap().is_empty());
         assert!(Service::read(b"not json").is_err());

@@ -322,7 +322,7 @@ impl CoreDns {
                 }
                 None => current.without(record_type),
             };
-            // What is not written cannot conflict with another writer.
+            // A key that is not written cannot conflict with another writer.
             if edited == *listed {
                 edits.remove(key);
             } else {

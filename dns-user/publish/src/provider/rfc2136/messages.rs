@@ -95,7 +95,7 @@ impl Transfer {
         }
         for _ in 0..header.counts[1] {
             let record = reader.record()?;
-            // What follows the last SOA belongs to no transfer; the server may have mixed two.
+            // Records after the last SOA belong to no transfer; the server may have mixed two.
             if self.is_complete {
                 return Err(TransferError::Trailing);
             }
@@ -173,7 +173,7 @@ impl Transfer {
             left: _,
         } = self;
         if !is_complete {
-            // What is missing would look deleted. (External-dns takes a broken transfer for an empty zone.)
+            // Missing records would look deleted. (External-dns takes a broken transfer for an empty zone.)
             return Err(TransferError::Incomplete);
         }
         let mut sets: Vec<Record> = records.into_values().collect();
@@ -784,5 +784,631 @@ impl ChangedSet<'_> {
         }
         // A wildcard may answer for a deleted name; then the next listing decides.
         Ok(found == *self.expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::parse(text).unwrap()
+    }
+
+    fn apex() -> Name {
+        name("example.org")
+    }
+
+    fn set(line: &str) -> Record {
+        let words: Vec<&str> = line.splitn(3, ' ').collect();
+        let record_type: RecordType = words[1].parse().unwrap();
+        let targets = words[2].split('|');
+        Record::parse(&format!("{}.example.org", words[0]), record_type, targets).unwrap()
+    }
+
+    fn hex(octets: &[u8]) -> String {
+        dns_kit::hex(octets)
+    }
+
+    fn target(record_type: RecordType, text: &str) -> Target {
+        Target::parse(record_type, text).unwrap()
+    }
+
+    #[test]
+    fn data_have_the_form_of_their_type() {
+        let ten = "01".repeat(10);
+        for (record_type, text, expected) in [
+            (RecordType::A, "192.0.2.1", "c0000201"),
+            (
+                RecordType::AAAA,
+                "2001:db8::1",
+                "20010db8000000000000000000000001",
+            ),
+            (RecordType::CNAME, "a.bc", "0161026263 00"),
+            (RecordType::NS, ".", "00"),
+            (RecordType::PTR, r"a\.b", "03612e62 00"),
+            (RecordType::DNAME, "a", "0161 00"),
+            (RecordType::TXT, "\"\"", "00"),
+            (RecordType::TXT, "ab", "026162"),
+            (RecordType::MX, "10 a", "000a 0161 00"),
+            (RecordType::SRV, "1 2 65535 a", "0001 0002 ffff 0161 00"),
+            (
+                RecordType::NAPTR,
+                r#"1 2 "s" "" "x\"y" a"#,
+                "0001 0002 0173 00 03782279 0161 00",
+            ),
+            (RecordType(65280), r"\# 2 abcd", "abcd"),
+            (RecordType(65280), r"\# 0", ""),
+            (RecordType(65280), &format!(r"\# 10 {ten}"), &ten),
+        ] {
+            let data = encode(record_type, &target(record_type, text)).unwrap();
+            assert_eq!(
+                hex(&data),
+                expected.replace(' ', ""),
+                "{record_type} {text}"
+            );
+            // And back again, behind a question to which no name points.
+            let mut section = Records::default();
+            section
+                .push(&Name::root(), &apex(), record_type, CLASS_IN, 7, &data)
+                .unwrap();
+            let mut message = question(1, 0, &apex(), TYPE_AXFR);
+            append(&mut message, 1, &section);
+            let mut reader = MessageReader::new(&message);
+            reader.header().unwrap();
+            reader.question().unwrap();
+            let record = reader.record().unwrap();
+            assert_eq!((record.ttl, record.class), (7, CLASS_IN));
+            assert_eq!(
+                decode(&message, &record).unwrap(),
+                target(record_type, text)
+            );
+        }
+        // A string has at most 255 octets, and a text as many strings as it needs.
+        for (length, lengths) in [
+            (255, &[255][..]),
+            (256, &[255, 1]),
+            (510, &[255, 255]),
+            (511, &[255, 255, 1]),
+        ] {
+            let text = Target::text(&vec![b'x'; length]);
+            let data = encode(RecordType::TXT, &text).unwrap();
+            let mut at = 0;
+            let mut found = Vec::new();
+            while at < data.len() {
+                found.push(usize::from(data[at]));
+                at += 1 + usize::from(data[at]);
+            }
+            assert_eq!((found.as_slice(), at), (lengths, data.len()));
+        }
+        let long = "y".repeat(256);
+        let text = target(RecordType::NAPTR, &format!(r#"1 2 "s" "" "{long}" a"#));
+        assert_eq!(
+            encode(RecordType::NAPTR, &text),
+            Err(WireError("a string above 255 octets"))
+        );
+    }
+
+    #[test]
+    fn malformed_data_are_refused() {
+        let decoded = |record_type: RecordType, data: &[u8]| {
+            let mut section = Records::default();
+            section
+                .push(&Name::root(), &apex(), record_type, CLASS_IN, 0, data)
+                .unwrap();
+            let mut message = question(1, 0, &apex(), TYPE_AXFR);
+            append(&mut message, 1, &section);
+            // What follows is another record's.
+            message.extend([1, b'a', 0, 0, 0, 0]);
+            let mut reader = MessageReader::new(&message);
+            reader.header().unwrap();
+            reader.question().unwrap();
+            decode(&message, &reader.record().unwrap())
+        };
+        let address = Err(WireError("an address of another length"));
+        assert_eq!(decoded(RecordType::A, &[1, 2, 3]), address);
+        assert_eq!(decoded(RecordType::A, &[1; 5]), address);
+        assert_eq!(decoded(RecordType::AAAA, &[1; 4]), address);
+        assert_eq!(
+            decoded(RecordType::AAAA, &[0; 16]),
+            Ok(target(RecordType::AAAA, "::"))
+        );
+        let other = Err(WireError("data of another length"));
+        assert_eq!(decoded(RecordType::CNAME, &[1, b'a']), other);
+        assert_eq!(decoded(RecordType::CNAME, &[1, b'a', 0, 0]), other);
+        assert_eq!(decoded(RecordType::MX, &[0, 1, 1, b'a']), other);
+        assert_eq!(decoded(RecordType::TXT, &[2, b'a']), Err(MALFORMED));
+        assert_eq!(
+            decoded(RecordType::TXT, &[1, b'a', 0]),
+            Ok(Target::text(b"a"))
+        );
+        assert_eq!(
+            decoded(RecordType(99), &[]),
+            Ok(target(RecordType(99), r"\# 0"))
+        );
+    }
+
+    #[test]
+    fn names_follow_backward_pointers_only() {
+        let read = |octets: &[u8], at: usize| {
+            let mut reader = MessageReader::at(octets, at);
+            let name = reader.name();
+            (name.map(|name| name.to_string()), reader.at)
+        };
+        // `b.c` at 0, and at 5 `a` with a pointer to it.
+        let octets = [1, b'b', 1, b'C', 0, 1, b'a', 0xc0, 0, 0xff];
+        assert_eq!(read(&octets, 0), (Ok("b.c".to_owned()), 5));
+        assert_eq!(read(&octets, 5), (Ok("a.b.c".to_owned()), 9));
+        assert_eq!(read(&octets, 7), (Ok("b.c".to_owned()), 9));
+        assert_eq!(read(&octets, 2), (Ok("c".to_owned()), 5));
+        assert_eq!(read(&[0], 0), (Ok(".".to_owned()), 1));
+        // The reader continues behind the first of two pointers.
+        let chain = [1, b'b', 0, 0xc0, 0, 0xc0, 3, 9];
+        assert_eq!(read(&chain, 5), (Ok("b".to_owned()), 7));
+        let error = |octets: &[u8], at| read(octets, at).0.unwrap_err().0;
+        let forward = "a name's pointer points forward";
+        assert_eq!(error(&[0xc0, 0], 0), forward, "to itself");
+        assert_eq!(error(&[0xc0, 2, 0], 0), forward);
+        assert_eq!(error(&[0xc0, 2, 0xc0, 0], 2), forward, "back and forth");
+        assert_eq!(error(&[64, 0], 0), "a label of an unknown kind");
+        assert_eq!(error(&[191, 0], 0), "a label of an unknown kind");
+        assert_eq!(error(&[2, b'a'], 0), "it is truncated");
+        assert_eq!(error(&[0xc0], 0), "it is truncated");
+        // A pointer has 14 bits.
+        let mut far = vec![0; 0x1ff];
+        far[0x101..0x104].copy_from_slice(&[1, b'z', 0]);
+        far[0x110..0x112].copy_from_slice(&[0xc1, 0x01]);
+        assert_eq!(read(&far, 0x110), (Ok("z".to_owned()), 0x112));
+        let longest = [&[1, b'a'].repeat(127)[..], &[0]].concat();
+        assert_eq!(read(&longest, 0).0.unwrap().len(), 253);
+        let above = [&[1, b'a'].repeat(128)[..], &[0]].concat();
+        assert_eq!(error(&above, 0), "a name with too many labels");
+        let wide = [&[[63].as_slice(), &[b'a'; 63]].concat().repeat(4)[..], &[0]].concat();
+        assert_eq!(error(&wide, 0), "a malformed name");
+        let full = [[63].as_slice(), &[b'a'; 63], &[0]].concat();
+        assert_eq!(read(&full, 0), (Ok("a".repeat(63)), 65));
+    }
+
+    #[test]
+    fn numbers_are_read_in_network_order() {
+        let octets = [1, 2, 3, 4, 5, 0, 2, 8, 9, 7];
+        let mut reader = MessageReader::new(&octets);
+        assert_eq!(
+            (reader.u8(), reader.u32(), reader.at),
+            (Ok(1), Ok(0x0203_0405), 5)
+        );
+        assert_eq!(reader.counted(), Ok(&[8, 9][..]));
+        assert_eq!(reader.u16(), Err(WireError("it is truncated")));
+        assert_eq!(
+            (reader.at, reader.octets(1), reader.at),
+            (9, Ok(&[7][..]), 9)
+        );
+        assert_eq!(reader.octets(0), Ok(&[][..]));
+        assert_eq!(
+            reader.octets(usize::MAX),
+            Err(WireError("a length beyond the message"))
+        );
+        let header = MessageReader::new(&[0, 7, 0x84, 0x23, 0, 1, 0, 2, 0, 3, 0, 4])
+            .header()
+            .unwrap();
+        let expected = Header {
+            id: 7,
+            flags: 0x8423,
+            counts: [1, 2, 3, 4],
+        };
+        assert_eq!(header, expected);
+        assert!(header.is_response());
+        assert_eq!(header.rcode(), 3);
+        let query = Header {
+            flags: 0x7ff0,
+            ..expected
+        };
+        assert!(!query.is_response());
+        assert_eq!(query.rcode(), 0);
+    }
+
+    #[test]
+    fn messages_have_the_form_of_the_rfc() {
+        assert_eq!(
+            hex(&question(0x1234, UPDATE, &name("a.b"), 6)),
+            "12342800000100000000000001610162000006 0001".replace(' ', "")
+        );
+        let mut section = Records::default();
+        for owner in ["x.a.b", "a.b", "c"] {
+            section
+                .push(
+                    &name("a.b"),
+                    &name(owner),
+                    RecordType::A,
+                    CLASS_ANY,
+                    258,
+                    &[9],
+                )
+                .unwrap();
+        }
+        // Names within the zone end in a pointer to it.
+        let rest = "0001 00ff 00000102 0001 09".replace(' ', "");
+        let expected = format!("0178c00c{rest}c00c{rest}016300{rest}");
+        assert_eq!((section.count, hex(&section.octets)), (3, expected.clone()));
+        let mut message = question(1, 0, &name("a.b"), 6);
+        let head = message.len();
+        append(&mut message, 2, &section);
+        append(&mut message, 2, &section);
+        append(&mut message, 1, &section);
+        assert_eq!(hex(&message[4..12]), "0001000300060000");
+        assert_eq!(hex(&message[head..]), expected.repeat(3));
+        let mut in_root = Records::default();
+        in_root
+            .push(&Name::root(), &name("c"), RecordType::A, CLASS_IN, 0, &[])
+            .unwrap();
+        assert_eq!(hex(&in_root.octets[..3]), "016300");
+    }
+
+    #[test]
+    fn records_are_counted_in_sixteen_bits() {
+        let mut section = Records {
+            octets: Vec::new(),
+            count: u16::MAX - 1,
+        };
+        let mut push = |length: usize| {
+            let data = vec![0; length];
+            section.push(
+                &Name::root(),
+                &Name::root(),
+                RecordType(99),
+                CLASS_IN,
+                0,
+                &data,
+            )
+        };
+        assert_eq!(push(65_535), Ok(()));
+        assert_eq!(push(65_536), Err(WireError("data above 65,535 octets")));
+        assert_eq!(push(0), Err(WireError("above 65,535 records")));
+    }
+
+    /// Reads the records of a section of an update.
+    fn lines(message: &[u8]) -> Vec<String> {
+        let mut reader = MessageReader::new(message);
+        let header = reader.header().unwrap();
+        assert_eq!(header.flags, 5 << 11);
+        let (zone, record_type) = reader.question().unwrap();
+        assert_eq!((zone, record_type), (apex(), 6));
+        let mut lines = Vec::new();
+        for (section, count) in [("?", header.counts[1]), ("!", header.counts[2])] {
+            for _ in 0..count {
+                let RawRecord {
+                    name,
+                    record_type,
+                    class,
+                    ttl,
+                    data,
+                    ..
+                } = reader.record().unwrap();
+                let data = hex(&message[data]);
+                lines.push(format!(
+                    "{section} {name} {record_type} {class} {ttl} {data}"
+                ));
+            }
+        }
+        assert_eq!(reader.at, message.len());
+        lines
+    }
+
+    #[test]
+    fn updates_require_sets_and_change_them() {
+        let mut created = set("c A 192.0.2.3");
+        created.ttl = Some(300);
+        let steps = vec![
+            Step::Require(set("a A 192.0.2.1|192.0.2.2")),
+            Step::RequireAbsent(name("b.example.org"), RecordType::CNAME),
+            Step::Create(created),
+            Step::Delete(set("d A 192.0.2.4")),
+            Step::Replace {
+                before: set("e A 192.0.2.5"),
+                after: set("e A 192.0.2.6|192.0.2.7|192.0.2.8"),
+            },
+        ];
+        let transaction = Transaction {
+            name: name("a.example.org"),
+            steps,
+        };
+        let encoded = Encoded::new(&apex(), &transaction, &ListedTexts::new()).unwrap();
+        assert_eq!(
+            (encoded.name.as_str(), encoded.largest),
+            ("a.example.org", 3)
+        );
+        assert!(encoded.fits());
+        assert_eq!(
+            lines(&message(9, &apex(), &[encoded])),
+            [
+                "? a.example.org A 1 0 c0000201",
+                "? a.example.org A 1 0 c0000202",
+                "? b.example.org CNAME 254 0 ",
+                "? c.example.org A 254 0 ",
+                "? d.example.org A 1 0 c0000204",
+                "? e.example.org A 1 0 c0000205",
+                "! d.example.org A 255 0 ",
+                "! e.example.org A 255 0 ",
+                "! c.example.org A 1 300 c0000203",
+                "! e.example.org A 1 60 c0000206",
+                "! e.example.org A 1 60 c0000207",
+                "! e.example.org A 1 60 c0000208",
+            ]
+        );
+    }
+
+    #[test]
+    fn texts_keep_the_strings_in_which_they_were_listed() {
+        let mut split = ListedTexts::new();
+        let record = set("t TXT ab|c");
+        let ab = Target::text(b"ab");
+        split.insert(
+            record.key(),
+            vec![
+                (ab.clone(), b"\x01a\x01b".to_vec()),
+                (ab, b"\x02ab".to_vec()),
+            ],
+        );
+        let data = |record: &Record, listed: &ListedTexts| {
+            let found = data_of(record, listed).unwrap();
+            found.iter().map(|data| hex(data)).collect::<Vec<_>>()
+        };
+        assert_eq!(data(&record, &split), ["01610162", "026162", "0163"]);
+        assert_eq!(data(&record, &ListedTexts::new()), ["026162", "0163"]);
+        assert_eq!(data(&set("other TXT ab"), &split), ["026162"]);
+        assert_eq!(data(&set("t A 192.0.2.1"), &split), ["c0000201"]);
+    }
+
+    #[test]
+    fn messages_hold_what_fits() {
+        let encoded = |octets: usize, prerequisites: u16, updates: u16| Encoded {
+            name: apex(),
+            prerequisites: Records {
+                octets: Vec::new(),
+                count: prerequisites,
+            },
+            updates: Records {
+                octets: vec![0; octets],
+                count: updates,
+            },
+            largest: 0,
+        };
+        // Header, the zone's name and its type and class take 271 octets at most.
+        let room = 64_000 - 271;
+        for (transactions, expected) in [
+            (vec![encoded(room, 1, 1)], 1),
+            (vec![encoded(room, 1, 1), encoded(1, 1, 1)], 1),
+            (
+                vec![encoded(room - 1, 1, 1), encoded(1, 1, 1), encoded(1, 1, 1)],
+                2,
+            ),
+            (vec![encoded(1, 65_535, 1), encoded(1, 0, 65_534)], 2),
+            (vec![encoded(1, 65_535, 1), encoded(1, 1, 1)], 1),
+            (vec![encoded(1, 1, 65_535), encoded(1, 1, 1)], 1),
+            (vec![encoded(room + 1, 1, 1)], 1),
+        ] {
+            assert_eq!(fitting(&transactions), expected);
+        }
+        for (octets, fits) in [(room, true), (room + 1, false)] {
+            assert_eq!(encoded(octets, 1, 1).fits(), fits, "{octets}");
+        }
+        let mut both = encoded(room - 1, 1, 1);
+        both.prerequisites.octets = vec![0; 2];
+        assert!(!both.fits());
+    }
+
+    /// Returns a response with records given by class, type, TTL and data.
+    fn response(flags: u16, records: &[(&str, RecordType, u16, u32, &[u8])]) -> Vec<u8> {
+        let mut section = Records::default();
+        for (owner, record_type, class, ttl, data) in records {
+            section
+                .push(&apex(), &name(owner), *record_type, *class, *ttl, data)
+                .unwrap();
+        }
+        let mut message = question(9, 0, &apex(), TYPE_AXFR);
+        append(&mut message, 1, &section);
+        message[2..4].copy_from_slice(&flags.to_be_bytes());
+        message
+    }
+
+    const SOA: &[u8] = &[
+        0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    ];
+
+    #[test]
+    fn zones_are_listed_without_what_the_server_manages() {
+        let a = RecordType::A;
+        let text = RecordType::TXT;
+        let message = response(
+            0x8400,
+            &[
+                ("example.org", RecordType::SOA, 1, 60, SOA),
+                ("example.org", RecordType::NS, 1, 60, &[1, b'n', 0]),
+                ("sub.example.org", RecordType::NS, 1, 60, &[1, b'n', 0]),
+                ("a.example.org", a, 1, 60, &[192, 0, 2, 1]),
+                ("a.example.org", a, 1, 90, &[192, 0, 2, 2]),
+                ("a.example.org", a, 3, 60, &[192, 0, 2, 3]),
+                ("a.example.org", RecordType(46), 1, 60, &[1]),
+                ("a.example.org", RecordType(47), 1, 60, &[1]),
+                ("a.example.org", RecordType(50), 1, 60, &[1]),
+                ("a.example.org", RecordType(51), 1, 60, &[1]),
+                ("a.example.org", RecordType(52), 1, 60, &[1]),
+                ("a.example.org", text, 1, 60, b"\x02ab"),
+                ("b.example.org", text, 1, 60, b"\x01a\x01b"),
+                ("c.example.org", text, 1, 60, b"\x02ab"),
+                ("c.example.org", text, 1, 60, b"\x01a\x01b"),
+                ("example.org", RecordType::SOA, 1, 60, SOA),
+            ],
+        );
+        let mut transfer = Transfer::new(&apex(), 9);
+        assert_eq!(transfer.take(&message), Ok(true));
+        let (records, texts) = transfer.finish().unwrap();
+        let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "a.example.org 60 A 192.0.2.1,192.0.2.2",
+                "a.example.org 60 TXT ab",
+                r"a.example.org 60 TYPE52 \# 1 01",
+                "b.example.org 60 TXT ab",
+                "c.example.org 60 TXT ab",
+                "sub.example.org 60 NS n",
+            ]
+        );
+        let mut kept: Vec<String> = texts
+            .iter()
+            .map(|(key, values)| {
+                let values: Vec<String> = values.iter().map(|(_, data)| hex(data)).collect();
+                format!("{} {}", key.name, values.join(","))
+            })
+            .collect();
+        kept.sort();
+        assert_eq!(
+            kept,
+            ["b.example.org 01610162", "c.example.org 026162,01610162"]
+        );
+    }
+
+    #[test]
+    fn transfers_answer_their_question() {
+        let whole = [
+            ("example.org", RecordType::SOA, 1, 60, SOA),
+            ("example.org", RecordType::SOA, 1, 60, SOA),
+        ];
+        let take = |message: &[u8]| Transfer::new(&apex(), 9).take(message);
+        assert_eq!(take(&response(0x8400, &whole)), Ok(true));
+        assert_eq!(take(&response(0x8400, &whole[..1])), Ok(false));
+        assert_eq!(
+            take(&response(0x0400, &whole)),
+            Err(TransferError::OtherQuestion)
+        );
+        assert_eq!(take(&response(0x8405, &whole)), Err(TransferError::Code(5)));
+        for (apex, record_type) in [("example.net", TYPE_AXFR), ("example.org", 6)] {
+            let mut message = question(9, 0, &name(apex), record_type);
+            message[2] = 0x84;
+            assert_eq!(take(&message), Err(TransferError::OtherQuestion));
+        }
+        // The question may be missing.
+        let mut message = response(0x8400, &whole);
+        message[5] = 0;
+        message.drain(12..29);
+        // Without it, pointers lead elsewhere, so the names are written out.
+        let mut section = Records::default();
+        for (_, record_type, class, ttl, data) in whole {
+            section
+                .push(&Name::root(), &apex(), record_type, class, ttl, data)
+                .unwrap();
+        }
+        message.truncate(12);
+        message.extend(&section.octets);
+        assert_eq!(take(&message), Ok(true));
+        for (error, text) in [
+            (
+                TransferError::OtherQuestion,
+                "it answers a different question",
+            ),
+            (TransferError::Code(5), "response code 5"),
+            (
+                TransferError::NoSoa(apex()),
+                "the first record is not the SOA of example.org",
+            ),
+            (
+                TransferError::Changed { first: 1, last: 2 },
+                "the zone changed during the transfer: serial numbers 1 and 2",
+            ),
+            (TransferError::Trailing, "records follow the last SOA"),
+            (
+                TransferError::Outside(name("x")),
+                "a record of x is outside the zone",
+            ),
+            (TransferError::Incomplete, "it ended before the last SOA"),
+            (TransferError::TooLarge, "the zone is larger than 256 MiB"),
+            (TransferError::Wire(WireError("x")), "x"),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn answers_prove_changes() {
+        let www = set("a A 192.0.2.1|192.0.2.2");
+        let transaction = Transaction {
+            name: www.name.clone(),
+            steps: vec![
+                Step::Require(set("r A 192.0.2.9")),
+                Step::RequireAbsent(name("n.example.org"), RecordType::A),
+                Step::Create(www.clone()),
+                Step::Replace {
+                    before: set("b A 192.0.2.9"),
+                    after: set("b A 192.0.2.1"),
+                },
+                Step::Delete(set("c A 192.0.2.9")),
+            ],
+        };
+        let sets = changed_sets(4, &transaction);
+        let shown: Vec<String> = sets
+            .iter()
+            .map(|set| {
+                format!(
+                    "{} {} {} {}",
+                    set.place,
+                    set.name,
+                    set.record_type,
+                    set.expected.len()
+                )
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "4 a.example.org A 2",
+                "4 b.example.org A 1",
+                "4 c.example.org A 0"
+            ]
+        );
+        let a = RecordType::A;
+        let one = ("a.example.org", a, 1, 60, &[192, 0, 2, 1][..]);
+        let two = ("a.example.org", a, 1, 60, &[192, 0, 2, 2][..]);
+        let both = response(0x8400, &[one, two]);
+        for (message, expected) in [
+            (both.clone(), true),
+            (response(0x8403, &[one, two]), true),
+            (response(0x8402, &[one, two]), false),
+            (response(0x0400, &[one, two]), false),
+            (response(0x8400, &[one]), false),
+            (response(0x8400, &[]), false),
+            // Of other names, types and classes.
+            (
+                response(
+                    0x8400,
+                    &[
+                        one,
+                        two,
+                        ("b.example.org", a, 1, 60, &[192, 0, 2, 3]),
+                        ("a.example.org", RecordType::AAAA, 1, 60, &[0; 16]),
+                        ("a.example.org", a, 3, 60, &[192, 0, 2, 4]),
+                    ],
+                ),
+                true,
+            ),
+            (
+                response(
+                    0x8400,
+                    &[one, two, ("a.example.org", a, 1, 60, &[192, 0, 2, 3])],
+                ),
+                false,
+            ),
+        ] {
+            assert_eq!(sets[0].is_proven(&message), Ok(expected));
+        }
+        // A deletion is proven by the absence of the set.
+        assert_eq!(sets[2].is_proven(&response(0x8403, &[])), Ok(true));
+        assert_eq!(sets[2].is_proven(&both), Ok(true));
+        let still = response(0x8400, &[("c.example.org", a, 1, 60, &[192, 0, 2, 9])]);
+        assert_eq!(sets[2].is_proven(&still), Ok(false));
+        assert_eq!(
+            sets[0].is_proven(&both[..both.len() - 1]),
+            Err(WireError("it is truncated"))
+        );
     }
 }

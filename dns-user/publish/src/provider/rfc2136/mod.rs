@@ -410,7 +410,7 @@ impl GroupSender for UpdateSender<'_> {
     async fn send(&mut self, groups: &[&[Encoded]]) -> Vec<TransactionResult> {
         let mut codes = vec![None; groups.len()];
         let failure = self.update(groups, &mut codes).await.err();
-        // What the server still sends on this connection answers messages that are given up.
+        // Later messages of the server on this connection answer requests that were given up.
         if failure.is_some() {
             self.connection = None;
         }
@@ -646,7 +646,7 @@ impl Server {
         } else {
             (rest, None)
         };
-        // What looks like a URL of another scheme is a mistake, not a host.
+        // A URL of another scheme is a mistake, not a host.
         if host.is_empty() || host.contains('/') {
             return None;
         }

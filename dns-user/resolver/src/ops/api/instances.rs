@@ -164,7 +164,7 @@ pub(super) async fn addresses(
 struct AddressAnswers {
     backend: Arc<Backend>,
     names: vec::IntoIter<(Name, BTreeSet<IpAddr>)>,
-    /// What stands before the next answer; `]` after the end of the list.
+    /// Text before the next answer; `]` after the end of the list.
     before: u8,
 }
 

@@ -37,7 +37,7 @@ type ReadCounter = Box<dyn Fn() -> u64 + Send + Sync>;
 #[derive(Default)]
 pub(crate) struct RecentEvents {
     counters: Vec<(CountedEvent, ReadCounter)>,
-    /// What was seen of each counter.
+    /// Last value of each counter.
     seen: Mutex<Vec<EventCount>>,
 }
 

@@ -89,7 +89,7 @@ pub(super) fn fast_path_off(facts: &Facts<'_>) -> Option<String> {
 }
 
 pub(super) fn fast_path_unserved(facts: &Facts<'_>) -> Option<String> {
-    // What is off serves nothing, and its reason is given already.
+    // A part that is off serves nothing, and its reason is given already.
     if facts.report.fast_path_off.is_some() {
         return None;
     }

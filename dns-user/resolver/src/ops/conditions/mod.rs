@@ -35,9 +35,9 @@ pub(crate) struct Condition {
     pub(crate) result: CheckResult,
     /// Words of every finding, by which an operator finds the page's row.
     pub(crate) words: &'static str,
-    /// What clients or operators lose.
+    /// The loss for clients or operators.
     pub(crate) consequence: &'static str,
-    /// What to do.
+    /// The remedy.
     pub(crate) remedy: &'static str,
     #[cfg_attr(not(test), expect(dead_code, reason = "for the generated rules"))]
     pub(crate) alert: Alert,
@@ -85,7 +85,7 @@ impl CheckResult {
     }
 }
 
-/// What the conditions are found in: the server's own state and counters, read once.
+/// Evidence for the conditions: the server's own state and counters, read once.
 pub(crate) struct Facts<'a> {
     pub(super) report: ServiceReport,
     pub(super) fast_path: &'a FastPathHandle,
