@@ -112,8 +112,7 @@ impl Agent {
         let at = self.current.load(Ordering::Relaxed);
         let address = &self.addresses[at % self.addresses.len()];
         let token = self.token.now().await;
-        // The agent adds up to a sixteenth of the wait.
-        let limit = wait.map_or(Duration::ZERO, |wait| wait + wait / 16) + TIMEOUT;
+        let limit = time_limit(wait);
         self.requests.fetch_add(1, Ordering::Relaxed);
         let answer = self
             .connections
@@ -233,6 +232,15 @@ impl Agent {
     pub(crate) fn counts(&self) -> [u64; 3] {
         [&self.requests, &self.failures, &self.index_resets]
             .map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// Returns the time within which a response must begin.
+fn time_limit(wait: Option<Duration>) -> Duration {
+    match wait {
+        // The agent adds up to a sixteenth of the wait.
+        Some(wait) => wait + wait / 16 + TIMEOUT,
+        None => TIMEOUT,
     }
 }
 
@@ -430,6 +438,7 @@ impl Drop for Permit<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scripted::ScriptedAgent;
 
     #[tokio::test]
     async fn requests_go_at_the_rate() {
@@ -590,40 +599,18 @@ mod tests {
         }
     }
 
-    /// Answers requests, one after the other on one connection, with these heads; returns the agent's port.
-    async fn answering(heads: &'static [&'static str]) -> u16 {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        tokio::spawn(async move {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            for head in heads {
-                let mut request = Vec::new();
-                while !request.ends_with(b"\r\n\r\n") {
-                    request.push(stream.read_u8().await.unwrap());
-                }
-                let reply = format!("HTTP/1.1 {head}\r\ncontent-length: 2\r\n\r\n{{}}");
-                stream.write_all(reply.as_bytes()).await.unwrap();
-            }
-            // Until the client closes it.
-            let _ = stream.read_u8().await;
-        });
-        port
-    }
-
     #[tokio::test]
     async fn outcomes_of_requests_are_counted_and_shown() {
-        let port = answering(&[
-            "200 OK\r\nx-consul-index: 9",
-            "403 Forbidden",
-            "404 Not Found",
-            "500 Internal Server Error",
-            "200 OK",
-            "429 Too Many Requests",
+        let scripted = ScriptedAgent::start(&[
+            ("200 OK\r\nx-consul-index: 9", "{}"),
+            ("403 Forbidden", "{}"),
+            ("404 Not Found", "{}"),
+            ("500 Internal Server Error", "{}"),
+            ("200 OK", "{}"),
+            ("429 Too Many Requests", "{}"),
         ])
         .await;
-        let agent = agents(&[port]);
+        let agent = agents(&[scripted.address.port]);
         for (number, failures, problem, is_away) in [
             (1, 0, None, false),
             (
@@ -644,7 +631,7 @@ mod tests {
                 assert_eq!((reply.index, &*reply.body), (Some(9), &b"{}"[..]));
             }
             assert_eq!(agent.counts(), [number, failures, 0]);
-            let address = format!("http://127.0.0.1:{port}: ");
+            let address = format!("{}: ", scripted.address);
             let problem = problem.map(|problem| address + problem);
             assert_eq!(agent.problem(), problem);
             assert_eq!(agent.is_away(), is_away);
@@ -781,5 +768,18 @@ mod tests {
             panic!("{error}")
         };
         assert_eq!((status, text), (StatusCode::BAD_GATEWAY, "é".repeat(200)));
+    }
+
+    #[test]
+    fn responses_begin_in_time() {
+        for (wait, limit) in [
+            (None, 15),
+            (Some(0), 15),
+            (Some(160), 185),
+            (Some(600), 652),
+        ] {
+            let limit_of_wait = time_limit(wait.map(Duration::from_secs));
+            assert_eq!(limit_of_wait.as_secs(), limit, "{wait:?}");
+        }
     }
 }

@@ -380,7 +380,10 @@ pub(crate) async fn fetch(
 
 #[cfg(test)]
 mod tests {
+    use dns_consul::config::HttpApi;
+
     use super::*;
+    use crate::{api::Token, scripted::ScriptedAgent};
 
     #[test]
     fn paths_are_complete() {
@@ -654,5 +657,158 @@ mod tests {
             assert_eq!(read.instances[0].peer, peer);
             assert_eq!(read.nodes.len(), usize::from(peer.is_some()));
         }
+    }
+
+    /// Returns a client of the agent.
+    fn client(agent: &ScriptedAgent) -> Arc<Agent> {
+        let api = HttpApi {
+            addresses: vec![agent.address.clone()],
+            ..HttpApi::default()
+        };
+        Arc::new(Agent::new(&api, Token::new(None), &Arc::default()))
+    }
+
+    fn options() -> QueryOptions {
+        QueryOptions {
+            own: Some("dc1".to_owned()),
+            wait: Duration::from_secs(32),
+            stale: false,
+        }
+    }
+
+    fn nodes() -> Topic {
+        Topic::Nodes("dc1".to_owned())
+    }
+
+    const ONE: &str = r#"[{"Node": "n"}]"#;
+
+    #[tokio::test]
+    async fn blocking_queries_start_at_the_last_index() {
+        let scripted = ScriptedAgent::start(&[
+            ("200 OK\r\nx-consul-index: 7", ONE),
+            ("200 OK\r\nx-consul-index: 9", ONE),
+            ("200 OK\r\nx-consul-index: 3", "[]"),
+            ("200 OK\r\nx-consul-index: 3", "[]"),
+            ("200 OK\r\nx-consul-index: 4", "["),
+            ("200 OK\r\nx-consul-index: 4", "[]"),
+            ("404 Not Found", ""),
+        ])
+        .await;
+        let agent = client(&scripted);
+        let mut cursor = Cursor::default();
+        for (index, content, resets, failures) in [
+            (None, "Nodes(1)", 0, 0),
+            (Some(7), "Unchanged", 0, 0),
+            (Some(9), "Nodes(0)", 1, 0),
+            // The index fell: another history.
+            (None, "Unchanged", 1, 0),
+            (
+                Some(3),
+                "an answer of Consul's cannot be read: EOF while parsing a list at line 1 column 1",
+                1,
+                1,
+            ),
+            // What could not be read is read again.
+            (None, "Nodes(0)", 1, 1),
+            (Some(4), "not found (404)", 1, 2),
+        ] {
+            let mut invalid = Invalid::default();
+            let found = options()
+                .request(&agent, &nodes(), &mut cursor, &mut invalid)
+                .await;
+            let found = match found {
+                Ok(Content::Nodes(nodes)) => format!("Nodes({})", nodes.len()),
+                Ok(content) => format!("{content:?}"),
+                Err(error) => error.to_string(),
+            };
+            assert!(found.ends_with(content), "{found}");
+            let [_, failed, fallen] = agent.counts();
+            assert_eq!((failed, fallen), (failures, resets));
+            let paths = scripted.take_paths();
+            let [path] = &paths[..] else {
+                panic!("{paths:?}")
+            };
+            let Some(index) = index else {
+                assert_eq!(path, "/v1/catalog/nodes");
+                continue;
+            };
+            // Up to a sixteenth shorter, so that watches that began together do not return together.
+            let wait = path.strip_prefix(&format!("/v1/catalog/nodes?index={index}&wait="));
+            let wait: u64 = wait.unwrap().strip_suffix("ms").unwrap().parse().unwrap();
+            assert!((30_000..=32_000).contains(&wait), "{wait}");
+        }
+        // A topic without blocking queries has no index, even if the agent sends one.
+        let scripted = ScriptedAgent::start(&[("200 OK\r\nx-consul-index: 7", "[]"); 2]).await;
+        let agent = client(&scripted);
+        let mut cursor = Cursor::default();
+        for _ in 0..2 {
+            let invalid = &mut Invalid::default();
+            let found = options()
+                .request(&agent, &Topic::Datacenters, &mut cursor, invalid)
+                .await;
+            assert!(found.is_ok());
+            assert_eq!(scripted.take_paths(), ["/v1/catalog/datacenters"]);
+        }
+    }
+
+    #[tokio::test]
+    async fn watch_repeats_until_nobody_listens() {
+        let scripted = ScriptedAgent::start(&[
+            ("200 OK\r\nx-consul-index: 7", ONE),
+            ("200 OK\r\nx-consul-index: 8", "[]"),
+        ])
+        .await;
+        let agent = client(&scripted);
+        let (updates, mut updated) = mpsc::channel(1);
+        let watch = watch_topic(
+            agent.clone(),
+            nodes(),
+            Cursor::default(),
+            options(),
+            updates,
+        );
+        let watch = tokio::spawn(watch);
+        for (index, length) in [(7, 1), (8, 0)] {
+            let update = updated.recv().await.unwrap();
+            assert_eq!((update.topic, update.once), (nodes(), false));
+            assert_eq!(update.cursor.index(), Some(index));
+            let Ok(Content::Nodes(nodes)) = update.content else {
+                panic!("{:?}", update.content)
+            };
+            assert_eq!(nodes.len(), length);
+        }
+        let paths = scripted.take_paths();
+        assert_eq!(paths[0], "/v1/catalog/nodes");
+        assert!(
+            paths[1].starts_with("/v1/catalog/nodes?index=7&wait="),
+            "{paths:?}"
+        );
+        watch.abort();
+
+        let unused = ScriptedAgent::start(&[("200 OK", "[]")]).await;
+        let (updates, updated) = mpsc::channel(1);
+        drop(updated);
+        watch_topic(
+            client(&unused),
+            nodes(),
+            Cursor::default(),
+            options(),
+            updates,
+        )
+        .await;
+        assert_eq!(unused.take_paths().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn fetch_gives_one_update() {
+        let scripted = ScriptedAgent::start(&[("200 OK\r\nx-consul-index: 7", ONE)]).await;
+        let (updates, mut updated) = mpsc::channel(2);
+        fetch(client(&scripted), nodes(), options(), updates).await;
+        let update = updated.recv().await.unwrap();
+        assert_eq!((update.topic, update.once), (nodes(), true));
+        assert_eq!(update.cursor.index(), Some(7));
+        assert!(matches!(update.content, Ok(Content::Nodes(_))));
+        assert!(updated.recv().await.is_none());
+        assert_eq!(scripted.take_paths(), ["/v1/catalog/nodes"]);
     }
 }

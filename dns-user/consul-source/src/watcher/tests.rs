@@ -8,6 +8,7 @@ use dns_consul::{
 use hyper::StatusCode;
 
 use super::*;
+use crate::scripted::ScriptedAgent;
 
 /// A watcher whose requests are never sent: tasks do not run in a test that does not wait.
 struct Bench {
@@ -713,4 +714,26 @@ async fn first_change_decides_when_the_snapshot_is_due() {
     assert!(replace(&mut bench.watcher.known.node_name, "n".to_owned()));
     assert!(!replace(&mut bench.watcher.known.node_name, "n".to_owned()));
     assert_eq!(bench.watcher.known.node_name, "n");
+}
+
+#[tokio::test]
+async fn catalog_expires_with_the_servers_last_contact() {
+    let head = "200 OK\r\nx-consul-knownleader: true\r\nx-consul-lastcontact: 10000";
+    let scripted = ScriptedAgent::start(&[(head, "[]")]).await;
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    let api = HttpApi {
+        addresses: vec![scripted.address.clone()],
+        ..HttpApi::default()
+    };
+    bench.watcher.agent = Arc::new(Agent::new(&api, Token::new(None), &Arc::default()));
+    assert!(bench.watcher.agent.get("/v1/x", None).await.is_ok());
+    // The servers had a leader 10 s ago.
+    for (max_stale, expired) in [(3600, false), (10, true), (3600, false)] {
+        bench.watcher.settings.max_stale = Duration::from_secs(max_stale);
+        bench.watcher.tick();
+        let status = bench.status();
+        assert_eq!(status.expired, expired, "{max_stale}");
+        assert!(status.last_contact_seconds.unwrap() >= 10.0);
+        assert_eq!((status.connections, status.requests), (1, 1));
+    }
 }
