@@ -501,6 +501,27 @@ fn no_nft_condition_is_guessed() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn marks_outlive_failed_conditions() -> Result<()> {
+    requires!(namespaces);
+    let host = host()?;
+    for (rule, expected) in [
+        ("meta mark set 1 udp dport 54", Holds),
+        ("udp dport 54 meta mark set 1", Passes),
+        ("meta mark set 1 udp dport 53", Holds),
+        ("meta mark set 1 udp dport 54 accept", Holds),
+    ] {
+        let rules = format!(
+            "flush ruleset\ntable inet t {{\n chain c {{\n type filter hook input priority 0\n {rule}\n \
+             udp dport 53 meta mark 1 drop\n }}\n}}\n"
+        );
+        feed(&host, &["nft", "-f", "-"], &rules).context(rule)?;
+        let found = effect(&host)?;
+        ensure!(found == expected, "{found:?} instead of {expected:?}: {rule}");
+    }
+    Ok(())
+}
+
 /// Joins the names whose rules have effects for which `is_meant` holds.
 fn joined<'a>(
     rules: impl Iterator<Item = (&'a str, Effect)>,

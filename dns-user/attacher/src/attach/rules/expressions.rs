@@ -64,7 +64,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.verdicts.iter()
     }
 
-    /// Applies the rule's changes to the packet, at the end of the rule.
+    /// Applies the rule's changes to the packet, where the kernel leaves the rule.
     pub(super) fn apply_changes(self, packet: &mut Packet) {
         if let Some(changed) = self.packet {
             *packet = changed;

@@ -293,8 +293,9 @@ impl Chains for NftPath<'_, '_> {
         let mut machine = Machine::new(packet, |name| ruleset.set(chain, name));
         for expression in &chain.rules[rule] {
             machine.step(expression);
-            // The kernel does not run the rest of the rule.
+            // The kernel does not run the rest of the rule, but a mark that the rule has set stays.
             if machine.meets == Meets::No {
+                machine.apply_changes(packet);
                 return Vec::new();
             }
         }
