@@ -196,3 +196,211 @@ fn records(message: &[u8], ttl: u32) -> Vec<String> {
     }
     records
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        message::MessageIndex,
+        tests::{form, parsed, query},
+    };
+    use dns_core::config::{CacheConfig, Compat};
+
+    const NAME: &[u8] = b"\x04more\x02ok\x07example\0";
+
+    #[test]
+    fn every_criterion_must_be_met() {
+        let fields = KeyFields {
+            dnssec_ok: false,
+            checking_disabled: false,
+            qtype: 28,
+            qclass: 1,
+            name: NAME,
+        };
+        let none = Selection::default();
+        let name = |text: &str| Some(text.parse().unwrap());
+        for (selection, expected) in [
+            (none.clone(), true),
+            (
+                Selection {
+                    query_type: Some(28),
+                    ..none.clone()
+                },
+                true,
+            ),
+            (
+                Selection {
+                    query_type: Some(1),
+                    ..none.clone()
+                },
+                false,
+            ),
+            (
+                Selection {
+                    name: name("More.ok.example"),
+                    ..none.clone()
+                },
+                true,
+            ),
+            (
+                Selection {
+                    name: name("ok.example"),
+                    ..none.clone()
+                },
+                false,
+            ),
+            (
+                Selection {
+                    zone: name("OK.example"),
+                    ..none.clone()
+                },
+                true,
+            ),
+            (
+                Selection {
+                    zone: name("less.example"),
+                    ..none.clone()
+                },
+                false,
+            ),
+            (
+                Selection {
+                    name: name("more.ok.example"),
+                    zone: name("example"),
+                    query_type: Some(28),
+                },
+                true,
+            ),
+            (
+                Selection {
+                    name: name("more.ok.example"),
+                    zone: name("example"),
+                    query_type: Some(1),
+                },
+                false,
+            ),
+            (
+                Selection {
+                    name: name("more.ok.example"),
+                    zone: name("other"),
+                    query_type: Some(28),
+                },
+                false,
+            ),
+        ] {
+            assert_eq!(selection.admits(&fields), expected, "{selection:?}");
+        }
+        let broken = KeyFields {
+            name: b"\x09x",
+            ..fields
+        };
+        let zone = Selection {
+            zone: name("example"),
+            ..none
+        };
+        assert!(!zone.admits(&broken));
+    }
+
+    /// Returns a cache with one answer for [`NAME`], of TTL 300.
+    fn cache(compat: Compat, serve_stale: Option<Duration>) -> Cache {
+        let config = CacheConfig {
+            enabled: true,
+            max_entries: 10,
+            max_bytes: 1 << 20,
+            serve_stale,
+        };
+        let cache = Cache::new(&config, form(compat), compat);
+        let message = query(NAME, 1);
+        let query = parsed(&message);
+        let mut reply = message.clone();
+        reply[2..4].copy_from_slice(&[0x81, 0x80]);
+        reply[7] = 1;
+        reply.extend_from_slice(b"\xc0\x0c\0\x01\0\x01\0\0\x01\x2c\0\x04\xc0\0\x02\x01");
+        let mut index = MessageIndex::of(&reply).unwrap();
+        let key = cache.key(&query).unwrap();
+        let parts = (&mut reply, &mut index);
+        let recursor = Some("192.0.2.53:53".into());
+        cache.admit(&key, &query, parts, recursor, cache.generation());
+        cache
+    }
+
+    #[test]
+    fn listed_answer_has_all_its_fields() {
+        for (cache_as_authority, class) in [(false, "IN"), (true, "*")] {
+            let compat = Compat {
+                cache_as_authority,
+                ..Compat::default()
+            };
+            let cache = cache(compat, None);
+            let handler: Name = "example.".parse().unwrap();
+            let named = Selection {
+                name: Some("more.ok.example.".parse().unwrap()),
+                ..Selection::default()
+            };
+            let caches = [(Some(&handler), &cache)].into_iter();
+            let listing = Listing::of(caches, &named, 1);
+            let expected = CachedAnswer {
+                handler: Some("example.".to_owned()),
+                name: "more.ok.example.".to_owned(),
+                query_type: "A".to_owned(),
+                class: class.to_owned(),
+                dnssec_ok: false,
+                checking_disabled: false,
+                rcode: "NOERROR".to_owned(),
+                fresh_seconds: listing.entries[0].fresh_seconds,
+                ttl: listing.entries[0].ttl,
+                age_seconds: listing.entries[0].age_seconds,
+                bytes: 33 + 16,
+                recursor: Some("192.0.2.53:53".to_owned()),
+                on_interface: false,
+                records: Some(vec![format!(
+                    "more.ok.example. {} IN A 192.0.2.1",
+                    listing.entries[0].ttl
+                )]),
+            };
+            assert_eq!(
+                (&listing.entries[..], listing.omitted),
+                (&[expected][..], 0)
+            );
+            let unnamed = Listing::of([(None, &cache)].into_iter(), &Selection::default(), 0);
+            assert_eq!((unnamed.entries.len(), unnamed.omitted), (0, 1));
+            let unnamed = Listing::of([(None, &cache)].into_iter(), &Selection::default(), 9);
+            assert_eq!(unnamed.entries[0].records, None);
+            assert_eq!(unnamed.entries[0].handler, None);
+        }
+    }
+
+    #[test]
+    fn age_decides_what_is_listed() {
+        let day = Duration::from_secs(86_400);
+        for (stale, age, expected) in [
+            (None, 0, Some((300, 300))),
+            (None, 299, Some((1, 1))),
+            (None, 300, None),
+            (Some(day), 300, Some((0, 30))),
+            (Some(day), 86_699, Some((0, 30))),
+            (Some(day), 86_700, None),
+        ] {
+            let cache = cache(Compat::default(), stale);
+            let name: Name = "more.ok.example.".parse().unwrap();
+            cache.for_each(|fields, entry, _| {
+                let age = Duration::from_secs(age);
+                let found = CachedAnswer::of(None, &name, fields, entry, age);
+                if let Some(answer) = &found {
+                    assert_eq!(answer.age_seconds, age.as_secs());
+                }
+                let seconds = found.map(|answer| (answer.fresh_seconds, answer.ttl));
+                assert_eq!(seconds, expected, "{stale:?} {age:?}");
+            });
+        }
+    }
+
+    #[test]
+    fn unreadable_messages_have_no_records() {
+        assert_eq!(records(b"\0\0", 9), Vec::<String>::new());
+        assert_eq!(
+            (class_text(3), class_text(254)),
+            ("CH".to_owned(), "NONE".to_owned())
+        );
+    }
+}

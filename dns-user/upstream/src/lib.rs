@@ -438,3 +438,137 @@ impl CurrentUpstreams {
         removed
     }
 }
+
+#[cfg(test)]
+mod unit_tests {
+    use super::*;
+    use crate::tests::{parsed, query};
+
+    #[test]
+    fn only_errors_of_the_network_are_worth_another_try() {
+        for (error, expected, text) in [
+            (TryError::TimedOut, true, "no reply in time"),
+            (TryError::Refused, true, "port closed or host unreachable"),
+            (TryError::Reset, true, "connection reset"),
+            (TryError::WrongReply, true, "reply to another query"),
+            (TryError::Closed, false, "connection closed without a reply"),
+            (TryError::Unreadable, false, "malformed reply"),
+            (TryError::Tls, false, "TLS handshake failed"),
+            (TryError::Busy, false, "too many queries in flight"),
+        ] {
+            assert_eq!(error.is_network_error(), expected, "{error}");
+            assert_eq!(error.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn errors_of_sockets_have_their_reason() {
+        use io::ErrorKind;
+
+        for (kind, expected) in [
+            (ErrorKind::InvalidData, TryError::WrongReply),
+            (ErrorKind::TimedOut, TryError::TimedOut),
+            (ErrorKind::UnexpectedEof, TryError::Closed),
+            (ErrorKind::ConnectionReset, TryError::Reset),
+            (ErrorKind::ConnectionAborted, TryError::Reset),
+            (ErrorKind::BrokenPipe, TryError::Reset),
+            (ErrorKind::NotConnected, TryError::Reset),
+            (ErrorKind::ConnectionRefused, TryError::Refused),
+            (ErrorKind::HostUnreachable, TryError::Refused),
+            (ErrorKind::NetworkUnreachable, TryError::Refused),
+            (ErrorKind::Other, TryError::Refused),
+        ] {
+            assert_eq!(TryError::from(io::Error::from(kind)), expected, "{kind}");
+        }
+    }
+
+    #[test]
+    fn excluded_recursors_are_left_out() {
+        let names =
+            |names: &[&str]| -> Vec<String> { names.iter().map(ToString::to_string).collect() };
+        let all = names(&["10.0.0.1:53", "[::1]:53", "ns.example:53", "10.0.0.1:54"]);
+        for (excluded, left) in [
+            (&[][..], &all[..]),
+            (&["10.0.0.9:53"], &all[..]),
+            (
+                &["[0:0::1]:53"],
+                &names(&["10.0.0.1:53", "ns.example:53", "10.0.0.1:54"]),
+            ),
+            (
+                &["10.0.0.1:53", "NS.example:53"],
+                &names(&["[::1]:53", "10.0.0.1:54"]),
+            ),
+        ] {
+            let found = without_excluded(all.clone(), &names(excluded));
+            assert_eq!(found, left, "{excluded:?}");
+        }
+    }
+
+    #[test]
+    fn form_follows_the_settings() {
+        for (text, transparent, client_subnet) in [
+            ("", false, false),
+            (r#", "recursor_client_subnet": true"#, false, true),
+            (
+                r#", "compat": {"transparent_forwarding": true}"#,
+                true,
+                false,
+            ),
+        ] {
+            let text = format!(r#"{{"address": "127.0.0.1", "port": 53{text}}}"#);
+            let config = Config::parse("config.json", text.as_bytes())
+                .unwrap()
+                .config;
+            let expected = Form {
+                transparent,
+                client_subnet,
+            };
+            assert_eq!(form(&config), expected, "{text}");
+        }
+    }
+
+    /// Answers every query with an empty reply, with nothing else of its own.
+    struct Plain;
+
+    impl Answer for Plain {
+        fn answer<'a>(&'a self, _query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
+            Box::pin(std::future::ready(Vec::new()))
+        }
+    }
+
+    /// A query that records whether a task waits for its reply.
+    struct Waits(Arc<std::sync::atomic::AtomicBool>);
+
+    impl WaitingQuery for Waits {
+        fn query(&self) -> Query<'_> {
+            parsed(b"\0\0\x01\0\0\x01\0\0\0\0\0\0\0\0\x01\0\x01")
+        }
+
+        fn time_limit(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn reply(self: Box<Self>, _reply: &mut Vec<u8>) {
+            panic!("there is no reply");
+        }
+
+        fn wait(self: Box<Self>, begun: Option<BoxFuture<'static, Vec<u8>>>) {
+            assert!(begun.is_none());
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn answerers_leave_queries_to_tasks() {
+        let message = query(b"\0", 1);
+        let query = parsed(&message);
+        let mut out = Vec::new();
+        assert!(!Plain.answer_at_once(&query, &mut out) && out.is_empty());
+        assert!(!Plain.holds_reverse(&query));
+        assert_eq!(Plain.cached(&query), None);
+        Plain.refresh(&query).await;
+        let waits = Arc::default();
+        Plain.begin(Box::new(Waits(Arc::clone(&waits))));
+        assert!(waits.load(std::sync::atomic::Ordering::Relaxed));
+    }
+}

@@ -357,4 +357,125 @@ mod tests {
             assert!(matches!(form(rtype, chaos), [Field::Rest]));
         }
     }
+
+    #[test]
+    fn numbers_are_touched_by_overlap_only() {
+        let mut numbers = FixedFields::default();
+        numbers.add(15..19);
+        numbers.add(22..26);
+        for (part, expected) in [
+            (0..15, false),
+            (0..16, true),
+            (14..15, false),
+            (15..16, true),
+            (18..19, true),
+            (18..22, true),
+            (19..22, false),
+            (19..23, true),
+            (25..26, true),
+            (26..30, false),
+        ] {
+            assert_eq!(numbers.touch(&part), expected, "{part:?}");
+        }
+        numbers.take_back();
+        assert!(!numbers.touch(&(22..26)) && numbers.touch(&(15..16)));
+    }
+
+    #[test]
+    fn every_type_has_its_form() {
+        let name = &b"\x01a\0"[..];
+        let text = &b"\x02bc"[..];
+        let bytes = |count: usize| vec![0; count];
+        for (types, parts) in [
+            (&[1][..], vec![bytes(4)]),
+            (&[28], vec![bytes(16)]),
+            (&[2, 3, 4, 5, 7, 8, 9, 12, 39], vec![name.to_vec()]),
+            (&[6], vec![name.to_vec(), name.to_vec(), bytes(20)]),
+            (&[13], vec![text.to_vec(), text.to_vec()]),
+            (&[14, 17], vec![name.to_vec(), name.to_vec()]),
+            (&[15, 18, 21, 36], vec![bytes(2), name.to_vec()]),
+            (&[26], vec![bytes(2), name.to_vec(), name.to_vec()]),
+            (&[33], vec![bytes(6), name.to_vec()]),
+            (
+                &[35],
+                vec![
+                    bytes(4),
+                    text.to_vec(),
+                    text.to_vec(),
+                    text.to_vec(),
+                    name.to_vec(),
+                ],
+            ),
+        ] {
+            let data = parts.concat();
+            for &rtype in types {
+                let is_valid = |data: &[u8]| {
+                    let message = message(data);
+                    let range = 12..message.len();
+                    is_valid_rdata(&message, rtype, CLASS_IN, range, &FixedFields::default())
+                };
+                assert!(is_valid(&data), "type {rtype}");
+                let longer = [&data[..], &[0]].concat();
+                assert!(!is_valid(&longer), "type {rtype} and one more byte");
+                for length in 0..data.len() {
+                    assert!(!is_valid(&data[..length]), "{length} bytes of type {rtype}");
+                }
+            }
+        }
+        // The rest of these types may be anything, also nothing.
+        for (rtype, start) in [(46, 18), (47, 0)] {
+            let data = [&bytes(start)[..], name].concat();
+            let is_valid = |data: &[u8]| {
+                let message = message(data);
+                let range = 12..message.len();
+                is_valid_rdata(&message, rtype, CLASS_IN, range, &FixedFields::default())
+            };
+            assert!(is_valid(&data) && is_valid(&[&data[..], b"\xff\xff"].concat()));
+            assert!(!is_valid(&data[..data.len() - 1]), "type {rtype}");
+        }
+        for rtype in [
+            10, 11, 19, 20, 22, 23, 24, 25, 27, 29, 34, 37, 38, 40, 42, 45, 48, 98, 100,
+        ] {
+            assert!(matches!(form(rtype, CLASS_IN), [Field::Rest]), "{rtype}");
+        }
+        for rtype in [16, 99] {
+            assert!(matches!(form(rtype, CLASS_IN), [Field::Texts]), "{rtype}");
+        }
+        assert!(matches!(form(41, CLASS_IN), [Field::Options]));
+        // Data that ends past the message.
+        let short = message(b"\0\0\0");
+        assert!(!is_valid_rdata(
+            &short,
+            65_280,
+            CLASS_IN,
+            12..16,
+            &FixedFields::default()
+        ));
+    }
+
+    #[test]
+    fn validated_names_end_behind_root_or_pointer() {
+        for (name, end) in [
+            (&b"\0more"[..], Some(13)),
+            (b"\x01a\0", Some(15)),
+            (b"\x01a\xc0\x0c", Some(16)),
+            (b"\xff\x0c", Some(14)),
+            (b"\x01", None),
+            (b"\x40a", None),
+        ] {
+            assert_eq!(valid_name_end(&message(name), 12), end, "{name:?}");
+        }
+        // Labels of 64 bytes do not exist, those of 63 do.
+        let label = |length: u8| [&[length][..], &vec![b'x'; usize::from(length)], b"\0"].concat();
+        assert_eq!(name_end(&message(&label(63)), 12), Some(12 + 65));
+        assert_eq!(name_end(&message(&label(64)), 12), None);
+        // A label of 2 bytes and a pointer to a name of 253 make 255 bytes; one more is too many.
+        for (last, is_valid) in [(59, true), (60, false)] {
+            let name = [label(63)[..64].repeat(3), label(last)].concat();
+            let start = 12 + name.len();
+            let pointing = [&name[..], b"\x01a\xc0\x0c"].concat();
+            let found = name_end(&message(&pointing), start);
+            assert_eq!(found, is_valid.then_some(start + 4), "{last}");
+        }
+    }
 }

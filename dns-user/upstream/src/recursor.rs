@@ -836,4 +836,283 @@ mod tests {
         assert_eq!(silence.edns_tries.load(Ordering::Relaxed), 0);
         assert!(!silence.answered_edns());
     }
+
+    /// Returns the query for `a.` with an OPT that has these options.
+    fn with_opt(options: &[u8]) -> Vec<u8> {
+        let mut message = b"\0\x07\x01\x20\0\x01\0\0\0\0\0\x01\x01a\0\0\x01\0\x01".to_vec();
+        message.extend_from_slice(b"\0\0\x29\x04\xd0\0\0\0\0");
+        message.extend_from_slice(&(options.len() as u16).to_be_bytes());
+        message.extend_from_slice(options);
+        message
+    }
+
+    #[test]
+    fn queries_are_padded_to_whole_blocks() {
+        // The bare query has 30 bytes, the option's head 4.
+        for (options, length, zeros) in [
+            (0, 128, 94),
+            (93, 128, 1),
+            (94, 128, 0),
+            (95, 256, 127),
+            (222, 256, 0),
+        ] {
+            // An option of this length in all, or none.
+            let mut option = vec![0; options];
+            if let Some(fields) = option.first_chunk_mut() {
+                let data = options as u16 - 4;
+                *fields = [0, 10, (data >> 8) as u8, data as u8];
+            }
+            let message = with_opt(&option);
+            let padded = padded(&message);
+            assert_eq!(padded.len(), length, "{options}");
+            let padding = [&[0, 12, 0, zeros][..], &vec![0; usize::from(zeros)]].concat();
+            assert_eq!(padded[30..], [&option[..], &padding].concat());
+            let data = (options + 4 + usize::from(zeros)) as u16;
+            assert_eq!(padded[28..30], data.to_be_bytes());
+            assert_eq!(padded[..28], message[..28]);
+        }
+        let plain = b"\0\x07\x01\x20\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01";
+        assert_eq!(padded(plain), plain);
+    }
+
+    #[test]
+    fn queries_lose_their_opt() {
+        let message = with_opt(b"");
+        let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01";
+        let query = crate::tests::parsed(query);
+        let plain = without_edns(&query, &message);
+        assert_eq!(
+            plain,
+            b"\0\x07\x01\x20\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01"
+        );
+        assert!(has_edns(&message) && !has_edns(&plain));
+        assert!(!has_edns(&message[..11]));
+    }
+
+    #[test]
+    fn servers_without_edns_reject_it() {
+        let with_edns = with_opt(b"");
+        let without_edns = [0; 12];
+        for (rcode, opt, with, without) in [
+            (message::NOERROR, false, false, false),
+            (message::FORMERR, false, true, false),
+            (message::SERVFAIL, false, false, false),
+            (message::NOTIMP, false, true, false),
+            (message::REFUSED, false, false, false),
+            // It knows EDNS, so this has another reason.
+            (message::FORMERR, true, false, false),
+        ] {
+            let mut reply = vec![0, 7, 0x81, 0x80 | rcode, 0, 0, 0, 0, 0, 0, 0, 0];
+            if opt {
+                message::append_opt(&mut reply, 1232);
+            }
+            let reply = ValidatedReply::new(reply).unwrap();
+            assert_eq!(rejects_edns(&with_edns, &reply), with, "{rcode} {opt}");
+            assert_eq!(rejects_edns(&without_edns, &reply), without);
+        }
+    }
+
+    #[test]
+    fn only_letters_are_random() {
+        let question = b"\x20abcdefghijklmnopqrstuvwxyzABCDE-\x04@[`{\0\x41\x61\x5a\x7a";
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..64 {
+            let mut random = *question;
+            randomise(&mut random);
+            assert!(random.eq_ignore_ascii_case(question));
+            let end = question.len() - 10;
+            assert_eq!(random[end..], question[end..], "no letters, type and class");
+            seen.insert(random);
+        }
+        assert!(seen.len() > 60, "{} of 2^31", seen.len());
+        // Every letter changes in some, and stays in others.
+        for at in 1..32 {
+            let upper = seen.iter().filter(|random| random[at].is_ascii_uppercase());
+            let upper = upper.count();
+            assert!(upper > 0 && upper < seen.len(), "letter {at}");
+        }
+        let mut short = *b"abc";
+        randomise(&mut short);
+        assert_eq!(&short, b"abc");
+    }
+
+    #[tokio::test]
+    async fn silent_recursors_are_not_waited_for() {
+        let recursor = recursor();
+        for _ in 1..SILENT_TRIES {
+            recursor.note(&Err(TryError::TimedOut), Duration::ZERO);
+            assert_eq!(recursor.probe_decision(), ProbeDecision::Wait);
+        }
+        recursor.note(&Err(TryError::TimedOut), Duration::ZERO);
+        let probe_at = &recursor.silence.probe_at_ms;
+        assert!(
+            probe_at.load(Ordering::Relaxed) >= 1000,
+            "not before a second"
+        );
+        probe_at.store(0, Ordering::Relaxed);
+        assert_eq!(recursor.probe_decision(), ProbeDecision::Probe);
+        probe_at.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(recursor.probe_decision(), ProbeDecision::Skip);
+        recursor.note(&reply(), Duration::ZERO);
+        assert_eq!(recursor.probe_decision(), ProbeDecision::Wait);
+    }
+
+    #[tokio::test]
+    async fn intervals_of_edns_checks_are_kept() {
+        let recursor = recursor();
+        let silence = &recursor.silence;
+        for _ in 0..EDNS_TRIES {
+            recursor.note_edns(&Err(TryError::TimedOut));
+        }
+        assert!(silence.try_without_edns());
+        let plain_at = silence.plain_at_ms.load(Ordering::Relaxed);
+        assert!(plain_at >= 10_000, "{plain_at}");
+        silence.found_edns_dropped();
+        assert!(silence.edns_check_is_due());
+        let check_at = silence.check_at_ms.load(Ordering::Relaxed);
+        assert!((300_000..EDNS_WORKS).contains(&check_at), "{check_at}");
+        assert!(silence.answered_edns(), "it was considered dropped");
+        assert!(!silence.answered_edns() && !silence.drops_edns());
+        assert_eq!(milliseconds(Duration::from_micros(2_999)), 2);
+        assert_eq!(milliseconds(Duration::MAX), u64::MAX);
+    }
+
+    #[tokio::test]
+    async fn recursors_have_the_endpoint_of_their_name() {
+        for (name, endpoint, is_encrypted, address, port_of_host) in [
+            (
+                "127.0.0.1:53",
+                "127.0.0.1:53",
+                false,
+                Some("127.0.0.1:53"),
+                None,
+            ),
+            ("[::1]:5353", "[::1]:5353", false, Some("[::1]:5353"), None),
+            (
+                "tls://192.0.2.1:853#ns.example",
+                "192.0.2.1:853",
+                true,
+                Some("192.0.2.1:853"),
+                None,
+            ),
+            ("ns.example:54", "ns.example:54", false, None, Some(54)),
+            (
+                "tls://ns.example:853",
+                "ns.example:853",
+                true,
+                None,
+                Some(853),
+            ),
+        ] {
+            let options = options(0, Compat::default());
+            let recursor = Recursor::new(name, options, &Arc::default());
+            assert_eq!((&*recursor.name, &*recursor.endpoint), (name, endpoint));
+            assert_eq!(recursor.tls.is_some(), is_encrypted, "{name}");
+            let expected = address.map(|address| address.parse().unwrap());
+            assert_eq!(recursor.address(), expected, "{name}");
+            let port = recursor.host.as_ref().map(|(_, port)| *port);
+            assert_eq!(port, port_of_host, "{name}");
+            assert!(!recursor.is_own() && !recursor.drops_edns());
+        }
+    }
+
+    #[tokio::test]
+    async fn own_recursors_are_known_by_address() {
+        let own = OwnAddresses::new(&["192.0.2.1:53".parse().unwrap()]);
+        let hosts = HostNames::new(&[], own);
+        for (name, is_own) in [
+            ("192.0.2.1:53", true),
+            ("tls://192.0.2.1:53", true),
+            ("192.0.2.1:54", false),
+            ("192.0.2.2:53", false),
+            ("ns.example:53", false),
+        ] {
+            let recursor = Recursor::new(name, options(0, Compat::default()), &hosts);
+            assert_eq!(recursor.is_own(), is_own, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn queries_without_waiting_go_by_udp() {
+        let message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x02oK\0\0\x01\0\x01";
+        let udp = crate::tests::parsed(message);
+        let mut tcp = udp;
+        tcp.transport = Transport::Tcp;
+        let plain = Arc::new(recursor());
+        let prepared = plain.prepare(&udp).unwrap();
+        assert_eq!(prepared.to(), "127.0.0.1:53".parse().unwrap());
+        assert_eq!(prepared.question, 12..20);
+        assert_eq!(
+            prepared.message[12..20],
+            message[12..],
+            "the client's letters"
+        );
+        assert_eq!(prepared.choice, SocketChoice::Any);
+        assert!(plain.prepare(&tcp).is_none());
+        assert_eq!(
+            (plain.transport(&udp), plain.transport(&tcp)),
+            (Transport::Udp, Transport::Tcp)
+        );
+        plain.silence.found_edns_dropped();
+        assert!(plain.prepare(&udp).is_none(), "several messages");
+        let options = options(0, Compat::default());
+        let tls = Recursor::new("tls://127.0.0.1:853", options, &Arc::default());
+        assert_eq!(tls.transport(&udp), Transport::Tcp);
+        assert!(Arc::new(tls).prepare(&udp).is_none());
+        let unknown = Recursor::new("ns.example:53", options, &Arc::default());
+        assert!(Arc::new(unknown).prepare(&udp).is_none());
+    }
+
+    #[tokio::test]
+    async fn subnets_take_sockets_without_the_question() {
+        let mut message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\x01\x02oK\0\0\x01\0\x01".to_vec();
+        message
+            .extend_from_slice(b"\0\0\x29\x04\xd0\0\0\0\0\0\x0b\0\x08\0\x07\0\x01\x18\0\xc0\0\x02");
+        let query = crate::tests::parsed(&message);
+        for (client_subnet, expected) in [
+            (false, SocketChoice::Any),
+            (true, SocketChoice::WithoutQuestion),
+        ] {
+            let form = Form {
+                client_subnet,
+                ..Form::default()
+            };
+            let options = RecursorOptions {
+                form,
+                ..options(0, Compat::default())
+            };
+            let recursor = Recursor::new("127.0.0.1:53", options, &Arc::default());
+            assert_eq!(recursor.socket_choice(&query), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn replies_may_be_incomplete() {
+        let with_edns = with_opt(b"");
+        let whole = || vec![0, 7, 0x81, 0x80, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut truncated = whole();
+        truncated[2] |= 0x02;
+        let mut rejecting = whole();
+        rejecting[3] |= message::FORMERR;
+        for (reply, udp, tcp) in [
+            (whole(), false, false),
+            (truncated, true, false),
+            (rejecting, true, true),
+        ] {
+            let reply = ValidatedReply::new(reply).unwrap();
+            let recursor = recursor();
+            for (transport, expected) in [(Transport::Udp, udp), (Transport::Tcp, tcp)] {
+                let found = recursor.is_incomplete(transport, &with_edns, &reply);
+                assert_eq!(found, expected, "{reply:?} {transport:?}");
+                // Behind bosh-dns, the client decides.
+                let compat = Compat {
+                    transparent_forwarding: true,
+                    ..Compat::default()
+                };
+                let options = options(0, compat);
+                let transparent = Recursor::new("127.0.0.1:53", options, &Arc::default());
+                assert!(!transparent.is_incomplete(transport, &with_edns, &reply));
+            }
+        }
+    }
 }

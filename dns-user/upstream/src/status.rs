@@ -415,4 +415,139 @@ mod tests {
         assert!(text.contains("192.0.2.1:53: asked first"), "{text}");
         assert!(text.contains("192.0.2.2:53: asked next"), "{text}");
     }
+
+    /// Returns the status of a recursor with these tries without a reply, and replies that are errors.
+    fn recursor(address: &str, unanswered_tries: u32, error_replies: u32) -> RecursorStatus {
+        RecursorStatus {
+            address: address.to_owned(),
+            unanswered_tries,
+            error_replies,
+            ..RecursorStatus::default()
+        }
+    }
+
+    #[test]
+    fn recursors_are_out_after_several_failures() {
+        for (unanswered, errors, is_silent, is_out) in [
+            (0, 0, false, false),
+            (2, 4, false, false),
+            (3, 0, true, true),
+            (0, 5, false, true),
+            (4, 6, true, true),
+        ] {
+            let recursor = recursor("a", unanswered, errors);
+            assert_eq!(
+                (recursor.is_silent(), recursor.is_out()),
+                (is_silent, is_out),
+                "{unanswered} {errors}"
+            );
+        }
+    }
+
+    #[test]
+    fn outages_are_those_of_all_recursors() {
+        let own = RecursorStatus {
+            is_own: true,
+            ..recursor("own", 0, 0)
+        };
+        let mut failing = recursor("a:53", 0, 5);
+        failing.failures = [("refused", 2), ("servfail", 7), ("timeout", 3)]
+            .map(|(reason, count)| (Cow::from(reason), count))
+            .into();
+        let silent = recursor("b:53", 3, 0);
+        let another = recursor("c:53", 9, 0);
+        let working = recursor("d:53", 2, 4);
+        let failures = "a:53: servfail 7 timeout 3 refused 2";
+        for (recursors, expected) in [
+            (vec![], Some(RecursorOutage::Unknown)),
+            (vec![own.clone()], Some(RecursorOutage::Unknown)),
+            (vec![working.clone()], None),
+            (vec![own.clone(), silent.clone(), working.clone()], None),
+            (vec![failing.clone(), working], None),
+            (
+                vec![silent.clone(), own, another],
+                Some(RecursorOutage::Silent("b:53, c:53".to_owned())),
+            ),
+            (
+                vec![failing.clone()],
+                Some(RecursorOutage::Failing(failures.to_owned())),
+            ),
+            (
+                vec![silent, failing],
+                Some(RecursorOutage::Failing(format!("b:53:, {failures}"))),
+            ),
+        ] {
+            assert_eq!(RecursorOutage::of(&recursors), expected, "{recursors:?}");
+        }
+    }
+
+    #[test]
+    fn explanation_is_written_line_by_line() {
+        let own = RecursorStatus {
+            is_own: true,
+            ..recursor("127.0.0.1:53", 0, 0)
+        };
+        let fast = RecursorStatus {
+            latency_ms: Some(1.26),
+            recent_failures: 3,
+            ..recursor("192.0.2.1:53", 0, 0)
+        };
+        let finding = |query_type, state, denial, recursor: Option<&str>| CacheFinding {
+            query_type,
+            state,
+            ttl_seconds: 42,
+            denial,
+            recursor: recursor.map(str::to_owned),
+        };
+        let explanation = ForwardingExplanation {
+            recursors: vec![own, fast, recursor("192.0.2.2:53", 0, 0)],
+            url: Some("http://192.0.2.3/".to_owned()),
+            cached: Some(vec![
+                finding("A", CachedState::Missing, None, None),
+                finding("A", CachedState::Fresh, Some(false), Some("192.0.2.1:53")),
+                finding("AAAA", CachedState::Fresh, Some(true), None),
+                finding("AAAA", CachedState::Stale, Some(true), Some("192.0.2.1:53")),
+                finding("A", CachedState::Stale, Some(false), None),
+            ]),
+        };
+        let expected = "\
+            recursor 127.0.0.1:53: this server itself, never asked\n\
+            recursor 192.0.2.1:53: asked first, 1.3 ms, 3 of at most 25 recent tries failed\n\
+            recursor 192.0.2.2:53: asked next, no reply yet, 0 of at most 25 recent tries failed\n\
+            server http://192.0.2.3/\n\
+            cache: no A\n\
+            cache: A answer from 192.0.2.1:53, TTL 42 s\n\
+            cache: AAAA denial, TTL 42 s\n\
+            cache: AAAA denial from 192.0.2.1:53, expired; served if no recursor answers\n\
+            cache: A answer, expired; served if no recursor answers\n";
+        assert_eq!(explanation.to_string(), expected);
+    }
+
+    #[test]
+    fn status_of_a_cache_has_its_sums() {
+        let config = dns_core::config::CacheConfig {
+            enabled: true,
+            max_entries: 10,
+            max_bytes: 1 << 20,
+            serve_stale: None,
+        };
+        let form = crate::tests::form(Default::default());
+        let cache = Cache::new(&config, form, Default::default());
+        let counters = &cache.counters;
+        counters.hits.store(1, Relaxed);
+        counters.denial_hits.store(20, Relaxed);
+        counters.misses.store(300, Relaxed);
+        counters.stale_hits.store(4000, Relaxed);
+        let CacheStatus {
+            entries,
+            denials,
+            bytes,
+            hits,
+            misses,
+            served_stale,
+            evictions,
+        } = CacheStatus::of(&cache);
+        assert_eq!((hits, misses, served_stale), (21, 300, 4000));
+        assert_eq!((entries, denials, bytes, evictions), (0, 0, 0, 0));
+    }
 }

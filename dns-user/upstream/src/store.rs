@@ -656,4 +656,166 @@ mod tests {
         store.insert(b"key", 2, terms, now, store.generation(), &NoMirror);
         assert_eq!(store.get(b"key").map(|found| **found), Some(2));
     }
+
+    #[test]
+    fn only_large_stores_are_divided() {
+        for (most, least_weight, shards, limit) in [
+            (8 << 20, 0, 8, 1 << 20),
+            ((8 << 20) - 1, 0, 1, (8 << 20) - 1),
+            // Each shard has room for 64 entries.
+            (1 << 30, 2 << 20, 8, 128 << 20),
+            (1 << 30, (2 << 20) + 1, 1, 1 << 30),
+            (1 << 30, u64::MAX, 1, 1 << 30),
+        ] {
+            let store = Store::<u32>::new(most, least_weight);
+            assert_eq!(store.shards.len(), shards, "{most} {least_weight}");
+            assert!(store.shards.iter().all(|shard| shard.lock().most == limit));
+        }
+    }
+
+    #[test]
+    fn keys_use_all_shards() {
+        let store = Store::new(8 << 20, 0);
+        let now = BootInstant::now();
+        (0..1000).for_each(|number| insert(&store, number, 60, now));
+        for shard in &store.shards {
+            let entries = shard.lock().totals.entries;
+            assert!((50..250).contains(&entries), "{entries} of 1000");
+        }
+        let Totals {
+            entries,
+            denials,
+            bytes,
+            evictions,
+        } = store.totals();
+        assert_eq!((entries, denials, bytes, evictions), (1000, 0, 100_000, 0));
+        assert!((0..1000).all(|number| holds(&store, number)));
+        assert_eq!(store.flush(|_, value| *value < 10), 10);
+        assert_eq!(store.totals().bytes, 99_000);
+    }
+
+    #[test]
+    fn totals_are_summed_over_shards() {
+        let store = Store::<u32>::new(8 << 20, 0);
+        for (number, shard) in (1..).zip(&store.shards) {
+            shard.lock().totals = Totals {
+                entries: number,
+                denials: 10 * number,
+                bytes: 100 * number,
+                evictions: 1000 * number,
+            };
+        }
+        let expected = Totals {
+            entries: 36,
+            denials: 360,
+            bytes: 3600,
+            evictions: 36_000,
+        };
+        assert_eq!(store.totals(), expected);
+    }
+
+    /// Stores `number` with this weight and end, as an answer or a denial.
+    fn put(store: &Store<u32>, number: u32, terms: EntryTerms, now: BootInstant) {
+        let key = number.to_be_bytes();
+        store.insert(&key, number, terms, now, store.generation(), &NoMirror);
+    }
+
+    #[test]
+    fn answers_and_denials_are_counted_apart() {
+        let store = Store::new(1000, 0);
+        let now = BootInstant::now();
+        let terms = |weight, denial| EntryTerms {
+            weight,
+            until: now + Duration::from_secs(60),
+            denial,
+        };
+        let totals = || {
+            let Totals {
+                entries,
+                denials,
+                bytes,
+                evictions,
+            } = store.totals();
+            [entries, denials, bytes, evictions]
+        };
+        put(&store, 1, terms(100, true), now);
+        put(&store, 2, terms(200, false), now);
+        put(&store, 3, terms(300, true), now);
+        assert_eq!(totals(), [1, 2, 600, 0]);
+        put(&store, 3, terms(10, false), now);
+        assert_eq!(totals(), [2, 1, 310, 0]);
+        assert_eq!(store.flush(|_, value| *value == 1), 1);
+        assert_eq!(totals(), [2, 0, 210, 0]);
+        // One that fills the store replaces all.
+        put(&store, 4, terms(1000, false), now);
+        assert_eq!(totals(), [1, 0, 1000, 2]);
+        put(&store, 5, terms(1001, false), now);
+        assert_eq!(totals(), [1, 0, 1000, 2]);
+        assert!(holds(&store, 4) && !holds(&store, 5));
+    }
+
+    #[test]
+    fn entries_end_at_their_time() {
+        let now = BootInstant::now();
+        let second = Duration::from_secs(1);
+        let ends = |until| EntryTerms {
+            weight: 600,
+            until,
+            denial: false,
+        };
+        for (until, is_over) in [(now, true), (now + second, false)] {
+            let store = Store::new(1000, 0);
+            put(&store, 1, ends(until), now);
+            store.sweep(now);
+            assert_eq!(store.get(&1u32.to_be_bytes()).is_none(), is_over);
+            // What is over makes room without being evicted.
+            let store = Store::new(1000, 0);
+            put(&store, 1, ends(until), now);
+            put(&store, 2, ends(now + second), now);
+            let Totals {
+                entries, evictions, ..
+            } = store.totals();
+            assert_eq!((entries, evictions), (1, u64::from(!is_over)));
+        }
+    }
+
+    #[test]
+    fn used_entries_have_a_second_chance_only() {
+        let store = Store::new(1000, 0);
+        let now = BootInstant::now();
+        let terms = EntryTerms {
+            weight: 500,
+            until: now + Duration::from_secs(60),
+            denial: false,
+        };
+        put(&store, 1, terms, now);
+        put(&store, 2, terms, now);
+        assert!(holds(&store, 1));
+        put(&store, 3, terms, now);
+        // Looked at without a use.
+        let kept = |store: &Store<u32>| {
+            let mut kept = Vec::new();
+            store.for_each(|_, value| kept.push(*value));
+            kept.sort_unstable();
+            kept
+        };
+        assert_eq!(kept(&store), [1, 3]);
+        // Everything in use cannot all stay.
+        assert!(holds(&store, 1) && holds(&store, 3));
+        put(&store, 4, terms, now);
+        let left = kept(&store);
+        assert!(left.len() == 2 && left.contains(&4), "{left:?}");
+        assert_eq!(store.totals().evictions, 2);
+    }
+
+    #[test]
+    fn generations_differ() {
+        let store = Store::<u32>::new(1000, 0);
+        let first = store.generation();
+        assert_eq!(first, Generation::default());
+        store.flush(|_, _| true);
+        let second = store.generation();
+        assert_ne!(first.to_bytes(), second.to_bytes());
+        assert_eq!(second.to_bytes(), 1u64.to_ne_bytes());
+    }
 }

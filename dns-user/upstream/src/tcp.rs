@@ -615,4 +615,265 @@ mod tests {
         task.read(reader, Duration::from_millis(1)).await.unwrap();
         assert!(task.replies.pending.lock().ended);
     }
+
+    /// Returns a framed reply with this id, flags and question.
+    fn frame(id: u16, flags: [u8; 2], question: &[u8]) -> Vec<u8> {
+        let length = 12 + question.len() as u16;
+        let mut frame = length.to_be_bytes().to_vec();
+        frame.extend_from_slice(&id.to_be_bytes());
+        frame.extend_from_slice(&flags);
+        frame.extend_from_slice(&[0, 1, 0, 0, 0, 0, 0, 0]);
+        frame.extend_from_slice(question);
+        frame
+    }
+
+    const QUESTION: &[u8] = b"\x02oK\0\0\x01\0\x01";
+    /// Longer than any test takes.
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// Lets a query for [`QUESTION`] wait; returns its id as well.
+    fn wait_for_reply(replies: &Replies) -> (u16, oneshot::Receiver<Result<Vec<u8>, Unanswered>>) {
+        let (sender, receiver) = oneshot::channel();
+        let question = SmallVec::from_slice(QUESTION);
+        let id = replies.enter(Waiting { question, sender }).unwrap();
+        (id, receiver)
+    }
+
+    #[test]
+    fn replies_are_delivered_to_their_queries() {
+        let other = b"\x02ox\0\0\x01\0\x01";
+        for (flags, question, strict, lenient) in [
+            ([0x81, 0x80], QUESTION, None, None),
+            ([0x83, 0x85], QUESTION, None, None),
+            // The letters are not random over TCP.
+            ([0x81, 0x80], b"\x02Ok\0\0\x01\0\x01", None, None),
+            ([0x81, 0x80], other, Some(TryError::WrongReply), None),
+            (
+                [0x01, 0x80],
+                QUESTION,
+                Some(TryError::WrongReply),
+                Some(TryError::WrongReply),
+            ),
+            (
+                [0x81, 0x80],
+                b"\x02o",
+                Some(TryError::Unreadable),
+                Some(TryError::Unreadable),
+            ),
+            (
+                [0x83, 0x80],
+                b"\x02o",
+                Some(TryError::Unreadable),
+                Some(TryError::Unreadable),
+            ),
+        ] {
+            for (matching, expected) in [(Matching::Strict, strict), (Matching::Lenient, lenient)] {
+                let replies = Replies::default();
+                let (id, mut receiver) = wait_for_reply(&replies);
+                let reply = frame(id, flags, question)[2..].to_vec();
+                replies.deliver(&reply, matching).unwrap();
+                let outcome = receiver.try_recv().unwrap();
+                match expected {
+                    None => assert_eq!(outcome.unwrap(), reply, "{flags:02x?} {question:?}"),
+                    Some(error) => {
+                        let unanswered = outcome.unwrap_err();
+                        assert_eq!(unanswered.error, error, "{flags:02x?} {question:?}");
+                        assert!(!unanswered.shared, "another connection would not help");
+                    }
+                }
+                // Nothing waits for it any more.
+                let again = replies.deliver(&reply, matching).unwrap_err();
+                assert_eq!(TryError::from(again), TryError::WrongReply);
+            }
+        }
+        let short = Replies::default().deliver(&[7], Matching::Lenient);
+        assert_eq!(TryError::from(short.unwrap_err()), TryError::WrongReply);
+    }
+
+    #[test]
+    fn only_waiting_queries_are_a_load() {
+        let replies = Replies::default();
+        assert!(replies.takes_queries());
+        let (_, one) = wait_for_reply(&replies);
+        let (id, another) = wait_for_reply(&replies);
+        assert!(replies.takes_queries() && replies.load() == 2);
+        assert!(!replies.end_if_idle() && replies.takes_queries());
+        drop(one);
+        // The server may answer one after the other, and be stuck.
+        assert!(!replies.takes_queries() && replies.load() == 1);
+        assert!(!replies.end_if_idle());
+        let reply = frame(id, [0x81, 0x80], QUESTION);
+        replies.deliver(&reply[2..], Matching::Strict).unwrap();
+        drop(another);
+        assert!(replies.load() == 0 && replies.end_if_idle());
+        assert!(!replies.takes_queries());
+        let (sender, _receiver) = oneshot::channel();
+        let question = SmallVec::new();
+        let refused = replies.enter(Waiting { question, sender }).unwrap_err();
+        assert_eq!((refused.error, refused.shared), (TryError::Closed, true));
+    }
+
+    #[test]
+    fn queries_are_repeated_where_a_shared_connection_was_closed() {
+        for (queries, error, shared) in [
+            (1, TryError::Closed, false),
+            (2, TryError::Closed, true),
+            (2, TryError::Reset, true),
+            (2, TryError::WrongReply, false),
+            (2, TryError::TimedOut, false),
+        ] {
+            let replies = Replies::default();
+            let mut waiting: Vec<_> = (0..queries).map(|_| wait_in(&replies)).collect();
+            assert!(!replies.end(error));
+            for receiver in &mut waiting {
+                let unanswered = receiver.try_recv().unwrap().unwrap_err();
+                assert_eq!((unanswered.error, unanswered.shared), (error, shared));
+            }
+            assert!(!replies.takes_queries() && replies.load() == 0);
+        }
+        // Nobody waits for what is left.
+        let replies = Replies::default();
+        let (id, _receiver) = wait_for_reply(&replies);
+        drop(wait_in(&replies));
+        let reply = frame(id, [0x81, 0x80], QUESTION);
+        replies.deliver(&reply[2..], Matching::Strict).unwrap();
+        assert!(!replies.end(TryError::Closed));
+    }
+
+    fn task() -> ConnectionTask {
+        ConnectionTask {
+            address: SocketAddr::from(([127, 0, 0, 1], 9)),
+            connect_timeout: Duration::from_secs(60),
+            matching: Matching::Strict,
+            tls: None,
+            replies: Arc::default(),
+            pool: Arc::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn frames_are_read_wherever_they_are_cut() {
+        for size in [1, 2, 3, 7, 21, 22, 23, 44, 1000] {
+            let task = task();
+            let mut receivers = Vec::new();
+            let mut bytes = Vec::new();
+            for _ in 0..3 {
+                let (id, receiver) = wait_for_reply(&task.replies);
+                receivers.push(receiver);
+                bytes.extend(frame(id, [0x81, 0x80], QUESTION));
+            }
+            // The start of another one that never comes.
+            bytes.extend_from_slice(&[0, 20, 1]);
+            let (reader, mut writer) = tokio::io::duplex(size);
+            let send = async {
+                for part in bytes.chunks(size) {
+                    writer.write_all(part).await.unwrap();
+                }
+                drop(writer);
+            };
+            let (ended, ()) = tokio::join!(task.read(reader, LONG), send);
+            assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+            for (receiver, expected) in receivers.into_iter().zip(bytes.chunks(22)) {
+                assert_eq!(receiver.await.unwrap().unwrap(), expected[2..], "{size}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn reply_to_no_query_ends_the_connection() {
+        let task = task();
+        let (id, _receiver) = wait_for_reply(&task.replies);
+        let (reader, mut writer) = tokio::io::duplex(64);
+        let wrong = frame(!id, [0x81, 0x80], QUESTION);
+        writer.write_all(&wrong).await.unwrap();
+        let ended = task.read(reader, LONG).await.unwrap_err();
+        assert_eq!(TryError::from(ended), TryError::WrongReply);
+    }
+
+    #[tokio::test]
+    async fn connections_are_kept_while_queries_wait() {
+        let task = task();
+        let (id, receiver) = wait_for_reply(&task.replies);
+        let (reader, mut writer) = tokio::io::duplex(64);
+        let reply = frame(id, [0x81, 0x80], QUESTION);
+        let send = async {
+            for part in [&reply[..1], &reply[1..]] {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                writer.write_all(part).await.unwrap();
+            }
+            let outcome = receiver.await.unwrap();
+            // Kept open.
+            (outcome, writer)
+        };
+        let idle = Duration::from_millis(1);
+        let (ended, (outcome, _open)) = tokio::join!(task.read(reader, idle), send);
+        assert!(ended.is_ok() && !task.replies.takes_queries());
+        assert_eq!(outcome.unwrap(), reply[2..]);
+    }
+
+    #[tokio::test]
+    async fn frames_are_written_as_they_come() {
+        let (writer, mut reader) = tokio::io::duplex(64);
+        let (frames, queue) = mpsc::channel(4);
+        for frame in [b"ab".to_vec(), b"cde".to_vec()] {
+            frames.send(frame).await.unwrap();
+        }
+        drop(frames);
+        write(writer, queue).await.unwrap();
+        let mut written = Vec::new();
+        reader.read_to_end(&mut written).await.unwrap();
+        assert_eq!(written, b"abcde");
+    }
+
+    #[tokio::test]
+    async fn every_query_has_a_connection_unless_they_persist() {
+        let persistent = connections();
+        let single = TcpConnections {
+            persistent: false,
+            ..connections()
+        };
+        let first = persistent.choose().unwrap();
+        assert!(Arc::ptr_eq(&first, &persistent.choose().unwrap()), "idle");
+        assert_eq!(persistent.pool.lock().open.len(), 1);
+        let first = single.choose().unwrap();
+        assert!(!Arc::ptr_eq(&first, &single.choose().unwrap()));
+        assert_eq!(single.pool.lock().open.len(), 0);
+        // A cut of long ago counts no more.
+        let long_ago = Instant::now().checked_sub(UNSHARED);
+        persistent.pool.lock().cut_off = long_ago;
+        let mut waiting = Vec::new();
+        for _ in 0..2 * FEW {
+            waiting.push(wait_in(&persistent.choose().unwrap().replies));
+        }
+        assert_eq!(persistent.pool.lock().open.len(), FEW);
+        // One that is stuck, or has ended, takes no more.
+        drop(waiting.pop());
+        persistent.choose().unwrap();
+        let pool = persistent.pool.lock();
+        assert!(pool.open.iter().all(|open| open.replies.takes_queries()));
+        assert_eq!(pool.open.len(), FEW);
+    }
+
+    #[tokio::test]
+    async fn queries_too_long_for_a_frame_are_not_sent() {
+        let connection = connections().choose().unwrap();
+        for (length, question) in [(65_536, 12..20), (19, 12..20)] {
+            let refused = connection
+                .exchange(&mut vec![0; length], question)
+                .await
+                .unwrap_err();
+            assert_eq!(refused.error, TryError::Unreadable, "{length}");
+            assert!(!refused.shared);
+        }
+        assert_eq!(connection.replies.load(), 0);
+    }
+
+    #[test]
+    fn names_of_certificates_decide_about_trust() {
+        let name = |text: &str| ServerName::try_from(text.to_owned()).ok();
+        assert_eq!(Tls::new(None).name, None);
+        assert_eq!(Tls::new(Some("dns.example")).name, name("dns.example"));
+        // No certificate has it.
+        assert_eq!(Tls::new(Some("not a name")).name, name("0.0.0.0"));
+    }
 }

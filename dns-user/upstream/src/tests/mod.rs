@@ -1,6 +1,7 @@
 //! Tests with real sockets on loopback.
 
 mod cache;
+mod current;
 mod forward;
 mod http;
 mod lies;
@@ -26,7 +27,7 @@ use dns_core::{
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns a query for `name` (wire format) and type with RD set, without EDNS.
-fn query(name: &[u8], qtype: u16) -> Vec<u8> {
+pub(crate) fn query(name: &[u8], qtype: u16) -> Vec<u8> {
     let mut query = b"\xab\xcd\x01\0\0\x01\0\0\0\0\0\0".to_vec();
     query.extend_from_slice(name);
     query.extend_from_slice(&qtype.to_be_bytes());
@@ -70,7 +71,7 @@ fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
 }
 
 /// Parses a query that the test has built.
-fn parsed(message: &[u8]) -> Query<'_> {
+pub(crate) fn parsed(message: &[u8]) -> Query<'_> {
     parsed_by(Transport::Udp, message)
 }
 
