@@ -438,7 +438,7 @@ impl Drop for Permit<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scripted::ScriptedAgent;
+    use crate::tests::ScriptedAgent;
 
     #[tokio::test]
     async fn requests_go_at_the_rate() {

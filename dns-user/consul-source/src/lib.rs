@@ -18,8 +18,6 @@ mod connections;
 mod known;
 mod progress;
 mod requests;
-#[cfg(test)]
-mod scripted;
 mod watcher;
 
 use std::sync::{
@@ -116,57 +114,4 @@ impl Drop for LiveConsul {
 }
 
 #[cfg(test)]
-mod tests {
-    use dns_consul::{Missing, source::LiveStatus};
-
-    use super::*;
-
-    #[tokio::test]
-    async fn handle_passes_on_and_ends_its_task() {
-        let (demands, mut demanded) = mpsc::channel(3);
-        let (_views, views) = watch::channel(Arc::new(CatalogView::default()));
-        let task = tokio::spawn(std::future::pending::<()>());
-        let source = LiveConsul {
-            demands,
-            views,
-            status: Arc::default(),
-            watches_all: Arc::default(),
-            task: task.abort_handle(),
-        };
-        let place = || Place::Datacenter("dc1".into());
-        let lack = || Lack {
-            place: place(),
-            missing: Missing::Queries,
-        };
-        source.demand(lack());
-        source.asked(place(), "web".to_owned());
-        source.used(vec![(place(), "db".to_owned())]);
-        // The queue is full: none of these waits.
-        source.demand(lack());
-        source.asked(place(), "web".to_owned());
-        source.used(Vec::new());
-        let mut found = Vec::new();
-        while let Ok(demand) = demanded.try_recv() {
-            found.push(format!("{demand:?}"));
-        }
-        let place = r#"Datacenter("dc1")"#;
-        let expected = [
-            format!("Lack(Lack {{ place: {place}, missing: Queries }})"),
-            format!("Queried(({place}, \"web\"))"),
-            format!("Used([({place}, \"db\")])"),
-        ];
-        assert_eq!(found, expected);
-        for watches_all in [true, false] {
-            source.watches_all.store(watches_all, Ordering::Relaxed);
-            assert_eq!(source.watches_all(), watches_all);
-        }
-        let status = LiveStatus {
-            services: 7,
-            ..LiveStatus::default()
-        };
-        *source.status.lock() = status.clone();
-        assert_eq!(source.status(), status);
-        drop(source);
-        assert!(task.await.unwrap_err().is_cancelled());
-    }
-}
+mod tests;

@@ -383,7 +383,7 @@ mod tests {
     use dns_consul::config::HttpApi;
 
     use super::*;
-    use crate::{api::Token, scripted::ScriptedAgent};
+    use crate::{api::Token, tests::ScriptedAgent};
 
     #[test]
     fn paths_are_complete() {

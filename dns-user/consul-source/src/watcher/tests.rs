@@ -8,7 +8,7 @@ use dns_consul::{
 use hyper::StatusCode;
 
 use super::*;
-use crate::scripted::ScriptedAgent;
+use crate::tests::ScriptedAgent;
 
 /// A watcher whose requests are never sent: tasks do not run in a test that does not wait.
 struct Bench {

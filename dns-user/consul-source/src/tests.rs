@@ -1,16 +1,14 @@
-//! An agent for tests that gives prepared replies, one after the other.
+use std::collections::VecDeque;
 
-use std::{collections::VecDeque, sync::Arc};
-
-use parking_lot::Mutex;
+use dns_consul::{Missing, config::ApiAddress};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 
-use dns_consul::config::ApiAddress;
+use super::*;
 
-/// The agent; it serves until the test's runtime ends.
+/// An agent that gives prepared replies, one after the other; it serves until the test's runtime ends.
 pub(crate) struct ScriptedAgent {
     pub(crate) address: ApiAddress,
     script: Arc<Mutex<Script>>,
@@ -79,4 +77,53 @@ async fn serve(mut stream: TcpStream, script: Arc<Mutex<Script>>) {
         let reply = format!("HTTP/1.1 {head}\r\ncontent-length: {length}\r\n\r\n{body}");
         stream.write_all(reply.as_bytes()).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn handle_passes_on_and_ends_its_task() {
+    let (demands, mut demanded) = mpsc::channel(3);
+    let (_views, views) = watch::channel(Arc::new(CatalogView::default()));
+    let task = tokio::spawn(std::future::pending::<()>());
+    let source = LiveConsul {
+        demands,
+        views,
+        status: Arc::default(),
+        watches_all: Arc::default(),
+        task: task.abort_handle(),
+    };
+    let place = || Place::Datacenter("dc1".into());
+    let lack = || Lack {
+        place: place(),
+        missing: Missing::Queries,
+    };
+    source.demand(lack());
+    source.asked(place(), "web".to_owned());
+    source.used(vec![(place(), "db".to_owned())]);
+    // The queue is full: none of these waits.
+    source.demand(lack());
+    source.asked(place(), "web".to_owned());
+    source.used(Vec::new());
+    let mut found = Vec::new();
+    while let Ok(demand) = demanded.try_recv() {
+        found.push(format!("{demand:?}"));
+    }
+    let place = r#"Datacenter("dc1")"#;
+    let expected = [
+        format!("Lack(Lack {{ place: {place}, missing: Queries }})"),
+        format!("Queried(({place}, \"web\"))"),
+        format!("Used([({place}, \"db\")])"),
+    ];
+    assert_eq!(found, expected);
+    for watches_all in [true, false] {
+        source.watches_all.store(watches_all, Ordering::Relaxed);
+        assert_eq!(source.watches_all(), watches_all);
+    }
+    let status = LiveStatus {
+        services: 7,
+        ..LiveStatus::default()
+    };
+    *source.status.lock() = status.clone();
+    assert_eq!(source.status(), status);
+    drop(source);
+    assert!(task.await.unwrap_err().is_cancelled());
 }
