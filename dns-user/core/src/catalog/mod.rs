@@ -589,3 +589,6 @@ mod tests {
         assert_eq!(texts, [&rest[..], &["a"]].concat());
     }
 }
+
+#[cfg(test)]
+mod reading_tests;

@@ -303,6 +303,87 @@ mod tests {
     }
 
     #[test]
+    fn values_end_at_their_limits() {
+        for (text, number) in [
+            ("0,", Some(0)),
+            ("00,", None),
+            ("10,", Some(10)),
+            ("18446744073709551615,", Some(u64::MAX)),
+        ] {
+            assert_eq!(Window::new(text.as_bytes()).number(), number, "{text}");
+        }
+        let deep = "[".repeat(MAX_DEPTH) + &"]".repeat(MAX_DEPTH);
+        for (text, length) in [
+            (&deep[..], Some(2 * MAX_DEPTH)),
+            ("[] ]", Some(2)),
+            ("{\"a\": [1, {}]}, 2", Some(14)),
+            // A backslash outside a text is left to the parser.
+            (r"[\]]", Some(3)),
+            (r#"["\\"]]"#, Some(6)),
+            (r#"["\"]]", "]"]"#, Some(13)),
+            ("[\"]\"]]", Some(5)),
+            ("\"[\"]", None),
+        ] {
+            assert_eq!(
+                Window::new(text.as_bytes()).value_length(),
+                length,
+                "{text}"
+            );
+        }
+        for (text, list) in [
+            ("[1]]", Some(&b"[1]"[..])),
+            ("{}", None),
+            (" []", None),
+            ("", None),
+        ] {
+            assert_eq!(Window::new(text.as_bytes()).list_text(), list, "{text}");
+        }
+        for (text, has_more) in [
+            (" ,", Some(true)),
+            ("]", Some(false)),
+            ("}", None),
+            ("", None),
+        ] {
+            assert_eq!(
+                Window::new(text.as_bytes()).has_more(b']'),
+                has_more,
+                "{text}"
+            );
+        }
+        let mut window = Window::new(&b"abc"[..]);
+        assert_eq!(window.peek(4), None);
+        assert_eq!(window.peek(3), Some(&b"abc"[..]));
+        window.advance(2);
+        assert_eq!(window.peek(1), Some(&b"c"[..]));
+        assert_eq!(window.peek(2), None);
+        assert!(!window.is_at_end());
+        window.advance(1);
+        assert!(window.is_at_end());
+    }
+
+    #[test]
+    fn interrupted_reads_are_repeated() {
+        struct Interrupted(u8);
+        impl io::Read for Interrupted {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                self.0 += 1;
+                match self.0 {
+                    1 | 3 => Err(io::ErrorKind::Interrupted.into()),
+                    2 | 4 => {
+                        buffer[0] = b'0' + self.0;
+                        Ok(1)
+                    }
+                    _ => Ok(0),
+                }
+            }
+        }
+        let mut window = Window::new(Interrupted(0));
+        assert_eq!(window.peek(2), Some(&b"24"[..]));
+        window.advance(2);
+        assert!(window.is_at_end());
+    }
+
+    #[test]
     fn failing_source_ends_text() {
         struct Failing;
         impl io::Read for Failing {
