@@ -670,3 +670,6 @@ mod non_terminal_tests {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
