@@ -371,4 +371,73 @@ mod tests {
         // A client without an address is one as well.
         assert!(admission.admit(None).is_some());
     }
+
+    #[test]
+    fn nobody_is_admitted_without_slots() {
+        let admission = Admission::new(0);
+        assert!(admission.admit(None).is_none());
+        assert!(admission.admit(Some([192, 0, 2, 1].into())).is_none());
+        let status = admission.status();
+        assert_eq!((status.waiting, status.clients, status.refused), (0, 0, 2));
+    }
+
+    /// Returns the limited clients by the last byte of their addresses, with their refusals.
+    fn limited(admission: &Admission) -> Vec<(IpAddr, u64)> {
+        let mut limited: Vec<_> = admission
+            .status()
+            .limited
+            .iter()
+            .map(|one| (one.client, one.refused))
+            .collect();
+        limited.sort_unstable();
+        limited
+    }
+
+    #[test]
+    fn refusals_are_forgotten_after_a_minute() {
+        let admission = Admission::new(0);
+        let [one, other] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
+        for address in [one, one, other] {
+            assert!(admission.refuses(Some(address)));
+        }
+        assert_eq!(limited(&admission), [(one, 2), (other, 1)]);
+        for refusals in &mut admission.held.lock().limited {
+            if refusals.client == one {
+                refusals.last -= LIMITED_FOR;
+            }
+        }
+        assert_eq!(limited(&admission), [(other, 1)]);
+        // Counted anew.
+        assert!(admission.refuses(Some(one)));
+        assert_eq!(limited(&admission), [(one, 1), (other, 1)]);
+        assert_eq!(admission.refusals(), 4);
+    }
+
+    #[test]
+    fn newly_limited_client_begins_with_one_refusal() {
+        let admission = Admission::new(0);
+        let address = |last| IpAddr::from([192, 0, 2, last]);
+        for last in 0..16 {
+            for _ in 0..2 {
+                assert!(admission.refuses(Some(address(last))));
+            }
+        }
+        for (seconds, refusals) in (1..).zip(&mut admission.held.lock().limited) {
+            refusals.last -= Duration::from_secs(seconds);
+        }
+        let oldest = admission.held.lock().limited[15].client;
+        assert!(admission.refuses(Some(address(99))));
+        let mut expected: Vec<_> = (0..16).map(|last| (address(last), 2)).collect();
+        expected.retain(|(client, _)| *client != oldest);
+        expected.push((address(99), 1));
+        assert_eq!(limited(&admission), expected);
+    }
+
+    #[test]
+    fn usual_case_is_decided_without_the_lock() {
+        let admission = Admission::new(9);
+        let _locked = admission.held.lock();
+        // It would wait for itself.
+        assert!(!admission.refuses(Some([192, 0, 2, 1].into())));
+    }
 }

@@ -215,4 +215,88 @@ mod tests {
         let kernel = i128::from(kernel_monotonic_ns());
         assert!((earlier..=own()).contains(&kernel), "{earlier} {kernel}");
     }
+
+    #[test]
+    fn boot_instants_differ_by_time() {
+        let start = BootInstant(Duration::from_secs(100));
+        let later = start + Duration::from_millis(1_500);
+        assert_eq!(later.since(start), Duration::from_millis(1_500));
+        assert_eq!(start.since(later), Duration::ZERO);
+        assert_eq!(
+            start + Duration::MAX,
+            BootInstant(Duration::MAX),
+            "saturates"
+        );
+        // Since the start of the machine.
+        let monotonic: Duration = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into();
+        assert!(BootInstant(Duration::ZERO).elapsed() >= monotonic);
+    }
+
+    #[test]
+    fn standstill_begins_with_two_seconds() {
+        let start = at(100, 50);
+        for (boot, monotonic, length, suspended) in
+            [(3_000, 3_000, 2_000, 0), (5_000, 4_000, 4_000, 1_000)]
+        {
+            let later = Clocks {
+                boot: start.boot + Duration::from_millis(boot),
+                monotonic: start.monotonic + Duration::from_millis(monotonic),
+            };
+            let expected = Standstill {
+                length: Duration::from_millis(length),
+                suspended: Duration::from_millis(suspended),
+            };
+            assert_eq!(start.standstill(later), Some(expected), "{boot}");
+        }
+        let later = Clocks {
+            boot: start.boot + Duration::from_millis(2_999),
+            monotonic: start.monotonic,
+        };
+        assert_eq!(start.standstill(later), None);
+        assert_eq!(start.standstill(at(90, 40)), None, "a clock that goes back");
+    }
+
+    /// Reads the clocks that BPF programs read.
+    fn kernel_clocks() -> [u64; 2] {
+        [kernel_monotonic_ns(), BootInstant::now().kernel_ns()]
+    }
+
+    /// BPF programs ignore time namespaces, in which containers may run.
+    #[test]
+    fn kernel_clocks_are_those_outside_the_namespace() {
+        const BEFORE: &str = "KERNEL_CLOCKS";
+        const HOUR: u64 = 3_600_000_000_000;
+        if let Ok(text) = std::env::var(BEFORE) {
+            let before: Vec<u64> = text.split(' ').map(|text| text.parse().unwrap()).collect();
+            for (now, before) in kernel_clocks().into_iter().zip(before) {
+                assert!((before..before + HOUR).contains(&now), "{before} {now}");
+            }
+            // The namespace's own clocks are 100,000 s and 200,000 s ahead.
+            let own: Duration = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into();
+            let outside = Duration::from_nanos(kernel_monotonic_ns());
+            assert!(own > outside + Duration::from_secs(99_000));
+            return;
+        }
+        let is_root = nix::unistd::geteuid().is_root();
+        // Time namespaces came with kernel 5.6.
+        if !is_root || !fs::exists("/proc/self/timens_offsets").unwrap() {
+            return;
+        }
+        let name = "kernel_clocks_are_those_outside_the_namespace";
+        let mut unshare = std::process::Command::new("unshare");
+        unshare
+            .args([
+                "--time",
+                "--fork",
+                "--monotonic=100000",
+                "--boottime=200000",
+            ])
+            .arg(std::env::current_exe().unwrap())
+            .args(crate::own_process::arguments(module_path!(), name))
+            .env(
+                BEFORE,
+                kernel_clocks().map(|time| time.to_string()).join(" "),
+            );
+        crate::own_process::run(&mut unshare);
+    }
 }

@@ -457,4 +457,86 @@ mod tests {
             (libc::AF_INET6 as u8, 1, 2)
         );
     }
+
+    #[test]
+    fn clients_have_a_quarter_of_the_limit() {
+        let connections = Connections::new(8, OwnConnections::default());
+        assert_eq!(connections.limit(), 8);
+        let mut places = Vec::new();
+        for (last, port, expected) in [
+            (1, 1, None),
+            (1, 2, None),
+            // The third one of a client closes the idlest of its own.
+            (1, 3, Some(0)),
+            (2, 4, None),
+            (1, 5, Some(1)),
+        ] {
+            let (place, leaving) = connections.enter(client(last, port));
+            places.push(place);
+            let closed = called_off(&places);
+            assert_eq!(closed, Vec::from_iter(expected), "{port}");
+            assert_eq!(leaving.is_some(), expected.is_some(), "{port}");
+        }
+        assert_eq!(connections.table.lock().open.len(), 3);
+    }
+
+    #[test]
+    fn idlest_connection_is_that_of_the_oldest_query() {
+        let connections = Arc::new(Connections {
+            limit: 8,
+            limit_per_client: 2,
+            own: OwnConnections::default(),
+            since: Instant::now() - Duration::from_secs(5),
+            table: Mutex::default(),
+        });
+        let own = connections.own.enter(client(9, 9));
+        let mut places = Vec::new();
+        for (last, port, active) in [(9, 9, 0), (1, 1, 30), (2, 2, 20), (3, 3, 40)] {
+            let (place, _) = connections.enter(client(last, port));
+            // Since the start of the clock.
+            assert!(place.entry.active.load(Ordering::Relaxed) >= 5_000);
+            place.entry.active.store(active, Ordering::Relaxed);
+            places.push(place);
+        }
+        // A query makes it the busiest one.
+        places[2].touch();
+        assert!(places[2].entry.active.load(Ordering::Relaxed) >= 5_000);
+        let mut closed = Vec::new();
+        for _ in 0..3 {
+            assert!(connections.call_off_idlest().is_some());
+            closed.extend(called_off(&places));
+        }
+        assert_eq!(closed, [1, 3, 2]);
+        // The server's own is never closed.
+        assert!(connections.call_off_idlest().is_none());
+        drop(own);
+    }
+
+    #[test]
+    fn client_loses_its_own_idlest_connection() {
+        let connections = Connections::new(8, OwnConnections::default());
+        let mut places = Vec::new();
+        for (last, port, active) in [(1, 1, 10), (2, 2, 40), (2, 3, 30), (1, 4, 20)] {
+            let (place, _) = connections.enter(client(last, port));
+            place.entry.active.store(active, Ordering::Relaxed);
+            places.push(place);
+        }
+        places.push(connections.enter(client(2, 5)).0);
+        assert_eq!(called_off(&places), [2]);
+    }
+
+    /// The owner of a socket is not always the user of this process.
+    #[test]
+    fn local_peer_is_the_owner_of_its_socket() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = listener.local_addr().unwrap();
+        let connected = TcpStream::connect(server).unwrap();
+        std::os::unix::fs::fchown(&connected, Some(65_534), None).unwrap();
+        let client = connected.local_addr().unwrap();
+        assert_eq!(Peer::of(client, Some(server)), Peer::User(65_534));
+        assert_eq!(Peer::of(client, None), Peer::Network(client.ip()));
+    }
 }

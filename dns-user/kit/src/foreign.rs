@@ -138,4 +138,13 @@ mod tests {
             assert_eq!(redacted_text(text), expected, "{text}");
         }
     }
+
+    #[test]
+    fn wide_characters_are_not_cut_early() {
+        for (length, is_cut) in [(MAX_TEXT, false), (MAX_TEXT + 1, true)] {
+            let shown = printable_bytes("😀".repeat(length).as_bytes());
+            assert_eq!(shown.matches('😀').count(), MAX_TEXT, "{length}");
+            assert_eq!(shown.ends_with('…'), is_cut, "{length}");
+        }
+    }
 }

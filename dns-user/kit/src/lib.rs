@@ -35,6 +35,8 @@ pub mod http_server;
 pub mod logs;
 pub mod metrics;
 pub mod mmsg;
+#[cfg(test)]
+mod own_process;
 pub mod privileges;
 mod process;
 pub mod rate;

@@ -278,3 +278,255 @@ pub fn socket_address(peer: &libc::sockaddr_storage) -> SocketAddr {
         _ => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{net::UdpSocket, os::fd::AsRawFd as _};
+
+    use nix::sys::socket::{setsockopt, sockopt};
+
+    use super::*;
+
+    /// Returns a control message as the kernel writes it, with its length.
+    fn control(level: libc::c_int, kind: libc::c_int, data: &[u8]) -> (ControlMessages, usize) {
+        let length = 16 + data.len();
+        // struct cmsghdr of 64-bit programs: length, level, type.
+        let bytes = [
+            &(length as u64).to_ne_bytes()[..],
+            &level.to_ne_bytes(),
+            &kind.to_ne_bytes(),
+            data,
+        ]
+        .concat();
+        let mut control = ControlMessages([0; CONTROL_SIZE]);
+        control.0[..length].copy_from_slice(&bytes);
+        (control, length)
+    }
+
+    fn ipv4_info(interface: u32) -> (ControlMessages, usize) {
+        let data = [
+            &interface.to_ne_bytes()[..],
+            &[10, 0, 0, 1],
+            &[10, 0, 0, 255],
+        ]
+        .concat();
+        control(libc::IPPROTO_IP, libc::IP_PKTINFO, &data)
+    }
+
+    fn ipv6_info(address: &str, interface: u32) -> (ControlMessages, usize) {
+        let address: Ipv6Addr = address.parse().unwrap();
+        let data = [&address.octets()[..], &interface.to_ne_bytes()].concat();
+        control(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &data)
+    }
+
+    #[test]
+    fn destination_is_that_of_the_control_message() {
+        let (control_v4, length) = ipv4_info(7);
+        let broadcast = IpAddr::from([10, 0, 0, 255]);
+        assert_eq!(control_v4.destination(length), Some((7, broadcast)));
+        assert_eq!(control_v4.destination(1000), Some((7, broadcast)));
+        assert_eq!(control_v4.interface(length), Some(7));
+        for cut in [0, 15, 16, 19, length - 1] {
+            assert_eq!(control_v4.destination(cut), None, "{cut}");
+            assert_eq!(control_v4.interface(cut), None, "{cut}");
+        }
+        for (address, found) in [
+            ("2001:db8::1", "2001:db8::1"),
+            // An IPv4 client of a socket for both families.
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+        ] {
+            let (control, length) = ipv6_info(address, 9);
+            assert_eq!(
+                control.destination(length),
+                Some((9, found.parse().unwrap()))
+            );
+            assert_eq!(control.destination(length - 1), None);
+        }
+        // The kernel did not name the interface.
+        let (unknown, length) = ipv4_info(0);
+        assert_eq!(unknown.destination(length), None);
+        assert_eq!(unknown.interface(length), None);
+        for (level, kind) in [
+            (libc::IPPROTO_IP, libc::IP_TTL),
+            (libc::IPPROTO_IPV6, libc::IP_PKTINFO),
+            (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS),
+        ] {
+            let (other, length) = control(level, kind, &[1; 24]);
+            assert_eq!(other.destination(length), None, "{level} {kind}");
+        }
+    }
+
+    #[test]
+    fn time_of_a_packet_is_that_of_the_kernel() {
+        let timespec =
+            |seconds: u64, nanos: u64| [seconds.to_ne_bytes(), nanos.to_ne_bytes()].concat();
+        let stamp = |data: &[u8]| control(libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, data);
+        let (control_of_time, length) = stamp(&timespec(1_700_000_000, 250_000_000));
+        assert_eq!(
+            control_of_time.timestamp(length),
+            Some(Duration::new(1_700_000_000, 250_000_000))
+        );
+        for cut in [0, 15, 16, 24, length - 1] {
+            assert_eq!(control_of_time.timestamp(cut), None, "{cut}");
+        }
+        let (damaged, length) = stamp(&timespec(1, u64::MAX));
+        assert_eq!(damaged.timestamp(length), None);
+        for (level, kind) in [
+            (libc::IPPROTO_IP, libc::SCM_TIMESTAMPNS),
+            (libc::SOL_SOCKET, libc::IP_PKTINFO),
+        ] {
+            let (other, length) = control(level, kind, &timespec(1, 2));
+            assert_eq!(other.timestamp(length), None, "{level} {kind}");
+        }
+    }
+
+    /// fe80::/10 exists at each interface; any other source has a route.
+    #[test]
+    fn replies_name_the_interface_of_link_local_sources_only() {
+        for (address, is_kept) in [
+            ("fe80::1", true),
+            ("febf::1", true),
+            ("fec0::1", false),
+            ("fe7f::1", false),
+            ("ff80::1", false),
+            ("2001:db8::1", false),
+            ("::ffff:192.0.2.1", false),
+        ] {
+            let (mut control, length) = ipv6_info(address, 7);
+            let before = control.0;
+            control.clear_interface(length);
+            let interface = if is_kept { 7_u32 } else { 0 };
+            assert_eq!(control.0[32..36], interface.to_ne_bytes(), "{address}");
+            assert_eq!(control.0[..32], before[..32], "{address}");
+        }
+        let (mut control, length) = ipv4_info(7);
+        let before = control.0;
+        control.clear_interface(length);
+        assert_eq!(control.0[16..20], [0; 4]);
+        // The source of the reply stays.
+        assert_eq!(control.0[20..28], [10, 0, 0, 1, 10, 0, 0, 255]);
+        assert_eq!(control.0[..16], before[..16]);
+    }
+
+    #[test]
+    fn cut_and_other_control_messages_stay_as_they_are() {
+        let ipv4 = ipv4_info(7).0;
+        let ipv6 = ipv6_info("2001:db8::1", 7).0;
+        let other = control(libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, &[9; 20]).0;
+        for (before, length, is_changed) in [
+            (ipv4, 0, false),
+            (ipv4, 10, false),
+            (ipv4, 16, false),
+            (ipv4, 19, false),
+            (ipv4, 20, true),
+            (ipv4, 1000, true),
+            (ipv6, 35, false),
+            (ipv6, 36, true),
+            (other, 36, false),
+        ] {
+            let mut after = before;
+            after.clear_interface(length);
+            assert_eq!(after.0 != before.0, is_changed, "{length}");
+        }
+    }
+
+    /// Returns a socket and one that is connected to it.
+    fn sockets(address: &str) -> [UdpSocket; 2] {
+        let receiver = UdpSocket::bind(address).unwrap();
+        let sender = UdpSocket::bind(address).unwrap();
+        sender.connect(receiver.local_addr().unwrap()).unwrap();
+        if receiver.local_addr().unwrap().is_ipv4() {
+            setsockopt(&receiver, sockopt::Ipv4PacketInfo, &true).unwrap();
+        } else {
+            setsockopt(&receiver, sockopt::Ipv6RecvPacketInfo, &true).unwrap();
+        }
+        let limit = Some(Duration::from_secs(60));
+        sender.set_read_timeout(limit).unwrap();
+        [receiver, sender]
+    }
+
+    fn texts(incoming: &Incoming<2, 8>, count: usize) -> Vec<String> {
+        incoming
+            .datagrams(count)
+            .map(|datagram| String::from_utf8_lossy(datagram.bytes).into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn datagrams_come_with_what_was_asked_for() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            for metadata in [
+                ReceiveMetadata::Nothing,
+                ReceiveMetadata::Peers,
+                ReceiveMetadata::PeersAndControls,
+            ] {
+                let [receiver, sender] = sockets(address);
+                for text in ["first", "much too long", "third"] {
+                    sender.send(text.as_bytes()).unwrap();
+                }
+                let mut incoming = Incoming::<2, 8>::new(metadata);
+                let socket = receiver.as_raw_fd();
+                assert_eq!(incoming.receive(socket, libc::MSG_DONTWAIT).unwrap(), 2);
+                assert_eq!(texts(&incoming, 2), ["first", "much too"]);
+                assert_eq!(texts(&incoming, 1), ["first"]);
+                for datagram in incoming.datagrams(2) {
+                    let peer = match metadata {
+                        ReceiveMetadata::Nothing => "0.0.0.0:0".parse().unwrap(),
+                        _ => sender.local_addr().unwrap(),
+                    };
+                    assert_eq!(socket_address(datagram.peer), peer);
+                    let destination = datagram.control.destination(datagram.control_len);
+                    let own = match metadata {
+                        ReceiveMetadata::PeersAndControls => Some(sender.peer_addr().unwrap().ip()),
+                        _ => None,
+                    };
+                    assert_eq!(destination.map(|(_, address)| address), own, "{metadata:?}");
+                }
+                assert_eq!(incoming.receive(socket, libc::MSG_DONTWAIT).unwrap(), 1);
+                assert_eq!(texts(&incoming, 1), ["third"]);
+                let error = incoming.receive(socket, libc::MSG_DONTWAIT).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            }
+        }
+    }
+
+    #[test]
+    fn reply_goes_to_the_sender() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let [receiver, sender] = sockets(address);
+            sender.send(b"query").unwrap();
+            let mut incoming = Incoming::<2, 8>::new(ReceiveMetadata::PeersAndControls);
+            incoming
+                .receive(receiver.as_raw_fd(), libc::MSG_WAITFORONE)
+                .unwrap();
+            let mut header = incoming.reply_header(0);
+            let datagram = incoming.datagrams(1).next().unwrap();
+            assert_eq!(datagram.control.interface(datagram.control_len), None);
+            assert!(header.msg_iov.is_null());
+            assert_eq!((header.msg_iovlen, header.msg_flags), (0, 0));
+
+            let mut reply = *b"reply";
+            let mut part = libc::iovec {
+                iov_base: reply.as_mut_ptr().cast(),
+                iov_len: reply.len(),
+            };
+            header.msg_iov = &raw mut part;
+            header.msg_iovlen = 1;
+            let mut lost = header;
+            // An address that is cut off.
+            lost.msg_namelen = 1;
+            let mut messages = [header, lost, header].map(|msg_hdr| libc::mmsghdr {
+                msg_hdr,
+                msg_len: 0,
+            });
+            // SAFETY: the headers lead to `part`, `reply` and `incoming`, which live on.
+            let rejected = unsafe { send(receiver.as_raw_fd(), &mut messages) };
+            assert_eq!(rejected, 1);
+            for _ in 0..2 {
+                let mut read = [0; 8];
+                let length = sender.recv(&mut read).unwrap();
+                assert_eq!(read[..length], *b"reply");
+            }
+        }
+    }
+}

@@ -118,3 +118,120 @@ fn keep_only(needed: &CapsHashSet) -> anyhow::Result<()> {
     // Clearing inheritable capabilities also clears ambient ones.
     caps::set(None, CapSet::Inheritable, &CapsHashSet::new()).map_err(failed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::own_process;
+
+    const NOBODY: u32 = 65_534;
+
+    /// Returns the permitted and the effective capabilities of this thread.
+    fn held() -> [CapsHashSet; 2] {
+        [CapSet::Permitted, CapSet::Effective].map(|set| caps::read(None, set).unwrap())
+    }
+
+    /// Returns whether this is the process in which the test with this name goes on; otherwise runs it there.
+    fn is_in_own_process(name: &str) -> bool {
+        if own_process::is_here() {
+            return true;
+        }
+        if Uid::effective().is_root() {
+            own_process::run(&mut own_process::command(module_path!(), name));
+        }
+        false
+    }
+
+    fn nobody() -> User {
+        User::from_uid(Uid::from_raw(NOBODY)).unwrap().unwrap()
+    }
+
+    #[test]
+    fn server_keeps_the_right_to_its_port_only() {
+        if !is_in_own_process("server_keeps_the_right_to_its_port_only") {
+            return;
+        }
+        let before = held();
+        keep_for_serving(None).unwrap();
+        assert_eq!(held(), before, "root may write a report anywhere");
+        let remark = remaining_root().unwrap();
+        assert!(
+            remark.starts_with("the server runs as root: ")
+                && remark.ends_with("set xdp.user to another user"),
+            "{remark}"
+        );
+        let problem = keep_for_serving(Some("no-such-user")).unwrap_err();
+        assert_eq!(
+            problem.to_string(),
+            "xdp.user: user \"no-such-user\" does not exist on this machine; create it, or remove the key"
+        );
+
+        keep_for_serving(Some(&nobody().name)).unwrap();
+        let serving: CapsHashSet = SERVING.into();
+        assert_eq!(held(), [serving.clone(), serving.clone()]);
+        assert_eq!(caps::read(None, CapSet::Bounding).unwrap(), serving);
+        assert_eq!(
+            caps::read(None, CapSet::Inheritable).unwrap(),
+            CapsHashSet::new()
+        );
+        let ids = unistd::getresuid().unwrap();
+        assert_eq!([ids.real, ids.effective, ids.saved], [nobody().uid; 3]);
+        let ids = unistd::getresgid().unwrap();
+        assert_eq!([ids.real, ids.effective, ids.saved], [nobody().gid; 3]);
+        assert_eq!(unistd::getgroups().unwrap(), [nobody().gid]);
+        assert_eq!(remaining_root(), None);
+
+        // Who has switched already needs no privilege to stay.
+        keep_for_serving(Some(&nobody().name)).unwrap();
+        assert_eq!(held(), [serving.clone(), serving]);
+        let problem = keep_for_serving(Some("root")).unwrap_err();
+        assert_eq!(
+            problem.to_string(),
+            "xdp.user: only root can switch to \"root\"; start as root or remove xdp.user"
+        );
+    }
+
+    #[test]
+    fn attacher_keeps_its_capabilities_only() {
+        if !is_in_own_process("attacher_keeps_its_capabilities_only") {
+            return;
+        }
+        let [permitted, _] = held();
+        let attaching: CapsHashSet = ATTACHING.into();
+        let kept: CapsHashSet = permitted.intersection(&attaching).copied().collect();
+        let root = User::from_uid(Uid::from_raw(0)).unwrap().unwrap();
+        keep_for_watching().unwrap();
+        assert_eq!(held()[0], permitted, "root keeps all");
+        keep_for_attaching(Some(&nobody())).unwrap();
+        assert_eq!(held(), [kept.clone(), kept]);
+        assert_eq!(Uid::effective(), nobody().uid);
+        assert_eq!(caps::read(None, CapSet::Bounding).unwrap(), attaching);
+        let problem = keep_for_attaching(Some(&root)).unwrap_err();
+        assert!(problem.to_string().contains("\"root\""), "{problem}");
+        // A server that was started with the attacher's capabilities.
+        keep_for_serving(None).unwrap();
+        assert_eq!(held(), [CapsHashSet::new(), CapsHashSet::new()]);
+    }
+
+    #[test]
+    fn watcher_gives_up_what_it_was_started_with() {
+        if !is_in_own_process("watcher_gives_up_what_it_was_started_with") {
+            return;
+        }
+        keep_for_attaching(Some(&nobody())).unwrap();
+        keep_for_watching().unwrap();
+        assert_eq!(held(), [CapsHashSet::new(), CapsHashSet::new()]);
+    }
+
+    #[test]
+    fn attacher_of_root_stays_root() {
+        if !is_in_own_process("attacher_of_root_stays_root") {
+            return;
+        }
+        let [permitted, _] = held();
+        let kept: CapsHashSet = permitted.intersection(&ATTACHING.into()).copied().collect();
+        keep_for_attaching(None).unwrap();
+        assert_eq!(held(), [kept.clone(), kept]);
+        assert!(Uid::effective().is_root());
+    }
+}

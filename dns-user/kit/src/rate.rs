@@ -131,4 +131,16 @@ mod tests {
         assert_eq!([taken(3, 7), taken(3, 7), taken(3, 8)], [3, 0, 3]);
         assert_eq!([taken(5, 8), taken(0, 9)], [2, 0]);
     }
+
+    #[test]
+    fn latest_second_is_that_of_a_counted_event() {
+        let counter = EachSecond::new();
+        assert_eq!(counter.latest(), 0);
+        assert!(counter.take(1, 7) && !counter.take(1, 7));
+        assert_eq!(counter.latest(), 7);
+        assert!(!counter.take(0, 8));
+        assert_eq!(counter.latest(), 7, "nothing was counted");
+        assert!(counter.take(1, u32::MAX));
+        assert_eq!(counter.latest(), u32::MAX);
+    }
 }

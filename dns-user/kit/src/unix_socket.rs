@@ -158,7 +158,7 @@ fn open_folder(folder: &Path, trusted: &[Uid]) -> io::Result<OwnedFd> {
         ));
     }
     let owner = Uid::from_raw(found.st_uid);
-    let is_ours = owner.is_root() || owner == Uid::effective() || trusted.contains(&owner);
+    let is_ours = owner.is_root() || trusted.contains(&owner);
     let is_open = found.st_mode & 0o022 != 0 && found.st_mode & 0o1000 == 0;
     // Without root, a mistake harms only the user itself.
     if Uid::effective().is_root() && (!is_ours || is_open) {
@@ -436,5 +436,104 @@ mod tests {
         fs::write(&file, "").unwrap();
         let error = open_folder(&file, &[]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+    }
+
+    #[test]
+    fn socket_belongs_to_the_user_that_was_asked_for() {
+        if !Uid::effective().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.sock");
+        for (user, group, mode) in [
+            (None, None, 0o600),
+            (Some(60_001), None, 0o600),
+            (Some(60_001), Some(60_002), 0o660),
+        ] {
+            let access = Access {
+                user: user.map(Uid::from_raw),
+                group: group.map(Gid::from_raw),
+            };
+            bind(&path, access, &[]).unwrap();
+            let found = fs::metadata(&path).unwrap();
+            let owner = (user.unwrap_or(0), group.unwrap_or(found.gid()));
+            assert_eq!((found.uid(), found.gid()), owner);
+            assert_eq!(found.mode() & 0o7777, mode);
+        }
+        for bad in ["", "/", "x/.."] {
+            let error = bind(Path::new(bad), ALONE, &[]).unwrap_err();
+            assert_eq!(error.to_string(), "is not a valid socket path", "{bad}");
+        }
+    }
+
+    /// Users other than root cannot create a file with another group, but can give it one of theirs.
+    #[test]
+    fn member_gives_the_socket_to_its_group() {
+        if !Uid::effective().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(folder.path(), Some(60_001), Some(60_001)).unwrap();
+        let path = folder.path().join("x.sock");
+        let binding = || {
+            let groups: [libc::gid_t; 1] = [60_003];
+            // SAFETY: the list has one element. The system calls change only this thread, unlike the C library's
+            // functions.
+            unsafe {
+                assert_eq!(libc::syscall(libc::SYS_setgroups, 1, groups.as_ptr()), 0);
+                assert_eq!(
+                    libc::syscall(libc::SYS_setresgid, 60_001, 60_001, 60_001),
+                    0
+                );
+                assert_eq!(
+                    libc::syscall(libc::SYS_setresuid, 60_001, 60_001, 60_001),
+                    0
+                );
+            }
+            let access = Access {
+                user: None,
+                group: Some(Gid::from_raw(60_003)),
+            };
+            bind(&path, access, &[]).map(drop)
+        };
+        std::thread::scope(|scope| scope.spawn(binding).join().unwrap()).unwrap();
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(
+            (found.uid(), found.gid(), found.mode() & 0o7777),
+            (60_001, 60_003, 0o660)
+        );
+    }
+
+    #[test]
+    fn groups_of_a_user_are_those_of_the_database() {
+        assert!(supplementary(Uid::from_raw(0)).contains(&Gid::from_raw(0)));
+        assert_eq!(supplementary(Uid::from_raw(4_000_001)), []);
+    }
+
+    /// The mode of the socket is ignored by some file systems.
+    #[tokio::test]
+    async fn strangers_are_refused_whatever_the_mode() {
+        use std::io::Read as _;
+
+        if !Uid::effective().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let path = folder.path().join("x.sock");
+        let socket = ControlSocket::bind(&path, ALONE, &[]).unwrap();
+        let listener = socket.listen().unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let connecting = || {
+            // SAFETY: takes plain numbers, and changes only this thread.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, 60_001, 60_001, 60_001) };
+            assert_eq!(changed, 0);
+            UnixStream::connect(&path).unwrap()
+        };
+        let mut stranger = std::thread::scope(|scope| scope.spawn(connecting).join().unwrap());
+        let _own = UnixStream::connect(&path).unwrap();
+        let (_stream, user) = listener.accept().await.unwrap();
+        assert_eq!(user, Uid::effective());
+        assert_eq!(stranger.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -184,4 +184,15 @@ mod tests {
         fs::write(file.path(), "123456").unwrap();
         assert_ne!(FileStamp::of(file.path()), before);
     }
+
+    /// Files of /proc have the size 0.
+    #[test]
+    fn files_that_hide_their_size_are_bounded() {
+        let file = Path::new("/proc/sys/kernel/ostype");
+        assert_eq!(read_at_most(file, 6).unwrap(), b"Linux\n");
+        assert_eq!(
+            read_at_most(file, 5).unwrap_err().to_string(),
+            "it is larger than 5 bytes"
+        );
+    }
 }

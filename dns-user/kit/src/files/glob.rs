@@ -74,11 +74,9 @@ fn walk(pattern: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), BadPattern> {
 
 /// Returns the folder itself or its nearest existing ancestor.
 fn nearest_existing(folder: &Path) -> PathBuf {
+    // The last ancestor of a relative path is empty, which is no folder.
     let existing = folder.ancestors().find(|path| path.is_dir());
-    match existing {
-        Some(path) if !path.as_os_str().is_empty() => path.to_owned(),
-        _ => PathBuf::from("."),
-    }
+    existing.unwrap_or(Path::new(".")).to_owned()
 }
 
 /// Returns the names in a folder, sorted bytewise; empty if unreadable.
@@ -147,5 +145,17 @@ mod tests {
         assert_eq!(glob(&missing), Ok(vec![]));
         assert_eq!(folders(&missing), Ok(vec![root.path().to_owned()]));
         assert_eq!(glob(""), Ok(vec![]));
+    }
+
+    #[test]
+    fn relative_folders_are_watched_from_here() {
+        assert_eq!(
+            folders("no-such-folder/*.json"),
+            Ok(vec![PathBuf::from(".")])
+        );
+        assert_eq!(folders("*.json"), Ok(vec![PathBuf::from(".")]));
+        assert_eq!(folders("/no-such-folder/x"), Ok(vec![PathBuf::from("/")]));
+        assert_eq!(folders("src/none/*"), Ok(vec![PathBuf::from("src")]));
+        assert!(folders("[").is_err() && glob("a[").is_err());
     }
 }

@@ -36,3 +36,39 @@ pub fn check_config(path: &Path) -> (Vec<ConfigError>, Option<Loaded>) {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(errors: &[ConfigError]) -> Vec<String> {
+        errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn configuration_is_loaded_or_all_its_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, r#"{"address": "127.0.0.1", "port": 53}"#).unwrap();
+        assert!(load_config(&path).is_ok());
+        std::fs::write(&path, r#"{"address": 1, "port": "x"}"#).unwrap();
+        let (errors, loaded) = check_config(&path);
+        assert!(loaded.is_some());
+        let all = texts(&errors);
+        assert_eq!(all.len(), 2, "{all:?}");
+        for text in &all {
+            assert!(text.contains(&path.display().to_string()), "{text}");
+        }
+        assert_eq!(texts(&load_config(&path).unwrap_err().0), all);
+
+        let missing = folder.path().join("missing.json");
+        let (errors, loaded) = check_config(&missing);
+        assert!(loaded.is_none());
+        let expected = format!(
+            "{}: cannot be read: No such file or directory (os error 2)",
+            missing.display()
+        );
+        assert_eq!(texts(&errors), [expected]);
+        assert_eq!(texts(&load_config(&missing).unwrap_err().0), texts(&errors));
+    }
+}

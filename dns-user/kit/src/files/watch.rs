@@ -301,4 +301,18 @@ mod tests {
         assert!(!reports_every_write(Path::new("/proc")));
         assert!(!reports_every_write(Path::new("/nowhere")));
     }
+
+    #[tokio::test]
+    async fn change_is_reported_when_it_has_settled() {
+        let mut watch = Watch::new();
+        watch.events.something.notify_one();
+        let begun = time::Instant::now();
+        watch.next().await;
+        // A timer never ends early.
+        assert!(begun.elapsed() >= QUIET);
+        assert!(watch.changing.is_none());
+        // A file that was closed is complete.
+        watch.events.whole.notify_one();
+        watch.next().await;
+    }
 }
