@@ -345,4 +345,95 @@ mod tests {
         let left: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
         assert_eq!(left, [1]);
     }
+
+    #[test]
+    fn no_more_is_closed_than_is_needed() {
+        let now = Instant::now();
+        let [one, other] = [Peer::User(1), Peer::User(2)];
+        let stalled = Some(now - STALLED);
+        let active = Some(now);
+        // What is held, the bytes that the first peer wants, what of it stays, and whether there is room.
+        for (held, bytes, left, has_room) in [
+            (vec![(other, 80, stalled)], 20, vec![0], true),
+            (vec![(other, 80, stalled)], 21, vec![], true),
+            (vec![(one, 30, stalled)], 20, vec![0], true),
+            (vec![(one, 30, stalled)], 21, vec![], true),
+            (vec![(one, 10, stalled)], 10, vec![0], true),
+            // A peer's own limit is no reason to close the connections of another.
+            (
+                vec![(other, 40, stalled), (one, 40, active)],
+                20,
+                vec![0, 1],
+                false,
+            ),
+            (
+                vec![(one, 2, stalled), (one, 45, active)],
+                10,
+                vec![1],
+                false,
+            ),
+            // Those that hold nothing make no room.
+            (
+                vec![(other, 0, stalled), (other, 90, active)],
+                20,
+                vec![0, 1],
+                false,
+            ),
+        ] {
+            let mut entries = Vec::new();
+            for (number, &(peer, bytes, progress)) in (0..).zip(&held) {
+                entries.push(HeldBody {
+                    number,
+                    peer,
+                    bytes,
+                    progress,
+                    close: Arc::default(),
+                });
+            }
+            let found = make_room(&mut entries, 100, one, bytes, now);
+            let mut numbers: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
+            numbers.sort_unstable();
+            assert_eq!((numbers, found), (left, has_room), "{held:?} {bytes}");
+        }
+    }
+
+    #[test]
+    fn what_a_peer_has_taken_is_free() {
+        let held = HeldBytes::new(100);
+        let begin = Instant::now();
+        let close = Arc::new(Notify::new());
+        let admit = |peer, bytes| held.admit(Peer::User(peer), bytes, 0, Arc::default(), begin);
+        let first = held
+            .admit(Peer::User(1), 50, 0, close.clone(), begin)
+            .unwrap();
+        assert!(admit(1, 1).is_none());
+        first.progress(20);
+        assert!(admit(1, 30).is_some() && admit(1, 31).is_none());
+        // It goes on reading.
+        held.set_progress(0, begin - STALLED);
+        first.progress(20);
+        assert!(admit(2, 90).is_none());
+        assert!(close.notified().now_or_never().is_none());
+        held.set_progress(0, begin - STALLED);
+        assert!(admit(2, 90).is_some());
+        assert!(close.notified().now_or_never().is_some());
+    }
+
+    #[test]
+    fn small_requests_grow_without_room() {
+        let held = HeldBytes::new(MAX);
+        let now = Instant::now();
+        let admit = |peer| {
+            held.admit(Peer::User(peer), 0, 0, Arc::default(), now)
+                .unwrap()
+        };
+        let first = admit(1);
+        assert!(first.grow(MAX, 0));
+        held.set_progress(0, now + Duration::from_secs(3600));
+        let second = admit(2);
+        assert!(second.grow(MAX_SMALL, MAX_SMALL));
+        assert!(!second.grow(1, MAX_SMALL));
+        drop(first);
+        assert!(second.grow(1, MAX_SMALL));
+    }
 }

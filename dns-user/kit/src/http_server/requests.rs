@@ -170,3 +170,45 @@ impl hyper::body::Body for BoundedBody {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn clients_learn_why_they_were_cut_off() {
+        for (why, status, retry_after, text) in [
+            (
+                CutOff::Late(Duration::from_secs(20)),
+                408,
+                None,
+                "the body did not arrive within 20s; send it at once\n",
+            ),
+            (
+                CutOff::Long(5),
+                413,
+                None,
+                "the body is longer than 5 bytes; send less\n",
+            ),
+            (
+                CutOff::Crowded,
+                503,
+                Some("1"),
+                "too many bodies are being sent; try again in a second\n",
+            ),
+        ] {
+            let response = why.response();
+            assert_eq!(response.status(), status);
+            let header = |name| {
+                let value = response.headers().get(name)?;
+                value.to_str().ok().map(str::to_owned)
+            };
+            assert_eq!(header(CONNECTION).as_deref(), Some("close"));
+            assert_eq!(header(RETRY_AFTER).as_deref(), retry_after);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(body, text);
+        }
+    }
+}

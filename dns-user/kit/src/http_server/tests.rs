@@ -1,5 +1,6 @@
 use std::collections::VecDeque;
 
+use futures_util::FutureExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
@@ -278,4 +279,177 @@ async fn replaced_connections_can_be_counted() {
     let server = server.count_replaced(counter.clone());
     server.replaced.unwrap().inc();
     assert_eq!(counter.get(), 1);
+}
+
+#[tokio::test]
+async fn bodies_end_exactly_at_their_limit() {
+    let limits = ServerLimits {
+        body: 5,
+        ..ServerLimits::default()
+    };
+    let address = echo_server(limits).await;
+    let chunked = "Transfer-Encoding: chunked\r\nConnection: close";
+    for (head, part, expected) in [
+        ("Content-Length: 5\r\nConnection: close", "hello", "200"),
+        ("Content-Length: 6\r\nConnection: close", "hello!", "413"),
+        (chunked, "5\r\nhello\r\n0\r\n\r\n", "200"),
+        (chunked, "6\r\nhello!\r\n0\r\n\r\n", "413"),
+        (chunked, "3\r\nhel\r\n3\r\nlo!\r\n0\r\n\r\n", "413"),
+    ] {
+        let mut client = unfinished(address, "/read", head, part.as_bytes()).await;
+        let text = reply(&mut client).await;
+        assert!(
+            text.starts_with(&format!("HTTP/1.1 {expected}")),
+            "{head} {part}: {text}"
+        );
+    }
+}
+
+/// Handlers may ask for the length of a body before they read it.
+#[tokio::test]
+async fn bounded_bodies_have_their_lengths() {
+    use http_body_util::BodyExt as _;
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let describe = |request: axum::extract::Request| async {
+        let mut body = request.into_body();
+        let before = (body.size_hint().exact(), body.is_end_stream());
+        while let Some(Ok(_)) = body.frame().await
+            && !body.is_end_stream()
+        {}
+        format!("{before:?} {}", body.is_end_stream())
+    };
+    let router = Router::new().route("/", axum::routing::post(describe));
+    let server = Server::new("the test", Listener::Plain(listener));
+    assert_eq!(server.local_addr().unwrap(), address);
+    tokio::spawn(server.run(move |_| router.clone(), std::future::pending()));
+    let head = "Content-Length: 5\r\nConnection: close";
+    let mut client = unfinished(address, "/", head, b"hello").await;
+    let text = reply(&mut client).await;
+    assert!(text.ends_with("(Some(5), false) true"), "{text}");
+}
+
+#[test]
+fn unfinished_handshakes_give_way_once_they_are_old() {
+    // Whether each connection is established, whether it is old, and the one that gives way.
+    for (table, expected) in [
+        ([(true, true), (false, true)], 1),
+        ([(true, true), (false, false)], 0),
+        ([(true, false), (false, false)], 0),
+        ([(false, false), (true, true)], 0),
+        ([(true, true), (true, true)], 0),
+        ([(false, true), (false, true)], 0),
+    ] {
+        let connections = Arc::new(Mutex::new(PeerConnections::default()));
+        let mut places = Vec::new();
+        for (number, (is_established, is_old)) in table.into_iter().enumerate() {
+            let (place, close) = ConnectionPlace::take(&connections, Peer::User(1));
+            if is_established {
+                place.established();
+            }
+            if is_old {
+                let mut connections = connections.lock();
+                let of_peer = connections.peers.get_mut(&Peer::User(1)).unwrap();
+                of_peer[number].since -= HANDSHAKE_GRACE;
+            }
+            places.push((place, close));
+        }
+        assert_eq!(connections.lock().make_room(1), Some(Peer::User(1)));
+        let mut closed = Vec::new();
+        for (number, (_, close)) in places.iter().enumerate() {
+            if close.notified().now_or_never().is_some() {
+                closed.push(number);
+            }
+        }
+        assert_eq!(closed, [expected], "{table:?}");
+        assert_eq!(connections.lock().count, 1);
+    }
+}
+
+fn client(certificate: Option<CertificateDer<'static>>, ends: Option<SystemTime>) -> Client {
+    Client {
+        peer: Peer::User(1),
+        address: None,
+        certificate,
+        certificate_ends: ends,
+    }
+}
+
+/// Returns a certificate with this common name.
+fn certificate(common_name: &str) -> CertificateDer<'static> {
+    let mut params = rcgen::CertificateParams::default();
+    params
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, common_name);
+    let key = rcgen::KeyPair::generate().unwrap();
+    params.self_signed(&key).unwrap().der().clone()
+}
+
+#[tokio::test]
+async fn certificates_have_names_and_ends() {
+    let now = SystemTime::now();
+    let hour = Duration::from_secs(3600);
+    assert_eq!(client(None, None).common_name(), None);
+    let named = client(Some(certificate("a.example")), Some(now + hour));
+    assert_eq!(named.common_name().as_deref(), Some("a.example"));
+    assert!(named.verified().now_or_never().is_none());
+    let ended = client(named.certificate.clone(), Some(now - hour));
+    ended.verified().await;
+    // Without a certificate nothing is to be verified again.
+    let none = client(None, Some(now - hour));
+    assert!(none.verified().now_or_never().is_none());
+    assert!(until(None).now_or_never().is_none());
+    assert!(until(Some(now + hour)).now_or_never().is_none());
+    until(Some(now - hour)).await;
+}
+
+/// Returns the reply to a client whose certificate ends at this time.
+async fn reply_to(ends: Option<SystemTime>) -> String {
+    let (mut ours, theirs) = tokio::io::duplex(4096);
+    let router = Router::new().route("/", get(|| async { "up" }));
+    let limits = ServerLimits::default();
+    let context = Context {
+        name: "the test",
+        limits,
+        routes: Box::new(move |_| router.clone()),
+        responses: Responses::default(),
+        bodies: HeldBytes::new(limits.bodies),
+    };
+    let (_stopping, stopped) = watch::channel(false);
+    ours.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let serving = context.requests(theirs, client(None, ends), Arc::default(), stopped);
+    let mut text = String::new();
+    let ((), read) = tokio::join!(serving, ours.read_to_string(&mut text));
+    read.unwrap();
+    text
+}
+
+/// A clock that jumps does not end the wait for the end of a certificate.
+#[tokio::test]
+async fn requests_after_the_end_of_the_certificate_are_refused() {
+    let now = SystemTime::now();
+    let day = Duration::from_secs(24 * 3600);
+    for ends in [None, Some(now + day)] {
+        let text = reply_to(ends).await;
+        assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("up"));
+    }
+    let text = reply_to(Some(now - day)).await;
+    assert!(text.starts_with("HTTP/1.1 401"), "{text}");
+    assert!(text.contains("connection: close\r\n"), "{text}");
+    let reason = "the client's certificate has expired; connect with a new one\n";
+    assert!(text.ends_with(reason), "{text}");
+}
+
+#[tokio::test]
+async fn metrics_need_a_free_address() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let problem = spawn_metrics(address, Vec::new).await.unwrap_err();
+    assert_eq!(
+        problem.to_string(),
+        format!("cannot serve metrics at {address}; choose a free address")
+    );
 }

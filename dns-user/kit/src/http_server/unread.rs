@@ -204,3 +204,126 @@ impl<T: AsyncRead + Unpin> AsyncRead for StallLimit<T> {
         Pin::new(&mut self.inner).poll_read(context, buffer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use futures_util::FutureExt as _;
+    use http_body_util::BodyExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufWriter, DuplexStream, duplex};
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn counted(responses: &Responses, user: u32, bytes: usize) -> Response {
+        let response = Response::new(Body::from(vec![0; bytes]));
+        responses.count(response, Peer::User(user), Arc::default())
+    }
+
+    #[tokio::test]
+    async fn unread_responses_have_a_limit_together() {
+        const HALF: usize = 8 << 20;
+        let responses = Responses::default();
+        // Half of the room is that of one peer.
+        let first = counted(&responses, 1, HALF);
+        let second = counted(&responses, 2, HALF);
+        assert_eq!([first.status(), second.status()], [StatusCode::OK; 2]);
+        // However slow this machine is, neither has stalled.
+        for index in 0..2 {
+            responses.0.set_progress(index, Instant::now() + HOUR);
+        }
+        for (bytes, status) in [
+            (64 << 10, StatusCode::OK),
+            ((64 << 10) + 1, StatusCode::SERVICE_UNAVAILABLE),
+        ] {
+            assert_eq!(counted(&responses, 3, bytes).status(), status, "{bytes}");
+        }
+        let refused = counted(&responses, 3, HALF);
+        assert_eq!(refused.headers()[RETRY_AFTER], "1");
+        let text = refused.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(text, "too much is left unread; try again in a second\n");
+        drop(first);
+        assert_eq!(counted(&responses, 3, HALF).status(), StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn bodies_are_handed_on_in_parts() {
+        let responses = Responses::default();
+        let mut body = counted(&responses, 1, 40 << 10).into_body();
+        let mut left = 40 << 10;
+        for part in [16 << 10, 16 << 10, 8 << 10] {
+            assert!(!body.is_end_stream());
+            assert_eq!(body.size_hint().exact(), Some(left));
+            let frame = body.frame().await.unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap().len() as u64, part);
+            left -= part;
+        }
+        assert!(body.is_end_stream());
+        assert_eq!(body.size_hint().exact(), Some(0));
+        assert!(body.frame().await.is_none());
+    }
+
+    fn write(stream: &mut StallLimit<DuplexStream>) -> Poll<Option<usize>> {
+        let mut context = Context::from_waker(Waker::noop());
+        Pin::new(stream)
+            .poll_write(&mut context, &[0; 2 * PROGRESS])
+            .map(Result::ok)
+    }
+
+    fn deadline(stream: &StallLimit<DuplexStream>) -> Option<time::Instant> {
+        stream.deadline.as_ref().map(|sleep| sleep.deadline())
+    }
+
+    #[tokio::test]
+    async fn only_progress_gives_more_time_to_read() {
+        let (ours, mut theirs) = duplex(PROGRESS);
+        let mut stream = StallLimit::new(ours, HOUR);
+        assert_eq!(write(&mut stream), Poll::Ready(Some(16 << 10)));
+        assert_eq!(deadline(&stream), None, "nothing is unread for long");
+        assert!(write(&mut stream).is_pending());
+        let first = deadline(&stream).unwrap();
+        // A byte now and then is none.
+        for _ in 0..3 {
+            theirs.read_exact(&mut [0]).await.unwrap();
+            assert_eq!(write(&mut stream), Poll::Ready(Some(1)));
+            assert!(write(&mut stream).is_pending());
+            assert_eq!(deadline(&stream), Some(first));
+        }
+        theirs.read_exact(&mut [0; PROGRESS]).await.unwrap();
+        assert_eq!(write(&mut stream), Poll::Ready(Some(PROGRESS)));
+        assert!(write(&mut stream).is_pending());
+        assert!(deadline(&stream) > Some(first));
+        // All is written.
+        stream.flush().await.unwrap();
+        assert_eq!(deadline(&stream), None);
+    }
+
+    #[tokio::test]
+    async fn peers_that_do_not_read_are_given_up() {
+        let (ours, _theirs) = duplex(PROGRESS);
+        let mut stream = StallLimit::new(ours, Duration::from_millis(1));
+        let error = stream.write_all(&[0; 2 * PROGRESS]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "the peer does not read");
+    }
+
+    /// As a TLS stream, which keeps what it encrypts.
+    #[tokio::test]
+    async fn buffers_below_are_flushed_and_closed() {
+        let (ours, mut theirs) = duplex(PROGRESS);
+        let mut stream = StallLimit::new(BufWriter::new(ours), HOUR);
+        let mut read = [0; 8];
+        stream.write_all(b"text").await.unwrap();
+        assert!(theirs.read(&mut read).now_or_never().is_none());
+        stream.flush().await.unwrap();
+        let length = theirs.read(&mut read).now_or_never();
+        assert!(matches!(length, Some(Ok(4))), "{length:?}");
+        theirs.write_all(b"reply").await.unwrap();
+        assert_eq!(stream.read(&mut read).await.unwrap(), 5);
+        stream.shutdown().await.unwrap();
+        let length = theirs.read(&mut read).now_or_never();
+        assert!(matches!(length, Some(Ok(0))), "{length:?}");
+    }
+}

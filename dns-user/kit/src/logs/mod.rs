@@ -31,6 +31,9 @@ use tracing_subscriber::{
 pub use requests::Request;
 pub use writer::{time_of, with_causes};
 
+#[cfg(test)]
+pub(crate) use writer::tests::logged;
+
 use self::writer::LineWriter;
 use crate::rate::TokenBucket;
 use dns_core::config::{LogLevel, LoggingConfig};
@@ -257,15 +260,7 @@ impl Levels {
         }
         // All tags, including those without a level: modules of one tag may be inside modules of another.
         for tag in tags::TAGS {
-            let is_set = self
-                .tags
-                .keys()
-                .any(|name| name.eq_ignore_ascii_case(tag.name));
-            for target in tag
-                .targets
-                .iter()
-                .filter(|target| is_set || tags::is_ours(target))
-            {
+            for target in tag.targets {
                 targets = targets.with_target(*target, level_filter(self.of(tag.name)));
             }
         }
@@ -443,9 +438,12 @@ impl LimitState {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, process};
+
     use tracing::Level;
 
-    use super::*;
+    use super::{writer::tests::Shared as Output, *};
+    use crate::own_process;
 
     /// Builds levels with these tags.
     fn levels(general: LogLevel, tags: &[(&str, LogLevel)]) -> Levels {
@@ -566,5 +564,235 @@ mod tests {
         assert_eq!(limit.admit(peer), None);
         assert_eq!(limit.admit(peer), None);
         assert_eq!(limit.admit(IpAddr::from([192, 0, 2, 2])), Some(2));
+    }
+
+    fn config(level: LogLevel, tags: &[(&str, LogLevel)]) -> LoggingConfig {
+        let Levels { tags, .. } = levels(level, tags);
+        LoggingConfig {
+            level,
+            rfc3339: true,
+            tags: tags.into_iter().collect(),
+        }
+    }
+
+    /// Sets up a log as `init` does, for the caller's thread only.
+    fn logs(config: &LoggingConfig, output: &Output) -> (Logs, impl Subscriber + Send + Sync) {
+        let writer = LineWriter::start(output.clone()).unwrap();
+        let levels = Levels::from_config(config);
+        let (filter, handle) = reload::Layer::new(levels.filter());
+        let recent = Recent::default();
+        let lines = tracing_subscriber::fmt::layer()
+            .event_format(writer::Lines {
+                format: LogFormat::Text,
+                journal: true,
+            })
+            .with_ansi(false)
+            .with_writer(writer.clone())
+            .with_filter(filter);
+        let subscriber = tracing_subscriber::registry()
+            .with(lines)
+            .with(recent.clone().with_filter(LevelFilter::WARN));
+        let shared = Shared {
+            filter: handle,
+            levels: Mutex::new(levels),
+            configured: Mutex::new(config.level),
+            writer,
+            recent,
+        };
+        let logs = Logs {
+            shared: Arc::new(shared),
+        };
+        (logs, subscriber)
+    }
+
+    #[test]
+    fn levels_change_while_the_log_is_in_use() {
+        let output = Output::default();
+        let configured = config(LogLevel::Warn, &[("Consul", LogLevel::Error)]);
+        let (logs, subscriber) = logs(&configured, &output);
+        tracing::subscriber::with_default(subscriber, || {
+            let line = |text: &str| tracing::info!(target: "dns_consul", "{text}");
+            line("hidden by the configuration");
+            logs.set(None, LogLevel::Info);
+            line("hidden by the level of the tag");
+            logs.unset(Some("Consul"));
+            line("general");
+            logs.set(Some("Consul"), LogLevel::None);
+            line("hidden by the new level");
+            logs.set(Some("Consul"), LogLevel::Debug);
+            line("own");
+            assert_eq!(
+                logs.levels(),
+                levels(LogLevel::Info, &[("Consul", LogLevel::Debug)])
+            );
+            logs.unset(None);
+            let LoggingStatus {
+                level,
+                tags,
+                requests_per_second,
+                lost,
+            } = logs.status();
+            assert_eq!(
+                (level.as_str(), requests_per_second, lost),
+                ("WARN", 100, 0)
+            );
+            assert_eq!(tags, [("Consul".to_owned(), "DEBUG".to_owned())].into());
+            tracing::info!(target: "dns_core", "hidden again");
+            logs.apply(&config(LogLevel::Debug, &[]));
+            assert_eq!(logs.levels(), levels(LogLevel::Debug, &[]));
+            line("applied");
+            logs.unset(None);
+            assert_eq!(
+                logs.levels().general,
+                LogLevel::Debug,
+                "the new configuration's"
+            );
+        });
+        logs.flush();
+        assert_eq!(
+            output.text(),
+            "<6>[Consul] general\n<6>[Consul] own\n<6>[Consul] applied\n"
+        );
+    }
+
+    #[test]
+    fn unknown_tags_are_reported_with_the_known_ones() {
+        let output = Output::default();
+        let (logs, subscriber) = logs(&config(LogLevel::Error, &[]), &output);
+        tracing::subscriber::with_default(subscriber, || {
+            logs.apply(&config(LogLevel::Warn, &[("API", LogLevel::Info)]));
+            logs.apply(&config(LogLevel::Warn, &[("Nonsense", LogLevel::Info)]));
+        });
+        logs.flush();
+        let text = output.text();
+        let begin = "<4>[main] logging.tags names unknown tags; they are ignored tags=Nonsense known=main,RecordsRepo,";
+        assert!(text.starts_with(begin), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+
+    #[test]
+    fn latest_problems_are_kept_whatever_the_levels() {
+        let output = Output::default();
+        let (logs, subscriber) = logs(&config(LogLevel::None, &[]), &output);
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(target: "dns_core", "no problem");
+            for number in 0..22 {
+                tracing::warn!(target: "dns_consul", number, "again");
+            }
+            // A repetition is one problem.
+            for _ in 0..3 {
+                tracing::error!(target: "hyper", "same");
+            }
+        });
+        let problems = logs.problems();
+        let mut expected: Vec<_> = (3..22)
+            .map(|number| ("WARN", "Consul", format!("again number={number}")))
+            .collect();
+        expected.push(("ERROR", "libraries", "same".to_owned()));
+        let found: Vec<_> = problems
+            .iter()
+            .map(|problem| {
+                (
+                    problem.level.as_str(),
+                    problem.tag.as_str(),
+                    problem.text.clone(),
+                )
+            })
+            .collect();
+        assert_eq!(found, expected);
+        assert!(problems.iter().all(|problem| problem.time > 1.7e9));
+        logs.flush();
+        assert_eq!(output.text(), "");
+    }
+
+    #[test]
+    fn lost_lines_are_in_the_status() {
+        let output = Output::default();
+        let (logs, _subscriber) = logs(&config(LogLevel::Info, &[]), &output);
+        let stuck = output.0.lock();
+        let mut writer = logs.shared.writer.clone();
+        for _ in 0..8_192 + 100 {
+            writer.write_all(b"line\n").unwrap();
+        }
+        // The thread may hold one line.
+        assert!(logs.dropped() >= 99, "{}", logs.dropped());
+        assert_eq!(logs.status().lost, logs.dropped());
+        drop(stuck);
+    }
+
+    #[test]
+    fn names_of_levels_and_formats_are_those_of_the_command_line() {
+        for (text, level) in [
+            ("WARNING", Some(LogLevel::Warn)),
+            ("warning", Some(LogLevel::Warn)),
+            ("warn", Some(LogLevel::Warn)),
+            ("none", Some(LogLevel::None)),
+            ("", None),
+        ] {
+            assert_eq!(parse_level(text), level, "{text}");
+        }
+        let names = [LogFormat::Text, LogFormat::Json].map(LogFormat::name);
+        assert_eq!(names, ["text", "json"]);
+    }
+
+    #[test]
+    fn subject_gets_a_line_per_minute() {
+        let limit = LineLimit::new();
+        let admitted = [(); 3].map(|()| limit.admit_per_minute());
+        assert_eq!(admitted, [Some(0), None, None]);
+        // Lines without a peer are not about it.
+        let admitted = [(); 2].map(|()| limit.admit_any());
+        assert_eq!(admitted, [Some(2), Some(0)]);
+    }
+
+    #[test]
+    fn each_peer_is_remembered_for_its_minute() {
+        let limit = LineLimit::new();
+        let mut state = limit.0.lock();
+        let begun = Instant::now();
+        for (seconds, peer, expected) in [
+            (0, 1, Some(0)),
+            (0, 2, Some(0)),
+            (1, 1, None),
+            (59, 2, None),
+            (60, 1, Some(2)),
+            (60, 2, Some(0)),
+            (119, 1, None),
+        ] {
+            let peer = IpAddr::from([192, 0, 2, peer]);
+            let found = state.admit(Some(peer), begun + Duration::from_secs(seconds));
+            assert_eq!(found, expected, "{peer} after {seconds} s");
+        }
+    }
+
+    #[test]
+    fn errors_have_a_priority_in_the_journal_only() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        if own_process::is_here() {
+            return print_error("the-program", "no \u{1b}[2J file\nhere");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("stderr");
+        let file = fs::File::create(&path).unwrap();
+        let found = file.metadata().unwrap();
+        let line = "the-program: no \\u{1b}[2J file\nhere\n";
+        for (inode, expected) in [
+            (found.ino(), format!("<3>{line}")),
+            // Of another file: of the process that started this one.
+            (found.ino() + 1, line.to_owned()),
+        ] {
+            file.set_len(0).unwrap();
+            let mut command =
+                own_process::command(module_path!(), "errors_have_a_priority_in_the_journal_only");
+            let status = command
+                .env("JOURNAL_STREAM", format!("{}:{inode}", found.dev()))
+                .stdout(process::Stdio::null())
+                .stderr(fs::File::options().append(true).open(&path).unwrap())
+                .status()
+                .unwrap();
+            assert!(status.success());
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+        }
     }
 }

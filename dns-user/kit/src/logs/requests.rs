@@ -137,6 +137,7 @@ pub struct Request<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logs::logged;
 
     #[test]
     fn excess_lines_are_counted() {
@@ -155,10 +156,63 @@ mod tests {
     }
 
     #[test]
-    fn limit_can_be_changed() {
+    fn lines_have_a_limit_and_the_rest_is_counted() {
         assert_eq!(limit(), DEFAULT_LIMIT);
+        let name = Name::from_text("a.bosh.").unwrap();
+        let request = Request {
+            name: &name,
+            query_type: 28,
+            rcode: 3,
+            answers: 2,
+            bytes: 99,
+            client: "192.0.2.1:5353".parse().unwrap(),
+            transport: "udp",
+            answered_by: "cache",
+            took: Duration::from_micros(1_234),
+        };
+        assert!(!wanted(), "nobody reads them");
+        let line = logged(|| {
+            assert!(wanted());
+            log(&request);
+        });
+        let expected = " DEBUG [RequestLoggerHandler] request name=a.bosh. type=AAAA rcode=NXDOMAIN answers=2 bytes=99 \
+                        client=192.0.2.1:5353 transport=udp by=cache micros=1234\n";
+        assert!(line.ends_with(expected), "{line}");
+
+        set_limit(0);
+        assert_eq!(limit(), 0);
+        log(&request);
+        assert_eq!(LIMITER.suppressed.load(Ordering::Relaxed), 0);
+        let lines = logged(|| {
+            for _ in 0..3 {
+                log(&request);
+            }
+        });
+        assert_eq!(lines, "");
+        // The last line is of another second than this one.
+        assert!(LIMITER.written.take(5, u32::MAX));
+        let report = logged(report_suppressed);
+        let expected = " DEBUG [RequestLoggerHandler] request lines suppressed suppressed=3 limit_per_second=0\n";
+        assert!(report.ends_with(expected), "{report}");
+        assert_eq!(logged(report_suppressed), "", "told once");
+
         set_limit(7);
         assert_eq!(limit(), 7);
         set_limit(DEFAULT_LIMIT);
+    }
+
+    #[test]
+    fn lines_of_the_current_second_are_reported_later() {
+        loop {
+            let second = now_seconds();
+            assert!(LIMITER.written.take(u32::MAX, second));
+            LIMITER.suppressed.store(2, Ordering::Relaxed);
+            let report = logged(report_suppressed);
+            // Otherwise the second has passed meanwhile.
+            if now_seconds() == second {
+                assert_eq!(report, "");
+                return;
+            }
+        }
     }
 }

@@ -132,22 +132,11 @@ pub const TAGS: &[Tag] = &[
 /// Tag of all crates that no other tag covers.
 pub const LIBRARIES: &str = "libraries";
 
-/// Beginnings of the names of this project's crates, to which the general level applies.
-const OURS: [&str; 2] = ["dns_", "bosh_dns_"];
-
-/// Returns whether a module belongs to this project.
-pub fn is_ours(target: &str) -> bool {
-    OURS.iter().any(|ours| target.starts_with(ours))
-}
-
-/// Returns the crates of this project that have tags.
+/// Returns the crates of this project that have tags, to which the general level applies.
 pub fn our_crates() -> BTreeSet<&'static str> {
     let mut crates = BTreeSet::new();
     for target in TAGS.iter().flat_map(|tag| tag.targets) {
-        let name = target.split("::").next().unwrap_or(target);
-        if is_ours(name) {
-            crates.insert(name);
-        }
+        crates.insert(target.split("::").next().unwrap_or(target));
     }
     crates
 }
@@ -276,5 +265,20 @@ mod tests {
             );
         }
         assert_eq!(targets("nothing"), None);
+    }
+
+    #[test]
+    fn tags_are_spelt_as_in_the_configuration() {
+        for (name, expected) in [
+            ("MAIN", Some("main")),
+            ("dnsTap", Some("dnstap")),
+            ("LIBRARIES", Some("libraries")),
+            ("mai", None),
+            ("", None),
+        ] {
+            assert_eq!(spelt(name), expected, "{name}");
+        }
+        assert_eq!(targets("Libraries"), Some(&[][..]));
+        assert_eq!(names().count(), TAGS.len());
     }
 }

@@ -382,14 +382,20 @@ fn rfc3339(time: OffsetDateTime) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use parking_lot::Mutex;
 
     use super::*;
 
     /// An output that a test can inspect and block.
     #[derive(Clone, Default)]
-    struct Shared(Arc<Mutex<Vec<u8>>>);
+    pub(crate) struct Shared(pub(crate) Arc<Mutex<Vec<u8>>>);
+
+    impl Shared {
+        pub(crate) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().clone()).unwrap()
+        }
+    }
 
     impl Write for Shared {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -418,20 +424,137 @@ mod tests {
         assert_eq!(writer.dropped(), 0);
     }
 
-    /// Returns what is logged meanwhile.
-    fn logged(work: impl FnOnce()) -> String {
-        let output = Shared::default();
+    /// Returns what is logged meanwhile, in this form.
+    fn logged_as(lines: Lines, output: &Shared, work: impl FnOnce()) -> String {
         let writer = output.clone();
         let subscriber = tracing_subscriber::fmt()
-            .event_format(Lines {
-                format: LogFormat::Text,
-                journal: false,
-            })
+            .with_max_level(Level::TRACE)
+            .event_format(lines)
             .with_writer(move || writer.clone())
             .finish();
         tracing::subscriber::with_default(subscriber, work);
-        let bytes = output.0.lock().clone();
-        String::from_utf8(bytes).unwrap()
+        output.text()
+    }
+
+    /// Returns what is logged meanwhile.
+    pub(crate) fn logged(work: impl FnOnce()) -> String {
+        let lines = Lines {
+            format: LogFormat::Text,
+            journal: false,
+        };
+        logged_as(lines, &Shared::default(), work)
+    }
+
+    #[test]
+    fn lost_lines_are_reported_when_there_is_room() {
+        let (lines, queue) = bounded(QUEUE_LINES);
+        for _ in 0..5_000 {
+            assert!(lines.send(Message::Line(b"line\n".to_vec())).is_ok());
+        }
+        drop(lines);
+        let output = Shared::default();
+        let form = Lines {
+            format: LogFormat::Text,
+            journal: true,
+        };
+        let text = logged_as(form, &output, || {
+            write_lines(&queue, output.clone(), &AtomicU64::new(3));
+        });
+        let report = "<4>[main] log lines lost: the reader of the log is too slow lines=3\n";
+        let (before, after) = text.split_once(report).unwrap();
+        // Less than half of the queue is left.
+        assert_eq!(after.lines().count(), 4_095);
+        assert_eq!(before.lines().count(), 5_000 - 4_095);
+    }
+
+    #[test]
+    fn journal_and_json_have_their_forms() {
+        let warned = |format, journal| {
+            let lines = Lines { format, journal };
+            logged_as(lines, &Shared::default(), || tracing::warn!("careful"))
+        };
+        assert_eq!(warned(LogFormat::Text, true), "<4>[main] careful\n");
+        let text = warned(LogFormat::Text, false);
+        assert_eq!(text.split_at(27).1, " WARN  [main] careful\n", "{text}");
+        for (journal, prefix) in [(true, "<4>"), (false, "")] {
+            let text = warned(LogFormat::Json, journal);
+            let object: Map<String, Value> =
+                serde_json::from_str(text.strip_prefix(prefix).unwrap()).unwrap();
+            assert_eq!(object["level"], "WARN");
+            assert_eq!(object["tag"], "main");
+            assert_eq!(object["message"], "careful");
+            assert_eq!(object["time"].as_str().map(str::len), Some(27));
+            assert_eq!(object.len(), 4);
+        }
+        let priorities = [
+            Level::ERROR,
+            Level::WARN,
+            Level::INFO,
+            Level::DEBUG,
+            Level::TRACE,
+        ];
+        let priorities = priorities.map(|level| priority(&level));
+        assert_eq!(priorities, ["<3>", "<4>", "<6>", "<7>", "<7>"]);
+    }
+
+    #[test]
+    fn values_of_all_kinds_are_shown() {
+        let line = logged(|| {
+            let cause = io::Error::other("no route");
+            let error: &(dyn std::error::Error + 'static) = &cause;
+            tracing::info!(
+                text = "a b",
+                small = -1_i64,
+                large = u64::MAX,
+                part = 0.5,
+                is_set = true,
+                list = ?[1, 2],
+                name = %"x",
+                error,
+                "shown"
+            );
+        });
+        let expected = " INFO  [main] shown text=\"a b\" small=-1 large=18446744073709551615 part=0.5 is_set=true \
+                        list=\"[1, 2]\" name=x error=\"no route\"\n";
+        assert_eq!(line.split_at(27).1, expected);
+    }
+
+    #[test]
+    fn values_need_quotes_where_they_could_be_misread() {
+        for (text, expected) in [
+            ("a.b-c:1/é", true),
+            ("", false),
+            ("a b", false),
+            ("a\u{a0}b", false),
+            ("a\u{7}", false),
+            ("a\"b", false),
+            ("a=b", false),
+            ("a\\b", false),
+        ] {
+            assert_eq!(is_bare(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn fields_end_at_their_limit() {
+        for (length, is_cut) in [(16_384, false), (16_385, true)] {
+            let text = "x".repeat(length);
+            let line = logged(|| tracing::info!("{text}"));
+            assert_eq!(line.matches('x').count(), 16_384);
+            assert_eq!(line.ends_with("…\n"), is_cut, "{length}");
+        }
+    }
+
+    #[test]
+    fn seconds_become_times() {
+        for (seconds, expected) in [
+            (0.0, "1970-01-01T00:00:00.000000Z"),
+            (1_000_000_000.25, "2001-09-09T01:46:40.250000Z"),
+            // Outside the calendar.
+            (1e18, "1970-01-01T00:00:00.000000Z"),
+        ] {
+            assert_eq!(time_of(seconds), expected);
+        }
     }
 
     #[test]

@@ -480,4 +480,37 @@ mod tests {
         assert_eq!(field(&["S", "1", "x"], 5), None);
         assert_eq!(field(&["S"], 9), None);
     }
+
+    #[test]
+    fn cpu_time_is_that_of_the_process() {
+        use nix::sys::resource::{UsageWho, getrusage};
+
+        let own = i32::try_from(std::process::id()).unwrap();
+        let used = || {
+            let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+            let micros =
+                |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+            micros(usage.user_time()) + micros(usage.system_time())
+        };
+        // More than a tick.
+        while used() < 0.05 {}
+        let registry = Registry::new();
+        register_process(&registry).unwrap();
+        let before = used();
+        let cpu = cpu_time(own).unwrap().as_secs_f64();
+        let families = registry.gather();
+        let after = used();
+        // User and system time are whole ticks each.
+        assert!(
+            before - 0.03 <= cpu && cpu <= after,
+            "{before} {cpu} {after}"
+        );
+        let family = families
+            .iter()
+            .find(|family| family.name() == CPU_SECONDS.name);
+        let exposed = family.unwrap().get_metric()[0].get_counter().get_value();
+        assert!(before - 0.03 <= exposed && exposed <= after);
+        assert_eq!(ticks_per_second(), 100.0);
+        assert!([4096.0, 16_384.0, 65_536.0].contains(&page_size()));
+    }
 }

@@ -5,6 +5,7 @@ use std::fs;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 use super::*;
+use crate::logs::logged;
 
 /// A CA that issues certificates.
 struct Authority {
@@ -324,4 +325,237 @@ fn first_warning_about_an_authority_is_known() {
     let ends = SystemTime::from(params.not_after);
     assert_eq!(material.authorities_not_after(), Some(ends));
     assert_eq!(material.authorities_warn_from(), Some(ends - 30 * day));
+}
+
+/// Issues a PEM certificate and key that end in these seconds.
+fn issued_for(ca: &Authority, common_name: &str, seconds: u64) -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, common_name);
+    params.not_after = (SystemTime::now() + Duration::from_secs(seconds)).into();
+    let certificate = params.signed_by(&key, &ca.issuer).unwrap();
+    (certificate.pem(), key.serialize_pem())
+}
+
+#[test]
+fn operators_learn_of_certificates_that_end() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    // Half an hour more, for a slow machine.
+    let pair = issued_for(&ca, "health.bosh-dns", 50 * 3600 + 1800);
+    let files = files(folder.path(), &pair, &ca.pem);
+    let mut tls = None;
+    let log = logged(|| {
+        let loaded = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
+        // Once a day.
+        assert!(!loaded.poll());
+        tls = Some(loaded);
+    });
+    let tls = tls.unwrap();
+    let warning =
+        "certificate expires soon; rotate it purpose=t subject=health.bosh-dns hours_left=50\n";
+    assert!(log.ends_with(warning) && log.lines().count() == 1, "{log}");
+    let now = SystemTime::now();
+    for (hours_ago, is_repeated) in [(23, false), (25, true)] {
+        tls.attempt.lock().warned = Some(now - hours_ago * HOUR);
+        let log = logged(|| assert!(!tls.poll()));
+        assert_eq!(!log.is_empty(), is_repeated, "{log}");
+    }
+    assert_eq!(
+        tls.ends_soon(now).unwrap(),
+        "t: the certificate of health.bosh-dns expires soon, in 50 hours"
+    );
+    assert_eq!((tls.problem(now), tls.invalid(now)), (None, None));
+    let later = now + 60 * HOUR;
+    let expected = format!(
+        "t: {} is not valid now: it has expired",
+        files.certificate.display()
+    );
+    assert_eq!(tls.invalid(later), Some(expected.clone()));
+    assert_eq!(tls.problem(later), Some(expected));
+    assert_eq!(tls.ends_soon(later), None, "too late for that");
+    let early = SystemTime::UNIX_EPOCH;
+    let problem = tls.invalid(early).unwrap();
+    assert!(problem.ends_with("it is not valid yet (is this machine's clock right?)"));
+    tls.attempt.lock().warned = None;
+    let log = logged(|| tls.warn_of_expiry(later));
+    let error = "certificate expired; rotate it purpose=t subject=health.bosh-dns\n";
+    assert!(log.contains(" ERROR ") && log.ends_with(error), "{log}");
+}
+
+#[test]
+fn unusable_files_are_reported_once_for_each_cause() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
+    let tls = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
+    assert_eq!((tls.unusable_files(), tls.failures()), (None, 0));
+    fs::write(&files.private_key, "nothing").unwrap();
+    let log = logged(|| assert!(!tls.poll() && !tls.poll()));
+    let warning = "cannot use the new certificates; the last good ones stay in use: ";
+    assert_eq!(log.matches(warning).count(), 1, "{log}");
+    assert_eq!(tls.failures(), 2);
+    let problem = tls.unusable_files().unwrap();
+    let begin = format!(
+        "t: the new files cannot be used: {}: ",
+        files.private_key.display()
+    );
+    assert!(problem.starts_with(&begin), "{problem}");
+    assert!(problem.ends_with("; a PEM file with a private key is needed"));
+    assert_eq!(tls.problem(SystemTime::now()), Some(problem));
+    fs::write(&files.certificate, "nothing").unwrap();
+    let log = logged(|| assert!(!tls.poll() && !tls.poll()));
+    assert_eq!(log.matches(warning).count(), 1, "{log}");
+    let problem = tls.last_error().unwrap();
+    let end = "holds no certificate; a PEM file with a certificate (and its chain) is needed";
+    assert!(problem.ends_with(end), "{problem}");
+}
+
+#[test]
+fn damaged_authorities_are_skipped_with_a_warning() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    for (bundle, ignored) in [
+        (ca.pem.clone(), None),
+        (format!("{damaged}{}{damaged}", ca.pem), Some("ignored=2\n")),
+    ] {
+        let files = files(folder.path(), &ca.issue("health.bosh-dns"), &bundle);
+        let mut count = 0;
+        let log = logged(|| {
+            let tls = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
+            count = tls.current().authorities.len();
+        });
+        assert_eq!(count, 1);
+        match ignored {
+            Some(end) => assert!(
+                log.contains("unusable CA certificates skipped") && log.ends_with(end),
+                "{log}"
+            ),
+            None => assert_eq!(log, ""),
+        }
+    }
+}
+
+#[test]
+fn polling_client_presents_the_latest_certificate() {
+    let (old_ca, new_ca) = (Authority::new("ca"), Authority::new("ca"));
+    let folder = tempfile::tempdir().unwrap();
+    let old = files(folder.path(), &old_ca.issue("health.bosh-dns"), &old_ca.pem);
+    let tls = RotatingTls::load("t", "health.bosh-dns", &old).unwrap();
+    let client = Arc::new(tls.polling_client_config());
+    handshake(client.clone(), tls.server_config()).unwrap();
+    assert_eq!(tls.current().generation, 1);
+
+    // Of another size: a write within the same tick of the clock would not be noticed.
+    let bundle = format!("{}\n", new_ca.pem);
+    files(folder.path(), &new_ca.issue("health.bosh-dns"), &bundle);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let new = files(
+        elsewhere.path(),
+        &new_ca.issue("health.bosh-dns"),
+        &new_ca.pem,
+    );
+    let server = RotatingTls::load("t", "health.bosh-dns", &new).unwrap();
+    handshake(client, server.server_config()).unwrap();
+    assert_eq!(tls.current().generation, 2);
+}
+
+#[test]
+fn only_hosts_are_named_to_servers() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
+    for (name, is_named) in [
+        (AcceptedName::Fixed("health.bosh-dns"), false),
+        (AcceptedName::Host, true),
+        (AcceptedName::HostBelow("bosh.example"), true),
+    ] {
+        let tls = RotatingTls::load("t", name, &files).unwrap();
+        assert_eq!(tls.client_config().enable_sni, is_named, "{name:?}");
+    }
+}
+
+#[test]
+fn common_names_are_below_a_domain_by_whole_labels() {
+    use rustls::client::danger::ServerCertVerifier as _;
+
+    let ca = Authority::new("ca");
+    let mut roots = RootCertStore::empty();
+    let authority = CertificateDer::from_pem_slice(ca.pem.as_bytes()).unwrap();
+    roots.add(authority).unwrap();
+    let verifier = ServerVerifier::fixed(AcceptedName::HostBelow("bosh.example"), Arc::new(roots));
+    let verify = |common_name: &str, host: &'static str| {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["nats.example".to_owned()]).unwrap();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        let certificate = params.signed_by(&key, &ca.issuer).unwrap();
+        let host = rustls_pki_types::ServerName::try_from(host).unwrap();
+        let now = rustls_pki_types::UnixTime::now();
+        verifier
+            .verify_server_cert(certificate.der(), &[], &host, &[], now)
+            .map(drop)
+            .map_err(|error| error.to_string())
+    };
+    for name in ["nats.bosh.example", "a.b.bosh.example"] {
+        assert_eq!(verify(name, "nats.example"), Ok(()));
+        assert!(verify(name, "other.example").is_err(), "another host");
+    }
+    for name in [
+        "bosh.example",
+        ".bosh.example",
+        "evilbosh.example",
+        "nats.bosh.example.org",
+        "other",
+    ] {
+        let expected = format!(
+            "unexpected error: the server's common name \"{name}\" is not below bosh.example"
+        );
+        assert_eq!(verify(name, "nats.example"), Err(expected));
+    }
+}
+
+#[test]
+fn authorities_of_a_file_are_read_when_it_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ca.pem");
+    let verifier = ServerVerifier::of_file(&path);
+    let problem = verifier.roots().unwrap_err().to_string();
+    assert!(
+        problem.starts_with(&path.display().to_string()),
+        "{problem}"
+    );
+    fs::write(&path, Authority::new("ca").pem).unwrap();
+    let first = verifier.roots().unwrap().unwrap();
+    assert_eq!(first.len(), 1);
+    assert!(Arc::ptr_eq(&first, &verifier.roots().unwrap().unwrap()));
+    // The last good ones stay in use.
+    fs::write(&path, "").unwrap();
+    assert!(Arc::ptr_eq(&first, &verifier.roots().unwrap().unwrap()));
+    fs::remove_file(&path).unwrap();
+    assert!(Arc::ptr_eq(&first, &verifier.roots().unwrap().unwrap()));
+    let two = Authority::new("ca").pem + &Authority::new("ca").pem;
+    fs::write(&path, two).unwrap();
+    assert_eq!(verifier.roots().unwrap().unwrap().len(), 2);
+    assert!(ServerVerifier::unverified().roots().unwrap().is_none());
+}
+
+#[tokio::test]
+async fn files_are_polled_as_long_as_the_task_runs() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
+    let tls = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
+    let (sender, mut polled) = tokio::sync::mpsc::unbounded_channel();
+    let after = move |tls: &RotatingTls| {
+        let _ = sender.send(tls.current().generation);
+    };
+    let task = tokio::spawn(tls.watch(after));
+    assert_eq!(polled.recv().await, Some(1));
+    task.abort();
 }
