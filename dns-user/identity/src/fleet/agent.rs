@@ -111,29 +111,7 @@ struct AgentStatus {
 
 /// Runs an agent until SIGTERM or SIGINT.
 pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
-    make_folders(&options.folder).with_context(|| options.folder.display().to_string())?;
-    let mut pairs = BTreeMap::new();
-    for role in std::iter::once(None).chain(options.roles.iter().cloned().map(Some)) {
-        let name = role.as_deref().unwrap_or(OWN);
-        // The name is used as a folder name.
-        let name = Guid::try_from(name.to_owned())?;
-        let share = Share::of(&format!("{}/{name}", options.instance));
-        let folder = IdentityFolder::new(options.folder.join(name.as_str()));
-        pairs.insert(role.clone(), ManagedPair::take_over(folder, share));
-    }
-    let status = Arc::new(Mutex::new(AgentStatus::default()));
-    let issuer = IssuerClient {
-        address: options.issuer.clone(),
-        name: options.issuer_name.clone(),
-    };
-    let mut agent = Agent {
-        issuer,
-        options,
-        pairs,
-        generation: 0,
-        problem: None,
-        status,
-    };
+    let mut agent = Agent::open(options)?;
     agent.show();
     if let Some(address) = agent.options.metrics {
         let status = agent.status.clone();
@@ -252,6 +230,32 @@ fn facts(pair: &Pair) -> Option<(Validity, Fingerprint)> {
 }
 
 impl Agent {
+    /// Takes over the pairs that are in the folder.
+    fn open(options: AgentOptions) -> anyhow::Result<Self> {
+        make_folders(&options.folder).with_context(|| options.folder.display().to_string())?;
+        let mut pairs = BTreeMap::new();
+        for role in std::iter::once(None).chain(options.roles.iter().cloned().map(Some)) {
+            let name = role.as_deref().unwrap_or(OWN);
+            // The name is used as a folder name.
+            let name = Guid::try_from(name.to_owned())?;
+            let share = Share::of(&format!("{}/{name}", options.instance));
+            let folder = IdentityFolder::new(options.folder.join(name.as_str()));
+            pairs.insert(role.clone(), ManagedPair::take_over(folder, share));
+        }
+        let issuer = IssuerClient {
+            address: options.issuer.clone(),
+            name: options.issuer_name.clone(),
+        };
+        Ok(Self {
+            issuer,
+            options,
+            pairs,
+            generation: 0,
+            problem: None,
+            status: Arc::new(Mutex::new(AgentStatus::default())),
+        })
+    }
+
     /// Reports to the issuer, applies the fleet's trust, and renews pairs that are due.
     async fn round(&mut self) {
         let now = SystemTime::now();
@@ -583,7 +587,17 @@ impl AgentStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+
     use super::*;
+    use crate::{
+        authority::Authority,
+        fixture::{START, TestCa, at},
+        fleet::issuer::tests::Served,
+        profile::Profile,
+    };
 
     #[test]
     fn foreign_certificates_are_rejected() -> anyhow::Result<()> {
@@ -612,5 +626,451 @@ mod tests {
         };
         assert!(!damaged.is_matching());
         Ok(())
+    }
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        agent: AgentOptions,
+    }
+
+    /// Returns an agent of instance `i1` without roles.
+    fn agent(folder: &Path, more: &str) -> Agent {
+        let place = folder.display();
+        let words = format!(
+            "agent --issuer 127.0.0.1:1 --instance i1 --folder {place}/pairs --trust {place}/trust.crt \
+             --role health.bosh-dns {more}"
+        );
+        let words = words.split_whitespace();
+        Agent::open(CommandLine::parse_from(words).agent).unwrap()
+    }
+
+    const ROLE: &str = "health.bosh-dns";
+
+    fn role() -> Option<String> {
+        Some(ROLE.to_owned())
+    }
+
+    /// Lets the CA issue a pair of this length, and installs it with a bundle.
+    fn install(agent: &mut Agent, ca: &TestCa, role: &Option<String>, length: u64, bundle: &str) {
+        let authority =
+            Authority::parse(ca.chain.as_bytes(), ca.key.as_bytes(), at(START)).unwrap();
+        let key = PrivateKey::generate(KeyType::P256).unwrap();
+        let profile = Profile::new("i1", &[], [], []).unwrap();
+        let wanted = Validity::starting(at(START), Duration::from_secs(length));
+        let issued = authority
+            .issue(&profile, key.public_key_info(), wanted)
+            .unwrap();
+        let reply = PairReply {
+            certificate: issued.pem,
+            desired: desired(ca, 1, bundle),
+        };
+        agent.install(role, reply, &key).unwrap();
+        agent.pairs.get_mut(role).unwrap().adopt(at(START));
+    }
+
+    fn desired(ca: &TestCa, generation: u64, bundle: &str) -> DesiredTrust {
+        DesiredTrust {
+            generation,
+            bundle: bundle.to_owned(),
+            issuing: Fingerprint::of(&certificates(ca.chain.as_bytes()).unwrap()[0]),
+            now: None,
+        }
+    }
+
+    #[test]
+    fn installed_pair_is_verified() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut agent = agent(place.path(), "");
+        let ca = TestCa::new("ca");
+        let own = None;
+        assert_eq!(agent.pairs[&own].verified, None);
+        install(&mut agent, &ca, &own, 7200, &ca.chain);
+        let managed = agent.pairs.get_mut(&own).unwrap();
+        let validity = Validity::starting(at(START), Duration::from_secs(7200));
+        assert_eq!(managed.schedule.validity, Some(validity));
+        let fingerprint = desired(&ca, 1, "").issuing;
+        assert_eq!(managed.issuer, Some(fingerprint.clone()));
+        let pair = managed.read().unwrap();
+        assert_eq!(managed.verified, Some(hash(&pair)));
+        // What is known keeps its failures.
+        managed.schedule.failed(at(START), "x".to_owned());
+        managed.verify();
+        assert!(managed.schedule.failure.is_some());
+        // Another program installs a pair.
+        let folder = managed.folder.clone();
+        let again = ManagedPair::take_over(folder.clone(), Share::of("x"));
+        assert_eq!(again.verified, Some(hash(&pair)));
+        assert_eq!(again.issuer, Some(fingerprint));
+        assert_eq!(again.schedule.validity, Some(validity));
+        let other = PrivateKey::generate(KeyType::P256)
+            .unwrap()
+            .to_pem()
+            .unwrap();
+        fs::write(folder.path.join("instance.key"), other.as_bytes()).unwrap();
+        managed.verify();
+        assert_eq!(managed.verified, None);
+        assert_eq!(managed.issuer, None);
+        assert_eq!(managed.schedule.validity, None);
+        // Nor is the pair of a damaged certificate, or one without its CA, taken over.
+        let leaf = pair.certificate.strip_suffix(&ca.chain).unwrap();
+        for certificate in ["x", leaf] {
+            let pair = Pair {
+                certificate: certificate.to_owned(),
+                key: pair.key.clone(),
+            };
+            folder.replace_pair(&pair, "", None).unwrap();
+            assert!(facts(&pair).is_none());
+            let managed = ManagedPair::take_over(folder.clone(), Share::of("x"));
+            assert_eq!(managed.verified, None);
+        }
+    }
+
+    #[test]
+    fn foreign_replies_are_not_installed() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut agent = agent(place.path(), "");
+        let ca = TestCa::new("ca");
+        install(&mut agent, &ca, &None, 7200, &ca.chain);
+        let pair = agent.pairs[&None].read().unwrap();
+        let key = PrivateKey::generate(KeyType::P256).unwrap();
+        let reply = |certificate: &str| PairReply {
+            certificate: certificate.to_owned(),
+            desired: desired(&ca, 1, &ca.chain),
+        };
+        let refused = |certificate: &str| {
+            let done = agent.install(&None, reply(certificate), &key);
+            done.unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused(&pair.certificate),
+            "the issuer's certificate is for another key; the pair is not used"
+        );
+        assert_eq!(
+            refused("x"),
+            "the issuer's reply holds no certificate with its CA"
+        );
+        assert_eq!(
+            agent.pairs[&None].read().unwrap().certificate,
+            pair.certificate
+        );
+    }
+
+    #[test]
+    fn proofs_are_tried_in_order() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let token = place.path().join("token");
+        let option = format!("--token {}", token.display());
+        let mut agent = agent(place.path(), &option);
+        let trust = place.path().join("trust.crt");
+        let ca = TestCa::new("ca");
+        let error = |agent: &Agent, role| {
+            let failed = agent.credentials(&role, at(START)).err().unwrap();
+            format!("{failed:#}")
+        };
+        let missing = "No such file or directory (os error 2)";
+        assert_eq!(
+            error(&agent, role()),
+            "the instance's certificate comes first"
+        );
+        assert_eq!(
+            error(&agent, None),
+            format!(
+                "{}: create a token at the issuer: {missing}",
+                token.display()
+            )
+        );
+        fs::write(&token, " \n").unwrap();
+        assert_eq!(
+            error(&agent, None),
+            format!("{}: empty; create a token at the issuer", token.display())
+        );
+        fs::write(&token, " secret\n").unwrap();
+        assert_eq!(
+            error(&agent, None),
+            format!(
+                "{}: set --trust to the issuer's CA: {missing}",
+                trust.display()
+            )
+        );
+        fs::write(&trust, "first contact").unwrap();
+        let shown = |agent: &Agent, role, now| {
+            let mut shown = Vec::new();
+            for Credentials { proof, roots } in agent.credentials(&role, at(now)).unwrap() {
+                shown.push(match proof {
+                    Proof::Pair(_) => format!("pair, {roots}"),
+                    Proof::Token(token) => format!("{}, {roots}", *token),
+                });
+            }
+            shown
+        };
+        let by_token = "secret, first contact".to_owned();
+        assert_eq!(shown(&agent, None, START), vec![by_token.clone()]);
+        install(&mut agent, &ca, &None, 7200, &ca.chain);
+        let by_pair = format!("pair, {}", ca.chain);
+        for (now, expected) in [
+            (START, [&by_pair, &by_token]),
+            (START - 100, [&by_pair, &by_token]),
+            (START + 7200, [&by_pair, &by_token]),
+            (START + 7201, [&by_token, &by_pair]),
+        ] {
+            let shown = shown(&agent, None, now);
+            assert_eq!(shown.iter().collect::<Vec<_>>(), expected);
+        }
+        assert_eq!(shown(&agent, role(), START + 7201), vec![by_pair.clone()]);
+        fs::remove_file(&token).unwrap();
+        assert_eq!(shown(&agent, None, START + 7201), [by_pair]);
+        // A damaged bundle is replaced by the first one.
+        fs::write(place.path().join("pairs/instance/ca.crt"), "x").unwrap();
+        assert_eq!(
+            shown(&agent, None, START),
+            ["pair, first contact".to_owned()]
+        );
+        agent.options.token = None;
+        assert_eq!(
+            agent.read_token().unwrap_err().to_string(),
+            "this instance has no valid certificate; create a token at the issuer and pass it with --token"
+        );
+    }
+
+    #[test]
+    fn fleets_trust_is_followed() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut agent = agent(place.path(), "--spread 100");
+        let [old, new] = ["old", "new"].map(TestCa::new);
+        install(&mut agent, &old, &None, 86_400, &old.chain);
+        let bundle = |agent: &Agent, role: Option<String>| {
+            fs::read_to_string(agent.pairs[&role].folder.path.join("ca.crt")).ok()
+        };
+        agent.follow(&desired(&old, 5, &old.chain), at(START));
+        assert_eq!(agent.generation, 5);
+        let due = |agent: &Agent| {
+            let due = agent.pairs[&None].schedule.due(at(START));
+            seconds(due) - START
+        };
+        // Its share of the window is 0.7206.
+        assert_eq!(due(&agent), 82_800 + 1729);
+        let both = old.chain.clone() + &new.chain;
+        agent.follow(&desired(&old, 6, &both), at(START));
+        assert_eq!(agent.generation, 6);
+        assert_eq!(bundle(&agent, None), Some(both.clone()));
+        // A pair that does not exist gets the bundle with its certificate.
+        assert_eq!(bundle(&agent, role()), None);
+        assert_eq!(due(&agent), 82_800 + 1729);
+        agent.follow(&desired(&new, 7, &both), at(START));
+        assert_eq!(agent.generation, 7);
+        assert_eq!(due(&agent), 72);
+        // Without the bundle in every folder, the generation is not reached.
+        let path = agent.pairs[&None].folder.path.clone();
+        fs::rename(path.join("..data"), path.join("away")).unwrap();
+        agent.follow(&desired(&new, 8, &new.chain), at(START));
+        assert_eq!(agent.generation, 7);
+        fs::rename(path.join("away"), path.join("..data")).unwrap();
+        agent.follow(&desired(&new, 8, &new.chain), at(START));
+        assert_eq!(agent.generation, 8);
+        assert_eq!(bundle(&agent, None), Some(new.chain));
+    }
+
+    #[test]
+    fn state_is_shown_in_metrics() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut agent = agent(place.path(), "");
+        let ca = TestCa::new("ca");
+        install(&mut agent, &ca, &role(), 7200, &ca.chain);
+        let failed = agent.pairs.get_mut(&None).unwrap();
+        failed.schedule.failed(at(START), "x".to_owned());
+        for problem in [None, Some("a"), Some("a"), Some("b"), None] {
+            agent.connected(problem.map(str::to_owned));
+            assert_eq!(agent.status.lock().connected, problem.is_none());
+            assert_eq!(agent.problem.as_deref(), problem);
+        }
+        agent.show();
+        let status = agent.status.lock();
+        assert_eq!(status.failures, BTreeMap::from([("issuer", 2)]));
+        let mut shown = Vec::new();
+        for pair in &status.pairs {
+            let PairState {
+                guid,
+                not_after,
+                renew_by,
+                failing,
+            } = pair;
+            shown.push((guid.as_str(), *not_after, *renew_by, *failing));
+        }
+        assert_eq!(
+            shown,
+            [
+                ("instance", None, None, true),
+                (ROLE, Some(START + 7200), Some(START + 6600), false),
+            ]
+        );
+        drop(status);
+        let status = AgentStatus {
+            renewals: 3,
+            failures: BTreeMap::from([("renewal", 4)]),
+            connected: true,
+            skew: -5,
+            ..AgentStatus::default()
+        };
+        let families = status.metrics();
+        let value = |name: &str| {
+            let mut families = families.iter();
+            let family = families.find(|family| family.name() == name).unwrap();
+            let metric = &family.get_metric()[0];
+            metric.get_gauge().get_value() + metric.get_counter().get_value()
+        };
+        for (name, expected) in [
+            ("bosh_dns_identity_issuer_reached", 1.0),
+            ("bosh_dns_identity_clock_skew_seconds", -5.0),
+            ("bosh_dns_identity_renewals_total", 3.0),
+            ("bosh_dns_identity_failures_total", 4.0),
+            ("bosh_dns_identity_failing", 0.0),
+        ] {
+            assert_eq!(value(name).to_bits(), f64::to_bits(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn skew_is_the_lead_of_the_issuer() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let agent = agent(place.path(), "");
+        let ca = TestCa::new("ca");
+        let mut desired = desired(&ca, 1, "");
+        agent.measure_skew(&desired);
+        assert_eq!(agent.status.lock().skew, 0);
+        let now = seconds(SystemTime::now());
+        desired.now = Some(now + 100_000);
+        agent.measure_skew(&desired);
+        assert!((90_000..=100_000).contains(&agent.status.lock().skew));
+        desired.now = Some(now - 100_000);
+        agent.measure_skew(&desired);
+        assert!((-110_000..=-100_000).contains(&agent.status.lock().skew));
+        desired.now = Some(u64::MAX);
+        agent.measure_skew(&desired);
+        assert!(agent.status.lock().skew > i64::MAX / 2);
+    }
+
+    #[tokio::test]
+    async fn silent_issuer_costs_nothing_but_attempts() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let token = place.path().join("token");
+        fs::write(&token, "secret").unwrap();
+        let option = format!("--token {}", token.display());
+        let mut agent = agent(place.path(), &option);
+        let ca = TestCa::new("ca");
+        fs::write(place.path().join("trust.crt"), &ca.chain).unwrap();
+        agent.round().await;
+        let failure = |agent: &Agent, role| {
+            let failure = agent.pairs[&role].schedule.failure.clone().unwrap();
+            (failure.attempts, failure.message)
+        };
+        let refused = "issuer 127.0.0.1:1: Connection refused (os error 111)";
+        assert_eq!(
+            failure(&agent, None),
+            (1, format!("with the token: {refused}"))
+        );
+        assert_eq!(
+            failure(&agent, role()),
+            (1, "the instance's certificate comes first".to_owned())
+        );
+        let status = |agent: &Agent| {
+            let status = agent.status.lock();
+            (status.failures.clone(), status.renewals, status.connected)
+        };
+        assert_eq!(status(&agent), (BTreeMap::from([("renewal", 2)]), 0, false));
+        assert!(token.exists());
+        // With a pair, the report fails as well, and the token may lead back.
+        install(&mut agent, &ca, &None, 7200, &ca.chain);
+        let now = SystemTime::now();
+        agent.pairs.get_mut(&None).unwrap().schedule = Schedule::new(
+            Share::of("x"),
+            Some(Validity::starting(now, Duration::from_secs(7200))),
+        );
+        agent.round().await;
+        assert_eq!(
+            failure(&agent, None),
+            (
+                1,
+                format!("with the instance's pair: {refused}; with the token: {refused}")
+            )
+        );
+        assert_eq!(agent.problem.as_deref(), Some(refused));
+        let (failures, renewals, connected) = status(&agent);
+        assert_eq!((failures["issuer"], renewals, connected), (1, 0, false));
+        assert!(failures["renewal"] >= 3);
+    }
+
+    #[test]
+    fn only_known_users_own_keys() {
+        let root = find_user("root").unwrap();
+        assert_eq!(root, Owner { uid: 0, gid: 0 });
+        let error = find_user("nobody-of-this-name").unwrap_err();
+        assert_eq!(error.to_string(), "no such user");
+    }
+
+    #[tokio::test]
+    async fn agent_follows_a_rotation() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let served = Served::start(place.path()).await;
+        let token = place.path().join("token");
+        fs::write(&token, served.token()).unwrap();
+        fs::copy(place.path().join("ca.crt"), place.path().join("trust.crt")).unwrap();
+        let more = format!(
+            "--token {} --spread 0 --issuer-name issuer",
+            token.display()
+        );
+        let mut agent = agent(place.path(), &more);
+        agent.options.instance = Served::id();
+        agent.issuer.address = served.address.to_string();
+        agent.round().await;
+        let status = |agent: &Agent| {
+            let status = agent.status.lock();
+            (status.renewals, status.failures.clone(), status.connected)
+        };
+        assert_eq!(status(&agent), (2, BTreeMap::new(), true));
+        assert!(!token.exists(), "it works once");
+        let first = served.desired();
+        let issuers = |desired: &DesiredTrust| BTreeSet::from([desired.issuing.clone()]);
+        let held = |agent: &Agent, role| {
+            let pair = agent.pairs[&role].read().unwrap();
+            let bundle = agent.pairs[&role].folder.path.join("ca.crt");
+            (
+                parse_chain(pair.certificate.as_bytes()).unwrap().0[1].clone(),
+                fs::read_to_string(bundle).unwrap(),
+            )
+        };
+        assert_eq!(served.member(), (0, issuers(&first)));
+        // The second round adopts the generation, and says so at once.
+        agent.round().await;
+        assert_eq!(served.member(), (1, issuers(&first)));
+        let next = tempfile::tempdir_in("/dev/shm").unwrap();
+        let ca = TestCa::new("next");
+        let files = ca.write(next.path());
+        served.rotate(&files);
+        agent.round().await;
+        let both = served.desired();
+        assert_eq!(served.member(), (2, issuers(&first)));
+        for role in [None, role()] {
+            assert_eq!(held(&agent, role).1, both.bundle);
+        }
+        served.rotate(&files);
+        agent.round().await;
+        let issuing = served.desired();
+        assert_eq!(served.member(), (3, issuers(&issuing)));
+        let new = certificates(ca.chain.as_bytes()).unwrap().remove(0);
+        for role in [None, role()] {
+            assert_eq!(held(&agent, role), (new.clone(), both.bundle.clone()));
+        }
+        served.rotate(&files);
+        agent.round().await;
+        assert_eq!(served.member(), (4, issuers(&issuing)));
+        for role in [None, role()] {
+            assert_eq!(held(&agent, role), (new.clone(), ca.chain.clone()));
+        }
+        assert_eq!(status(&agent), (4, BTreeMap::new(), true));
+        served.stop().await;
+        agent.round().await;
+        let failures = BTreeMap::from([("issuer", 1)]);
+        assert_eq!(status(&agent), (4, failures, false));
     }
 }

@@ -718,4 +718,4 @@ async fn require_proof(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

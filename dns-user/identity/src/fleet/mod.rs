@@ -507,6 +507,7 @@ fn describe(step: Step) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::TestCa;
     use dns_core::catalog::{AliasFiles, Records};
 
     fn fleet() -> Snapshot {
@@ -582,5 +583,195 @@ mod tests {
         for (number, step) in (1..).zip(steps) {
             assert!(step.starts_with(&format!("step {number} of 3: ")), "{step}");
         }
+    }
+
+    #[test]
+    fn only_complete_rows_have_names() {
+        let text = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain","agent_id"],
+            "record_infos":[["I1","Web","default","app","10.0.0.1","bosh.","A1"],
+                            ["i2","","default","app","10.0.0.2","bosh",""]]}"#;
+        let (records, _) = Records::parse(text.as_bytes()).unwrap();
+        let fleet = Snapshot::build(records, &AliasFiles::default()).0;
+        let own = |id: &str| {
+            let own = Own::of(&fleet, id)?;
+            let addresses = own.addresses.iter().map(IpAddr::to_string);
+            Some((
+                own.names.into_iter().collect::<Vec<_>>().join(" "),
+                addresses.collect::<Vec<_>>().join(" "),
+            ))
+        };
+        let found = |names: &str, addresses: &str| Some((names.to_owned(), addresses.to_owned()));
+        assert_eq!(
+            own("I1"),
+            found("a1.bosh-agent-id i1 i1.web.default.app.bosh", "10.0.0.1")
+        );
+        assert_eq!(own("i2"), found("i2", "10.0.0.2"));
+        assert_eq!(own("i1"), None);
+        // Names of any case belong to the instance, and only its own addresses.
+        let mut request = ask("I1", None, &["I1.WEB.default.app.bosh"]);
+        request.addresses = Some(Vec::new());
+        let granted = permitted_profile(&fleet, &[], &request).unwrap();
+        assert_eq!(granted.addresses, [] as [IpAddr; 0]);
+        assert_eq!(granted.dns_names, ["I1", "I1.WEB.default.app.bosh"]);
+        request.addresses = Some(vec!["10.0.0.1".parse().unwrap()]);
+        let granted = permitted_profile(&fleet, &[], &request).unwrap();
+        assert_eq!(granted.addresses.len(), 1);
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let error = |request: &PairRequest| {
+            permitted_profile(&fleet(), &[], request)
+                .unwrap_err()
+                .to_string()
+        };
+        assert_eq!(
+            error(&ask("i9", None, &[])),
+            "no instance \"i9\" in records.json; wait for the records, or correct the id"
+        );
+        assert_eq!(
+            error(&ask("i1", None, &["i2"])),
+            "\"i2\" does not belong to instance \"i1\" in records.json; request its own names"
+        );
+        assert_eq!(
+            error(&ask("i1", Some("x"), &[])),
+            "\"x\" is not a role; start the issuer with --role x"
+        );
+        let clocks = "check the clocks of this machine and of the issuer";
+        for (text, shown) in [
+            (
+                "certificate not valid yet",
+                format!("{clocks}: certificate not valid yet"),
+            ),
+            (
+                "certificate expired: x",
+                format!("{clocks}: certificate expired: x"),
+            ),
+            ("broken pipe", "broken pipe".to_owned()),
+        ] {
+            let explained = explain(std::io::Error::other(text));
+            assert_eq!(format!("{explained:#}"), shown);
+        }
+    }
+
+    #[test]
+    fn members_count_until_their_last_pair_ends() {
+        let member = |not_after| Member {
+            generation: 0,
+            issuers: BTreeSet::new(),
+            not_after,
+        };
+        let members = Members::from([
+            ("a".to_owned(), member(9)),
+            ("b".to_owned(), member(10)),
+            ("c".to_owned(), member(11)),
+        ]);
+        for (now, count) in [(0, 3), (9, 3), (10, 2), (11, 1), (12, 0)] {
+            assert_eq!(count_valid(&members, now), count, "{now}");
+        }
+    }
+
+    /// The state of an issuer with one CA.
+    fn issuing(place: &std::path::Path) -> (StateFolder, Fingerprint) {
+        let folder = place.join("old");
+        std::fs::create_dir(&folder).unwrap();
+        let (state, _) = StateFolder::create(place.join("state")).unwrap();
+        let files = TestCa::new("old").write(&folder);
+        let old = state.import(&files, SystemTime::now()).unwrap();
+        state.set_trust(&Trust::new(old.clone())).unwrap();
+        (state, old)
+    }
+
+    /// Options to rotate to a CA, or back.
+    fn rotation(place: &std::path::Path, to: Option<&CaFiles>, back: bool) -> RotateOptions {
+        RotateOptions {
+            state: place.join("state"),
+            ca: to.map(|files| files.certificate.clone()),
+            ca_key: to.map(|files| files.key.clone()),
+            back,
+            resume: false,
+            settle: 0,
+            patience: Some(0),
+        }
+    }
+
+    #[tokio::test]
+    async fn fleet_without_members_rotates_at_once() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (state, old) = issuing(place.path());
+        let files = TestCa::new("new").write(place.path());
+        rotate_ca(rotation(place.path(), Some(&files), false))
+            .await
+            .unwrap();
+        let new = state.import(&files, SystemTime::now()).unwrap();
+        let trust = |generation, issuing: &Fingerprint, origin: &Fingerprint| Trust {
+            generation,
+            trusted: vec![issuing.clone()],
+            issuing: issuing.clone(),
+            origin: Some(origin.clone()),
+            rotation: None,
+        };
+        assert_eq!(state.trust().unwrap(), Some(trust(4, &new, &old)));
+        rotate_ca(rotation(place.path(), None, true)).await.unwrap();
+        assert_eq!(state.trust().unwrap(), Some(trust(7, &old, &new)));
+        // Back once more.
+        rotate_ca(rotation(place.path(), None, true)).await.unwrap();
+        assert_eq!(state.trust().unwrap(), Some(trust(10, &new, &old)));
+        let third = TestCa::new("third").write(place.path());
+        rotate_ca(rotation(place.path(), Some(&third), false))
+            .await
+            .unwrap();
+        // The key of the CA before the last is gone.
+        assert!(state.chain(&old).is_err() && state.chain(&new).is_ok());
+    }
+
+    #[tokio::test]
+    async fn rotation_waits_for_members() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (state, old) = issuing(place.path());
+        let files = TestCa::new("new").write(place.path());
+        let mut members = state::MembersFile::open(&state).unwrap();
+        let member = |generation| Member {
+            generation,
+            issuers: BTreeSet::from([old.clone()]),
+            not_after: seconds(SystemTime::now()) + 1000,
+        };
+        let changes = |generation| BTreeMap::from([("i1".to_owned(), Some(member(generation)))]);
+        members.save(&changes(1)).unwrap();
+        let failed = |options| async { rotate_ca(options).await.unwrap_err().to_string() };
+        let late = "1 instances have not followed, such as i1; check their agents' logs, then use --resume or --back";
+        assert_eq!(
+            failed(rotation(place.path(), Some(&files), false)).await,
+            late
+        );
+        let trust = state.trust().unwrap().unwrap();
+        assert_eq!((trust.generation, trust.trusted.len()), (2, 2));
+        assert_eq!(trust.issuing, old);
+        let target = trust.rotation.unwrap();
+        assert!(target.target != old && !target.returns);
+        // The next step follows the report.
+        members.save(&changes(2)).unwrap();
+        assert_eq!(failed(rotation(place.path(), None, false)).await, late);
+        let trust = state.trust().unwrap().unwrap();
+        assert_eq!((trust.generation, trust.issuing), (3, target.target));
+        let lock = state.lock_rotation().unwrap();
+        assert_eq!(
+            failed(rotation(place.path(), None, false)).await,
+            "another rotate-ca is running; wait for it or stop it"
+        );
+        drop(lock);
+        // Expired members are not waited for.
+        let mut gone = member(2);
+        gone.not_after = 0;
+        members
+            .save(&BTreeMap::from([("i1".to_owned(), Some(gone))]))
+            .unwrap();
+        rotate_ca(rotation(place.path(), None, false))
+            .await
+            .unwrap();
+        assert_eq!(
+            failed(rotation(place.path(), None, false)).await,
+            "no rotation was interrupted; begin one with --ca and --ca-key"
+        );
     }
 }

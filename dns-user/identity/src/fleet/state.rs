@@ -518,7 +518,10 @@ fn lines_of(changes: impl IntoIterator<Item = impl Serialize>) -> Vec<u8> {
 mod tests {
     use std::{collections::BTreeSet, thread};
 
+    use dns_kit::files::FileStamp;
+
     use super::*;
+    use crate::fixture::{START, TestCa, at};
 
     /// Returns what [`MembersFile::save`] needs to turn some members into others.
     fn changes(from: &Members, to: &Members) -> BTreeMap<String, Option<Member>> {
@@ -704,5 +707,203 @@ mod tests {
             assert_eq!(file.lines, Some(generation as usize));
             assert_eq!(MembersFile::open(&state).unwrap().lines, file.lines);
         }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        use std::os::unix::fs::PermissionsExt;
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn imported_ca_is_private_and_complete() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = place.path().join("state");
+        let (state, locked) = StateFolder::create(path.clone()).unwrap();
+        for folder in ["", "authorities", "tokens"] {
+            assert_eq!(mode(&path.join(folder)), 0o700, "{folder}");
+        }
+        let ca = TestCa::new("ca");
+        let files = ca.write(place.path());
+        let imported = state.import(&files, at(START)).unwrap();
+        let folder = path.join("authorities").join(imported.as_str());
+        assert_eq!(mode(&folder), 0o700);
+        for name in ["ca.crt", "ca.key"] {
+            assert_eq!(mode(&folder.join(name)), 0o600);
+        }
+        assert_eq!(state.chain(&imported).unwrap(), ca.chain);
+        let authority = state.authority(&imported, at(START)).unwrap();
+        assert_eq!(authority.fingerprint, imported);
+        // What is complete is not written again.
+        fs::write(folder.join("ca.key"), "x").unwrap();
+        assert_eq!(state.import(&files, at(START)).unwrap(), imported);
+        assert_eq!(fs::read_to_string(folder.join("ca.key")).unwrap(), "x");
+        fs::remove_file(folder.join("ca.crt")).unwrap();
+        let missing = format!(
+            "{}: No such file or directory (os error 2); check the issuer's folder of state",
+            folder.join("ca.crt").display()
+        );
+        assert_eq!(state.chain(&imported).unwrap_err().to_string(), missing);
+        state.import(&files, at(START)).unwrap();
+        assert_eq!(fs::read_to_string(folder.join("ca.key")).unwrap(), ca.key);
+        // A faulty CA is not imported.
+        fs::write(&files.key, TestCa::new("other").key).unwrap();
+        assert!(state.import(&files, at(START)).is_err());
+        let another = StateFolder::create(path.clone()).unwrap_err().to_string();
+        assert_eq!(
+            another,
+            format!(
+                "{}: another issuer uses this folder; stop it, or choose another folder",
+                path.display()
+            )
+        );
+        drop(locked);
+        // What a killed command left is gone at the next start.
+        let left = [path.clone(), path.join("tokens"), folder];
+        let left = left.map(|folder| folder.join(".x.json.~Ab3k2Z"));
+        for path in &left {
+            fs::write(path, "").unwrap();
+        }
+        let swept = left
+            .clone()
+            .map(|path| atomic::is_unfinished(path.file_name().unwrap()));
+        StateFolder::create(path).unwrap();
+        assert_eq!(left.map(|path| !path.exists()), swept);
+    }
+
+    #[test]
+    fn state_is_kept_in_files() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = place.path().join("state");
+        let (state, _lock) = StateFolder::create(path.clone()).unwrap();
+        assert_eq!(
+            StateFolder::open(path.clone()).unwrap_err().to_string(),
+            format!(
+                "{}: not the state folder of an issuer: it has no trust.json; correct the path",
+                path.display()
+            )
+        );
+        assert_eq!(state.trust().unwrap(), None);
+        let trust = Trust::new(Fingerprint::of(b"ca"));
+        state.set_trust(&trust).unwrap();
+        assert_eq!(state.trust().unwrap(), Some(trust));
+        assert_eq!(StateFolder::open(path.clone()).unwrap().path, path);
+        assert_eq!(mode(&path.join("trust.json")), 0o600);
+        assert_eq!(state.facts().unwrap(), None);
+        let facts = |records: &str| IssuerFacts {
+            records: records.into(),
+        };
+        state.set_facts(&facts("/a")).unwrap();
+        assert_eq!(state.facts().unwrap(), Some(facts("/a")));
+        let file = path.join("issuer.json");
+        let before = FileStamp::of(&file);
+        state.set_facts(&facts("/a")).unwrap();
+        assert_eq!(FileStamp::of(&file), before, "without a change");
+        state.set_facts(&facts("/b")).unwrap();
+        assert_eq!(state.facts().unwrap(), Some(facts("/b")));
+        fs::write(&file, "{").unwrap();
+        assert_eq!(
+            state.facts().unwrap_err().to_string(),
+            format!(
+                "{}: EOF while parsing an object at line 1 column 1; restore the file from a backup",
+                file.display()
+            )
+        );
+        state.set_facts(&facts("/b")).unwrap();
+        assert_eq!(state.facts().unwrap(), Some(facts("/b")));
+        assert_eq!(state.take_confirmation(), None);
+        state.confirm_removals(7).unwrap();
+        assert_eq!(state.take_confirmation(), Some(7));
+        assert_eq!(state.take_confirmation(), None);
+        let first = state.lock_rotation().unwrap();
+        assert!(first.is_some() && state.lock_rotation().unwrap().is_none());
+        drop(first);
+        assert!(state.lock_rotation().unwrap().is_some());
+        assert_eq!(mode(&path.join("rotation.lock")), 0o600);
+    }
+
+    #[test]
+    fn tokens_are_forgotten_after_a_week() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (state, _lock) = StateFolder::create(place.path().join("state")).unwrap();
+        let hour = Duration::from_secs(3600);
+        let token = state.create_token("i1", at(START), hour).unwrap();
+        assert_eq!(token.len(), 43);
+        assert_eq!(mode(&state.token(&token)), 0o600);
+        let end = START + 3600;
+        for (now, expected) in [(end - 1, Ok(())), (end, Err(TokenError::Expired))] {
+            assert_eq!(state.check_token(&token, "i1", at(now)), expected);
+        }
+        for (now, is_kept) in [(end + 7 * 86_400, true), (end + 7 * 86_400 + 1, false)] {
+            state.forget_tokens(at(now));
+            assert_eq!(state.knows_token(&token), is_kept);
+        }
+        let unknown = Err(TokenError::Unknown);
+        assert_eq!(state.check_token(&token, "i1", at(START)), unknown);
+        fs::write(state.token("damaged"), "{").unwrap();
+        assert_eq!(state.use_token("damaged", "i1", at(START)), unknown);
+        state.forget_tokens(at(2 * START));
+        assert!(state.knows_token("damaged"));
+    }
+
+    #[test]
+    fn members_are_written_as_lines() {
+        let (_folder, state, states) = written();
+        let path = state.path.join("members.jsonl");
+        let text = fs::read_to_string(&path).unwrap();
+        let ca = Fingerprint::of(b"ca");
+        let member = |generation, not_after| {
+            format!(r#"{{"generation":{generation},"issuers":["{ca}"],"not_after":{not_after}}}"#)
+        };
+        assert_eq!(
+            text,
+            [
+                format!("{{\"member\":[\"a\",{}]}}\n", member(1, 50)),
+                format!("{{\"member\":[\"b\",{}]}}\n", member(0, 90)),
+                "{\"renewed\":[\"a\",99]}\n".to_owned(),
+                "{\"removed\":\"a\"}\n".to_owned(),
+            ]
+            .concat()
+        );
+        // Nothing is written without a change.
+        let mut file = MembersFile::open(&state).unwrap();
+        file.save(&changes(&states[3], &states[3])).unwrap();
+        file.save(&BTreeMap::from([("x".to_owned(), None)]))
+            .unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        // Another generation or CA is more than a renewal.
+        let mut other = states[3].clone();
+        other.get_mut("b").unwrap().generation = 5;
+        file.save(&changes(&states[3], &other)).unwrap();
+        assert_eq!(state.members().unwrap(), other);
+        other.get_mut("b").unwrap().issuers.clear();
+        file.save(&changes(&states[3], &other)).unwrap();
+        assert_eq!(state.members().unwrap(), other);
+        // A renewal of a member that is not known is none.
+        let mut members = Members::new();
+        apply(&mut members, Change::Renewed("x".to_owned(), 7));
+        assert_eq!(members, Members::new());
+    }
+
+    #[test]
+    fn number_of_lines_is_limited() {
+        let (_folder, state, _) = written();
+        let mut file = MembersFile::open(&state).unwrap();
+        let path = state.path.join("members.jsonl");
+        let lines = || fs::read_to_string(&path).unwrap().lines().count();
+        // One member: 1008 lines.
+        for end in 1000..2004 {
+            let mut member = file.held["b"].clone();
+            member.not_after = end;
+            file.save(&BTreeMap::from([("b".to_owned(), Some(member))]))
+                .unwrap();
+        }
+        assert_eq!(lines(), 1008);
+        let mut member = file.held["b"].clone();
+        member.not_after = 3000;
+        let held = Members::from([("b".to_owned(), member.clone())]);
+        file.save(&BTreeMap::from([("b".to_owned(), Some(member))]))
+            .unwrap();
+        assert_eq!(lines(), 1);
+        assert_eq!(state.members().unwrap(), held);
     }
 }

@@ -142,7 +142,7 @@ fn every_file_has_its_contents_and_mode() {
 
 #[test]
 fn keys_belong_to_the_owner() {
-    if !nix::unistd::geteuid().is_root() {
+    if !test_support::requirements::root() {
         return;
     }
     let mut world = World::new();

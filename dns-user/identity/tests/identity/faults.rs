@@ -20,11 +20,11 @@ use nix::{
 };
 use parking_lot::Mutex;
 use serde_json::json;
+use test_support::requirements::met;
 
 use crate::{
     authorities::{CaKey, SOUND, TestAuthority},
     rotator::{HOUR, World, container, joined, matches, memory, open, replace, validity_of},
-    tools::not_run,
 };
 
 /// A small tmpfs, mounted in a mount namespace of the test's thread.
@@ -34,8 +34,7 @@ struct SmallDisk {
 
 impl SmallDisk {
     fn mount(at: &Path, pages: usize) -> Option<Self> {
-        if let Err(error) = unshare(CloneFlags::CLONE_NEWNS) {
-            not_run(&format!("mount namespaces are not available here: {error}"));
+        if !met("mount namespaces", unshare(CloneFlags::CLONE_NEWNS)) {
             return None;
         }
         mount(

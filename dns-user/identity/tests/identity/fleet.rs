@@ -9,7 +9,7 @@ use std::{
     thread,
     time::Duration,
 };
-use test_support::free_address;
+use test_support::{free_address, requirements::root};
 
 use dns_identity::{fleet::state::StateFolder, folder::read_pair};
 use tempfile::TempDir;
@@ -18,7 +18,7 @@ use crate::{
     authorities::TestAuthority,
     program::{Running, assert_hidden, get, program, until},
     rotator::{matches, memory},
-    tools::{not_run, openssl, text},
+    tools::{openssl, text},
 };
 
 const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain"],
@@ -335,8 +335,8 @@ fn agents_obtain_only_own_names() {
 
 #[test]
 fn owner_gets_keys_of_roles() {
-    if !nix::unistd::geteuid().is_root() {
-        return not_run("only root gives files to another user");
+    if !root() {
+        return;
     }
     let nobody = nix::unistd::User::from_name("nobody").unwrap().unwrap();
     let mut fleet = Fleet::start();

@@ -26,7 +26,7 @@ use crate::{
     fleet::{Fleet, converged, said},
     program::{Running, get, program, until},
     rotator::{matches, memory},
-    tools::{FAKETIME, clock, fires, not_run, text},
+    tools::{clock, fires, has_faketime, text},
 };
 
 /// Returns a metric of an agent or issuer.
@@ -46,8 +46,8 @@ fn member(fleet: &Fleet, id: &str) -> Member {
 
 #[test]
 fn wrong_clocks_renew_once_and_follow() {
-    if !Path::new(FAKETIME).exists() {
-        return not_run("libfaketime is not installed");
+    if !has_faketime() {
+        return;
     }
     let mut fleet = Fleet::start();
     let metrics = [free_address(), free_address()];

@@ -19,7 +19,7 @@ use crate::{
     program::{Running, program, until},
     rotator::{guid, memory},
     sessions::{Caller, Proof},
-    tools::{FAKETIME, not_run, text},
+    tools::{FAKETIME, has_faketime, text},
 };
 
 #[test]
@@ -68,8 +68,8 @@ fn set_clock(file: &Path, offset: &str) {
 /// A clock that is forty days ahead for a while, beyond the end of the CA.
 #[test]
 fn failure_of_a_wrong_clock_ends_with_it() {
-    if !Path::new(FAKETIME).exists() {
-        return not_run("libfaketime is not installed");
+    if !has_faketime() {
+        return;
     }
     let (authority, folder) = (
         TestAuthority::with("short", SOUND, CaKey::P256, 30),

@@ -18,7 +18,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject
 use crate::{
     authorities::TestAuthority,
     fleet::Fleet,
-    tools::{FAKETIME, not_run, openssl, openssl_at, text},
+    tools::{has_faketime, openssl, openssl_at, text},
 };
 
 /// Seconds for which the client's certificate is valid.
@@ -124,8 +124,8 @@ fn report(connection: &mut Connection) -> Result<String, std::io::Error> {
 
 #[test]
 fn ended_certificate_is_not_served() {
-    if !Path::new(FAKETIME).exists() {
-        return not_run("libfaketime is not installed");
+    if !has_faketime() {
+        return;
     }
     let fleet = Fleet::start();
     let files = ending_pair(&fleet.authority, fleet.folder.path());

@@ -24,7 +24,7 @@ use crate::{
     fleet::{Fleet, converged},
     program::{Running, get, until},
     rotator::memory,
-    tools::{FAKETIME, History, clock, not_run, text},
+    tools::{History, clock, has_faketime, text},
 };
 
 /// Clocks of the cells and agents, in seconds ahead of the readers'.
@@ -213,8 +213,8 @@ fn meets(server: &Path, client: &Path) -> Result<(), Box<dyn std::error::Error>>
 
 #[test]
 fn soak_of_cells_and_machines() {
-    if !Path::new(FAKETIME).exists() {
-        return not_run("libfaketime is not installed");
+    if !has_faketime() {
+        return;
     }
     let seconds = env::var("SOAK_SECONDS")
         .ok()

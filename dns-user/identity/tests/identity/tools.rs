@@ -2,12 +2,14 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     io::Write,
     path::Path,
     process::{Command, Stdio},
 };
 
 use serde_json::{Value, json};
+use test_support::requirements::met;
 
 /// Runs openssl on `input`; returns standard output, or standard error if it fails.
 pub(crate) fn openssl(arguments: &[&str], input: &[u8]) -> Result<String, String> {
@@ -55,19 +57,13 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Adds the running test to the list of tests not run; fails in CI, or without a list.
-pub(crate) fn not_run(reason: &str) {
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    assert!(std::env::var_os("CI").is_none(), "{test}: {reason}");
-    let list = std::env::var_os("BOSH_DNS_NOT_RUN").unwrap_or_else(|| {
-        panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and continues)")
-    });
-    let mut list = std::fs::File::options()
-        .create(true)
-        .append(true)
-        .open(list)
-        .unwrap();
-    writeln!(list, "{test}: {reason}").unwrap();
+/// Returns whether the wall clock of a process can be replaced.
+///
+/// # Panics
+///
+/// Like [`met`].
+pub(crate) fn has_faketime() -> bool {
+    met("libfaketime", fs::metadata(FAKETIME).map(drop))
 }
 
 /// Returns whether promtool lets the alert fire for these metrics, as scraped from a process, if they
@@ -221,7 +217,7 @@ fn promtool(
         }],
     });
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), test.to_string()).unwrap();
+    fs::write(file.path(), test.to_string()).unwrap();
     let output = Command::new("promtool")
         .args(["test", "rules"])
         .arg(file.path())
