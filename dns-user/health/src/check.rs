@@ -356,9 +356,17 @@ fn state_of(text: &str) -> HealthState {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+        task::LocalSet,
+    };
 
     use super::*;
+    use crate::fixture::{Authority, Machine, until};
+    use dns_kit::tls::RotatingTls;
 
     fn handshake_error(alert: AlertDescription) -> CheckError {
         let alert = rustls::Error::AlertReceived(alert);
@@ -457,6 +465,161 @@ mod tests {
         assert_eq!(length_read(MAX_REPORT).await.unwrap(), MAX_REPORT);
         let error = length_read(MAX_REPORT + 1).await.unwrap_err();
         assert!(matches!(error, CheckError::TooLong), "{error}");
+    }
+
+    /// Passes connections on to a health server; counts them.
+    struct Counted {
+        address: SocketAddr,
+        accepted: Arc<AtomicUsize>,
+        open: Arc<AtomicUsize>,
+    }
+
+    impl Counted {
+        async fn start(server: SocketAddr) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let [accepted, open] = <[Arc<AtomicUsize>; 2]>::default();
+            let counted = Self {
+                address,
+                accepted: Arc::clone(&accepted),
+                open: Arc::clone(&open),
+            };
+            tokio::spawn(async move {
+                while let Ok((mut client, _)) = listener.accept().await {
+                    accepted.fetch_add(1, Ordering::Relaxed);
+                    open.fetch_add(1, Ordering::Relaxed);
+                    let open = Arc::clone(&open);
+                    tokio::spawn(async move {
+                        let mut server = TcpStream::connect(server).await.unwrap();
+                        // Ends with an error where a side is gone.
+                        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                        open.fetch_sub(1, Ordering::Relaxed);
+                    });
+                }
+            });
+            counted
+        }
+
+        fn accepted(&self) -> usize {
+            self.accepted.load(Ordering::Relaxed)
+        }
+    }
+
+    #[tokio::test]
+    async fn open_connections_are_used_again() {
+        let authority = Authority::new();
+        let machine = Machine::start(&authority).await;
+        let server = Counted::start(machine.address).await;
+        let files = authority.issue(&machine.folder.path().join("client"), HEALTH_NAME);
+        let tls = RotatingTls::load("health_client", HEALTH_NAME, &files).unwrap();
+        let tls = tls.current();
+        let exchanges = async {
+            let (result, kept) = check(server.address, &tls, None).await;
+            assert_eq!(result.unwrap().state, HealthState::Running);
+            machine.say("failing now");
+            let (result, kept) = check(server.address, &tls, kept).await;
+            assert_eq!(result.unwrap().state, HealthState::Failing);
+            assert_eq!(server.accepted(), 1);
+            // Opened with other certificates.
+            let mut kept = kept.unwrap();
+            kept.generation += 1;
+            let (result, kept) = check(server.address, &tls, Some(kept)).await;
+            assert!(result.is_ok());
+            assert_eq!(server.accepted(), 2);
+            // Closed meanwhile.
+            let kept = kept.unwrap();
+            kept.driver.abort();
+            until(|| kept.sender.is_closed()).await;
+            let (result, kept) = check(server.address, &tls, Some(kept)).await;
+            assert!(result.is_ok());
+            assert_eq!(server.accepted(), 3);
+            // One that is not kept is closed.
+            drop(kept);
+            until(|| server.open.load(Ordering::Relaxed) == 0).await;
+        };
+        LocalSet::new().run_until(exchanges).await;
+    }
+
+    #[tokio::test]
+    async fn other_answers_keep_the_connection() {
+        let authority = Authority::new();
+        let machine = Machine::start(&authority).await;
+        let server = Counted::start(machine.address).await;
+        let files = authority.issue(&machine.folder.path().join("client"), "other.bosh-dns");
+        let tls = RotatingTls::load("health_client", HEALTH_NAME, &files).unwrap();
+        let tls = tls.current();
+        let exchanges = async {
+            let mut kept = None;
+            for _ in 0..3 {
+                let (result, connection) = check(server.address, &tls, kept).await;
+                let error = result.unwrap_err();
+                assert_eq!(error.to_string(), "status 400 Bad Request");
+                kept = connection;
+            }
+            assert_eq!(server.accepted(), 1);
+            let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = closed.local_addr().unwrap();
+            drop(closed);
+            let (result, kept) = check(address, &tls, None).await;
+            let error = result.unwrap_err();
+            assert!(matches!(error, CheckError::Connect(_)), "{error}");
+            assert!(error.to_string().starts_with("no connection: "), "{error}");
+            assert!(kept.is_none());
+        };
+        LocalSet::new().run_until(exchanges).await;
+    }
+
+    #[tokio::test]
+    async fn only_tls_is_a_health_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut client, _) = listener.accept().await.unwrap();
+            client.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let files = Authority::new().issue(&folder.path().join("client"), HEALTH_NAME);
+        let tls = RotatingTls::load("health_client", HEALTH_NAME, &files).unwrap();
+        let exchange = async { check(address, &tls.current(), None).await };
+        let (result, kept) = LocalSet::new().run_until(exchange).await;
+        let error = result.unwrap_err();
+        assert!(matches!(error, CheckError::Tls(_)), "{error}");
+        assert!(kept.is_none());
+    }
+
+    #[tokio::test]
+    async fn written_bytes_are_flushed_below_the_limit() {
+        let (client, mut server) = tokio::io::duplex(64);
+        let mut limited = ReadLimit {
+            inner: tokio::io::BufWriter::new(client),
+            allowance: Allowance::new(Cell::new(0)),
+        };
+        limited.write_all(b"question").await.unwrap();
+        limited.flush().await.unwrap();
+        let mut asked = [0; 8];
+        server.read_exact(&mut asked).await.unwrap();
+        assert_eq!(&asked, b"question");
+        limited.shutdown().await.unwrap();
+        assert_eq!(server.read(&mut asked).await.unwrap(), 0, "the end");
+    }
+
+    #[tokio::test]
+    async fn only_new_bytes_use_up_the_allowance() {
+        let (client, mut server) = tokio::io::duplex(64);
+        server.write_all(b"abcd").await.unwrap();
+        let allowance = Allowance::new(Cell::new(10));
+        let mut limited = ReadLimit {
+            inner: client,
+            allowance: Rc::clone(&allowance),
+        };
+        let mut room = [0; 8];
+        let mut buffer = ReadBuf::new(&mut room);
+        buffer.put_slice(b"123");
+        std::future::poll_fn(|context| Pin::new(&mut limited).poll_read(context, &mut buffer))
+            .await
+            .unwrap();
+        assert_eq!((buffer.filled(), allowance.get()), (&b"123abcd"[..], 6));
     }
 }
 
@@ -559,5 +722,51 @@ mod report_tests {
         let text = serde_json::to_string(&report).unwrap();
         assert_eq!(text, r#"{"state":"running","group_state":{"1":"failing"}}"#);
         assert_eq!(parse(text.as_bytes()).unwrap().groups.len(), 1);
+    }
+
+    #[test]
+    fn errors_tell_what_is_wrong() {
+        for (body, expected) in [
+            ("[]", "is a list, not an object"),
+            (r#"{"state": 7}"#, "a state is a number, not text"),
+            (
+                r#"{"group_state": {"1": {}}}"#,
+                "a state is an object, not text",
+            ),
+            (
+                r#"{"group_state": "x"}"#,
+                "group_state is a text, not an object",
+            ),
+        ] {
+            let error = parse(body.as_bytes()).unwrap_err().to_string();
+            assert_eq!(error, expected, "{body}");
+        }
+        assert_eq!(
+            CheckError::TooLong.to_string(),
+            "report exceeds 65536 bytes"
+        );
+    }
+
+    #[test]
+    fn last_member_of_a_name_counts() {
+        for (body, expected) in [
+            (
+                r#"{"state":"running","State":"failing"}"#,
+                HealthState::Failing,
+            ),
+            (r#"{"state":"failing","State":null}"#, HealthState::Failing),
+            (
+                r#"{"state":"failing","state_":"running"}"#,
+                HealthState::Failing,
+            ),
+        ] {
+            assert_eq!(state(body), Some(expected), "{body}");
+        }
+        let merged = parse(
+            br#"{"group_state":{"1":"failing","2":"running"},"group_state":{"1":"unchecked"}}"#,
+        );
+        let groups = [("1", HealthState::Unchecked), ("2", HealthState::Running)]
+            .map(|(group, state)| (group.into(), state));
+        assert_eq!(*merged.unwrap().groups, groups);
     }
 }

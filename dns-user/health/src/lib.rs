@@ -6,6 +6,8 @@
 //! * [`server`]: the process that answers `GET /health`.
 
 mod check;
+#[cfg(test)]
+mod fixture;
 mod metrics;
 mod schedule;
 pub mod server;

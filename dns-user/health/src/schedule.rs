@@ -643,4 +643,129 @@ mod tests {
         assert_eq!(schedule.remove(ip(1)), None);
         assert_eq!((schedule.next_wake(), schedule.remove(ip(1))), (None, None));
     }
+
+    /// Returns the state of an instance in the schedule.
+    fn waits(schedule: &Schedule, n: u32) -> Waits {
+        schedule.targets[&ip(n)].waits
+    }
+
+    #[test]
+    fn only_first_checks_become_urgent() {
+        let (mut schedule, now) = schedule(2, 4);
+        schedule.add(ip(1), false);
+        assert_eq!(waits(&schedule, 1), Waits::First);
+        schedule.add(ip(1), false);
+        assert_eq!((schedule.first.len(), schedule.urgent.len()), (1, 0));
+        schedule.add(ip(1), true);
+        assert_eq!(waits(&schedule, 1), Waits::Urgent);
+        schedule.add(ip(1), true);
+        schedule.add(ip(1), false);
+        assert_eq!((schedule.first.len(), schedule.urgent.len()), (1, 1));
+        let phase = schedule.next_phase;
+        let (ticket, ..) = schedule.start(now).unwrap();
+        for urgent in [true, false] {
+            schedule.add(ip(1), urgent);
+            assert_eq!(waits(&schedule, 1), Waits::Running(ticket));
+        }
+        schedule.end(ticket, Ending::Answered, now);
+        let due = waits(&schedule, 1);
+        schedule.add(ip(1), true);
+        assert_eq!((waits(&schedule, 1), schedule.next_phase), (due, phase));
+        assert_eq!(schedule.urgent.len(), 0);
+        // What is left in the queue is no check.
+        assert_eq!(schedule.start(now), None);
+        schedule.add(ip(2), false);
+        assert_eq!(schedule.next_phase, phase.wrapping_add(GOLDEN));
+        assert_eq!(schedule.targets[&ip(2)].phase, phase);
+    }
+
+    #[test]
+    fn checks_follow_a_quarter_of_the_interval_later() {
+        let epoch = Instant::now();
+        let ms = Duration::from_millis;
+        let lanes = Lanes {
+            fast: 4,
+            slow: 4,
+            pace: Duration::ZERO,
+        };
+        // The phase is 2 s of 8.
+        for (ended, ending, expected) in [
+            (0, Ending::Answered, 2_000),
+            (1, Ending::Answered, 10_000),
+            (0, Ending::Silent, 2_000),
+            (1, Ending::Silent, 10_000),
+            (8_000, Ending::Answered, 10_000),
+            (8_001, Ending::Answered, 18_000),
+            (5, Ending::CutOff, 5),
+        ] {
+            let mut schedule = Schedule::new(ms(8_000), lanes, epoch, 1 << 30);
+            schedule.add(ip(1), false);
+            let (ticket, ..) = schedule.start(epoch).unwrap();
+            schedule.end(ticket, ending, epoch + ms(ended));
+            let at = epoch + ms(expected);
+            let expected = match ending {
+                Ending::Answered => Waits::Due(at),
+                Ending::Silent | Ending::CutOff => Waits::Silent(at),
+            };
+            assert_eq!(waits(&schedule, 1), expected, "{ended} {ending:?}");
+            let answered = schedule.targets[&ip(1)].answered;
+            assert_eq!(answered, ending == Ending::Answered);
+            assert_eq!(schedule.next_wake(), Some(at));
+        }
+    }
+
+    #[test]
+    fn lanes_are_counted_apart() {
+        let (mut schedule, now) = schedule(2, 4);
+        (0..9).for_each(|n| schedule.add(ip(n), false));
+        let started: Vec<Ticket> = std::iter::from_fn(|| schedule.start(now))
+            .map(|(ticket, ..)| ticket)
+            .collect();
+        assert_eq!((started.len(), schedule.in_flight()), (2, 2));
+        assert!(schedule.slow_down(started[0]) && schedule.running_slow == 1);
+        let (third, _, lane) = schedule.start(now).unwrap();
+        assert_eq!(
+            (lane, schedule.in_flight(), schedule.running_slow),
+            (Lane::Fast, 3, 1)
+        );
+        assert_eq!(schedule.start(now), None, "two in the fast lane");
+        assert!(schedule.slow_down(started[1]) && schedule.slow_down(third));
+        // A quarter is kept for instances that answered.
+        let (fourth, ..) = schedule.start(now).unwrap();
+        assert!(!schedule.slow_down(fourth) && schedule.running_slow == 3);
+        schedule.end(fourth, Ending::CutOff, now);
+        assert_eq!((schedule.in_flight(), schedule.running_slow), (3, 3));
+        // Nor is a slow check started, until another has ended.
+        while let Some((ticket, _, lane)) = schedule.start(now) {
+            assert_eq!(lane, Lane::Fast);
+            schedule.end(ticket, Ending::Answered, now);
+        }
+        assert_eq!(schedule.silent.len(), 1);
+        schedule.end(third, Ending::Answered, now);
+        assert_eq!(schedule.next_wake(), Some(now));
+        let (slow, _, lane) = schedule.start(now).unwrap();
+        assert_eq!((lane, schedule.running_slow), (Lane::Slow, 3));
+        schedule.end(slow, Ending::Answered, now);
+        assert_eq!((schedule.in_flight(), schedule.running_slow), (2, 2));
+        let tickets = [started[0], started[1], third, fourth, slow];
+        let distinct: std::collections::HashSet<Ticket> = tickets.into_iter().collect();
+        assert_eq!(distinct.len(), tickets.len());
+    }
+
+    #[test]
+    fn due_checks_come_before_new_ones() {
+        let (mut schedule, now) = schedule(1, 1);
+        schedule.add(ip(1), false);
+        let (ticket, ..) = schedule.start(now).unwrap();
+        schedule.end(ticket, Ending::Answered, now);
+        let due = schedule.next_wake().unwrap();
+        schedule.add(ip(2), false);
+        schedule.add(ip(3), true);
+        let mut order = Vec::new();
+        while let Some((ticket, ip, _)) = schedule.start(due) {
+            order.push(ip);
+            schedule.end(ticket, Ending::Answered, due);
+        }
+        assert_eq!(order, [3, 1, 2].map(ip));
+    }
 }

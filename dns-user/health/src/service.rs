@@ -280,6 +280,11 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::{Authority, Machine, health_config, name, needs, until};
+    use dns_core::{
+        config::TlsFiles,
+        resolve::{Health as _, HealthState},
+    };
 
     #[test]
     fn checks_respect_file_limit() {
@@ -312,5 +317,157 @@ mod tests {
             let lanes = Lanes { fast, slow, pace };
             assert_eq!(Budget::of(files, second), Budget { lanes, kept }, "{files}");
         }
+    }
+
+    /// Returns a service with this client certificate, whose checks have 10 minutes.
+    fn service(tls: TlsFiles, port: u16) -> HealthService {
+        let config = health_config(tls, port);
+        let limit = Duration::from_secs(600);
+        HealthService::new(&config, limit, FastPathHandle::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn instances_are_checked_while_names_need_them() {
+        let authority = Authority::new();
+        let machine = Machine::start(&authority).await;
+        let tls = authority.issue(&machine.folder.path().join("client"), HEALTH_NAME);
+        let service = service(tls, machine.address.port());
+        assert!(
+            service
+                .tls()
+                .current()
+                .certificate
+                .is_issued_to(HEALTH_NAME)
+        );
+        let tracker = service.tracker();
+        let states = service.states();
+        let here = machine.ip();
+        let nowhere = IpAddr::from([127, 0, 0, 2]);
+        tracker.track(&name("a"), &needs(&[here]));
+        assert_eq!(service.metrics().checks(), 0);
+        service.start().unwrap();
+        service.start().unwrap();
+        until(|| states.state(here, None) == HealthState::Running).await;
+        assert_eq!((service.outage(), service.why_none_answers()), (None, None));
+        until(|| service.metrics().tracked_names.get() == 1).await;
+        machine.say("failing now");
+        until(|| states.state(here, None) == HealthState::Failing).await;
+        assert!(service.metrics().checks() >= 2);
+        assert_eq!(service.ask_once(here).await.state, HealthState::Failing);
+        let unknown = InstanceHealth::unknown();
+        assert_eq!(service.ask_once(nowhere).await, unknown);
+        // A query waits for the first checks.
+        let both = needs(&[here, nowhere]);
+        tracker.first_checks(&name("b"), &both).await;
+        assert!(states.is_checked(nowhere));
+        assert_eq!(states.state(nowhere, None), HealthState::Unknown);
+        // The oldest names go, and with them an instance.
+        for number in 0..10 {
+            tracker.track(&name(&format!("n{number}")), &needs(&[nowhere]));
+        }
+        until(|| service.outage().is_some()).await;
+        assert!(!states.is_checked(here) && tracker.instance_count() == 1);
+        assert_eq!(
+            service.why_none_answers().unwrap(),
+            "no checked instance answers its health check (1 are checked)"
+        );
+        service.stop();
+        assert_eq!(
+            Arc::strong_count(&service.checks),
+            1,
+            "its thread has ended"
+        );
+        assert_eq!(states.state(nowhere, None), HealthState::Unknown, "kept");
+        service.start().unwrap();
+        assert!(matches!(*service.watch.lock(), Watch::Stopped));
+    }
+
+    #[tokio::test]
+    async fn certificates_that_nobody_accepts_are_an_outage() {
+        let authority = Authority::new();
+        let machine = Machine::start(&authority).await;
+        let folder = machine.folder.path();
+        let stranger = Authority::new();
+        let refused = stranger.issue(&folder.join("refused"), HEALTH_NAME);
+        std::fs::write(&refused.ca, &authority.pem).unwrap();
+        let untrusting = authority.issue(&folder.join("untrusting"), HEALTH_NAME);
+        std::fs::write(&untrusting.ca, &stranger.pem).unwrap();
+        let misnamed = authority.issue(&folder.join("misnamed"), "other.bosh-dns");
+        for (tls, is_of_certificates, expected) in [
+            (
+                refused,
+                true,
+                "no checked instance accepts this machine's certificate (1 of 1 refuse it: ",
+            ),
+            (
+                untrusting,
+                true,
+                "no checked instance can be reached (1 of 1 because of TLS: TLS: ",
+            ),
+            (
+                misnamed,
+                false,
+                "no checked instance gives a usable answer (1 of 1 answer: status 400 Bad Request)",
+            ),
+        ] {
+            let service = service(tls, machine.address.port());
+            service.start().unwrap();
+            let tracker = service.tracker();
+            let resolution = needs(&[machine.ip()]);
+            tracker.first_checks(&name("a"), &resolution).await;
+            let outage = service.outage().unwrap();
+            assert!(outage.to_string().starts_with(expected), "{outage}");
+            assert_eq!(outage.is_of_certificates(), is_of_certificates);
+            let state = service.states().state(machine.ip(), None);
+            assert_eq!(state, HealthState::Unknown);
+            let checks = Arc::downgrade(&service.checks);
+            drop((service, tracker));
+            assert!(checks.upgrade().is_none(), "its thread has ended");
+        }
+    }
+
+    #[test]
+    fn missing_certificates_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let tls = Authority::new().issue(&folder.path().join("client"), HEALTH_NAME);
+        let mut config = health_config(tls, 8853);
+        let error = |config: &HealthConfig| {
+            let made = HealthService::new(config, Duration::ZERO, FastPathHandle::default());
+            made.err().unwrap().to_string()
+        };
+        std::fs::remove_file(folder.path().join("client/key.pem")).unwrap();
+        let unreadable = error(&config);
+        assert!(unreadable.starts_with("health: "), "{unreadable}");
+        assert!(unreadable.contains("client/key.pem"), "{unreadable}");
+        config.tls = None;
+        assert_eq!(
+            error(&config),
+            "health: enabled, but certificate_file, private_key_file or ca_file is missing; name all three or \
+             disable it"
+        );
+        let cause = no_thread(io::Error::other("no memory"));
+        assert_eq!(
+            cause.to_string(),
+            "health: cannot start a thread: no memory"
+        );
+    }
+
+    #[test]
+    fn silence_counts_from_a_late_beat() {
+        let folder = tempfile::tempdir().unwrap();
+        let tls = Authority::new().issue(&folder.path().join("client"), HEALTH_NAME);
+        let mut service = service(tls, 8853);
+        let checks = Arc::get_mut(&mut service.checks).unwrap();
+        assert_eq!(checks.interval, Duration::from_millis(20));
+        assert_eq!(checks.timeout, Duration::from_secs(600));
+        checks.heartbeat = Heartbeat::silent(Duration::from_secs(100));
+        assert_eq!(service.silent_for(), Duration::ZERO, "it does not run");
+        let (stop, _) = oneshot::channel();
+        let thread = std::thread::spawn(|| ());
+        *service.watch.lock() = Watch::Running { stop, thread };
+        let silent = service.silent_for().as_millis();
+        assert!((99_500..3_600_000).contains(&silent), "{silent}");
+        service.stop();
+        assert_eq!(service.silent_for(), Duration::ZERO, "it is stopped");
     }
 }

@@ -336,4 +336,57 @@ mod tests {
         // All but a few of 64 parts have one of 256 instances.
         assert!(parts.len() > 32, "{parts:?}");
     }
+
+    #[test]
+    fn groups_are_found_among_others() {
+        let states = HealthStates::default();
+        let ip = IpAddr::from([10, 0, 0, 1]);
+        let groups = [
+            ("1", HealthState::Failing),
+            ("2", HealthState::Running),
+            ("3", HealthState::Unknown),
+            ("5", HealthState::Unchecked),
+        ];
+        let health = InstanceHealth {
+            state: HealthState::Running,
+            groups: groups.map(|(group, state)| (group.into(), state)).into(),
+        };
+        assert!(states.set(ip, health.clone()));
+        for (group, expected) in [
+            (None, HealthState::Running),
+            (Some("1"), HealthState::Failing),
+            // Follows the instance.
+            (Some("2"), HealthState::Running),
+            (Some("3"), HealthState::Unknown),
+            (Some("4"), HealthState::Running),
+            (Some("5"), HealthState::Unchecked),
+        ] {
+            assert_eq!(states.state(ip, group), expected, "{group:?}");
+        }
+        let kept: Vec<String> = health
+            .condensed()
+            .groups
+            .iter()
+            .map(|(group, _)| group.to_string())
+            .collect();
+        assert_eq!(kept, ["1", "3", "5"]);
+    }
+
+    #[test]
+    fn changes_are_numbered() {
+        let states = HealthStates::default();
+        let [one, another] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+        assert_eq!(states.changes(), 0);
+        for (ip, expected) in [(one, 1), (another, 2)] {
+            states.set(ip, InstanceHealth::unknown());
+            assert_eq!(states.changes(), expected);
+            let set = states.set_of(&[ip]);
+            assert!(states.has_changed(set, expected - 1) && !states.has_changed(set, expected));
+        }
+        assert!(!states.remove(IpAddr::from([10, 0, 0, 3])));
+        assert_eq!(states.changes(), 2);
+        assert!(states.remove(one));
+        assert_eq!((states.changes(), states.counts()), (3, [0, 0, 1, 0]));
+        assert_eq!(InstanceHealth::unknown().state, HealthState::Unknown);
+    }
 }

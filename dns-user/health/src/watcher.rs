@@ -376,11 +376,25 @@ impl Heartbeat {
     fn elapsed_ms(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
+
+    /// Creates a heartbeat that has been silent for this long.
+    #[cfg(test)]
+    pub(super) fn silent(length: Duration) -> Self {
+        Self {
+            epoch: Instant::now().checked_sub(length).unwrap(),
+            last_ms: AtomicU64::new(0),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        HEALTH_NAME, Limits,
+        fixture::{Authority, Machine, name, needs, until},
+    };
+    use dns_core::{config::TlsFiles, resolve::HealthState};
 
     #[test]
     fn heartbeat_ends_silence() {
@@ -395,5 +409,227 @@ mod tests {
         // A clock that another CPU has read a little later than this one.
         heartbeat.last_ms.fetch_add(3_600_000, Ordering::Relaxed);
         assert_eq!(heartbeat.silent_for(), Duration::ZERO);
+    }
+
+    /// Returns a watcher's state with these limits of lanes and kept connections, and its tracker's commands.
+    fn work(
+        files: &TlsFiles,
+        port: u16,
+        lanes: [usize; 2],
+        kept: usize,
+    ) -> (Rc<Work>, mpsc::UnboundedReceiver<WatcherCommand>) {
+        let states = Arc::<HealthStates>::default();
+        let limits = Limits {
+            names: 10,
+            first_checks: Duration::from_secs(600),
+            ttl: None,
+        };
+        let fast_path = FastPathHandle::default();
+        let (tracker, commands) = Tracker::new(limits, Arc::clone(&states), fast_path.clone());
+        let checks = Checks {
+            states,
+            tracker: Arc::new(tracker),
+            fast_path,
+            tls: RotatingTls::load("health_client", HEALTH_NAME, files).unwrap(),
+            metrics: HealthMetrics::new().unwrap(),
+            heartbeat: Heartbeat::new(),
+            failures: CheckFailures::default(),
+            port,
+            interval: Duration::from_secs(600),
+            timeout: Duration::from_secs(600),
+        };
+        let [fast, slow] = lanes;
+        let lanes = Lanes {
+            fast,
+            slow,
+            pace: Duration::ZERO,
+        };
+        let schedule = Schedule::new(checks.interval, lanes, Instant::now(), 0);
+        let work = Work {
+            watcher: Watcher {
+                checks: Arc::new(checks),
+                lanes,
+                kept,
+            },
+            schedule: RefCell::new(schedule),
+            connections: RefCell::default(),
+            tasks: RefCell::default(),
+            room: Notify::new(),
+        };
+        (Rc::new(work), commands)
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([127, 0, 0, last])
+    }
+
+    /// Returns a folder with a client's certificate.
+    fn client() -> (tempfile::TempDir, TlsFiles) {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Authority::new().issue(&folder.path().join("client"), HEALTH_NAME);
+        (folder, files)
+    }
+
+    /// Starts a check of the instance, which does nothing.
+    fn running(work: &Rc<Work>, ip: IpAddr) -> Running {
+        work.schedule.borrow_mut().add(ip, false);
+        let now = Instant::now();
+        let (ticket, ..) = work.schedule.borrow_mut().start(now).unwrap();
+        Running {
+            work: Rc::clone(work),
+            ticket,
+            ending: Ending::Silent,
+        }
+    }
+
+    #[tokio::test]
+    async fn checks_have_their_time() {
+        let (_folder, files) = client();
+        let short = Duration::from_millis(5);
+        let long = Duration::from_secs(600);
+        let never = std::future::pending::<u8>;
+        let (room, _commands) = work(&files, 9, [1, 4], 0);
+        let mut check = running(&room, ip(1));
+        for lane in [Lane::Fast, Lane::Slow] {
+            let done = check.in_time(async { 7 }, lane, long).await;
+            assert_eq!(done, Some(Some(7)), "{lane:?}");
+            let late = check.in_time(never(), lane, short).await;
+            assert_eq!(late, Some(None), "{lane:?}");
+            assert_eq!(check.ending, Ending::Silent);
+        }
+        drop(check);
+        assert_eq!(room.schedule.borrow().in_flight(), 0);
+        // Moved to the slow lane, it goes on, and makes room in the fast one.
+        let mut check = running(&room, ip(2));
+        let slow = async {
+            tokio::time::sleep(FAST_TIMEOUT * 2).await;
+            7
+        };
+        assert_eq!(check.in_time(slow, Lane::Fast, long).await, Some(Some(7)));
+        let _another = running(&room, ip(3));
+        room.room.notified().await;
+        // Without a slow lane, it is cut off.
+        let (full, _commands) = work(&files, 9, [1, 0], 0);
+        let mut check = running(&full, ip(1));
+        assert_eq!(check.in_time(never(), Lane::Fast, short).await, None);
+        assert_eq!(check.ending, Ending::CutOff);
+    }
+
+    #[tokio::test]
+    async fn commands_change_the_schedule() {
+        let (_folder, files) = client();
+        let (work, mut commands) = work(&files, 9, [4, 4], 0);
+        let checks = &work.watcher.checks;
+        let mut records = None;
+        let mut carry_out = |records: &mut Option<Arc<Snapshot>>| {
+            let mut count = 0;
+            while let Ok(command) = commands.try_recv() {
+                checks.tracker.taken(1);
+                work.handle_command(command, records);
+                count += 1;
+            }
+            count
+        };
+        checks.tracker.track(&name("a"), &needs(&[ip(1), ip(2)]));
+        // Two instances and a name, about which nothing is decided without records.
+        assert_eq!(carry_out(&mut records), 3);
+        let holds = |last| work.schedule.borrow().holds(ip(last));
+        assert!(holds(1) && holds(2) && !holds(3));
+        assert_eq!(checks.tracker.instance_count(), 2);
+        checks.failures.record(ip(1), CheckResult::Timeout);
+        let outage = || {
+            let tls = checks.tls.current();
+            checks.failures.outage(&tls, std::time::SystemTime::now())
+        };
+        assert!(outage().is_some());
+        // New records do not know the name.
+        checks.tracker.install(Arc::new(Snapshot::empty()));
+        assert_eq!(carry_out(&mut records), 2);
+        assert!(records.is_some() && !holds(1) && !holds(2));
+        assert!(outage().is_none(), "forgotten with the instance");
+        assert_eq!(checks.tracker.instance_count(), 0);
+        // Nor do they know another name.
+        checks.tracker.track(&name("b"), &needs(&[ip(3)]));
+        carry_out(&mut records);
+        assert!(!holds(3) && checks.tracker.instance_count() == 0);
+        work.count();
+        assert_eq!(checks.metrics.tracked_names.get(), 2);
+        assert_eq!(checks.metrics.in_flight.get(), 0);
+        let _check = running(&work, ip(4));
+        work.count();
+        assert_eq!(checks.metrics.in_flight.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn refused_connections_tell_nothing_about_the_state() {
+        let (_folder, files) = client();
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = closed.local_addr().unwrap().port();
+        drop(closed);
+        let (work, _commands) = work(&files, port, [4, 4], 4);
+        let checks = &work.watcher.checks;
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                checks.tracker.track(&name("a"), &needs(&[ip(1)]));
+                work.schedule.borrow_mut().add(ip(1), false);
+                work.schedule.borrow_mut().add(ip(2), false);
+                work.start_checks();
+                assert_eq!(work.tasks.borrow().len(), 2);
+                assert_eq!(work.schedule.borrow().in_flight(), 2);
+                // One is not needed any more.
+                work.drop_instance(ip(2));
+                assert_eq!(work.tasks.borrow().len(), 1);
+                until(|| work.schedule.borrow().in_flight() == 0).await;
+            })
+            .await;
+        assert!(checks.states.is_checked(ip(1)) && !checks.states.is_checked(ip(2)));
+        assert_eq!(checks.metrics.checks(), 1);
+        assert!(work.tasks.borrow().is_empty() && work.connections.borrow().is_empty());
+        assert!(work.schedule.borrow().holds(ip(1)) && !work.schedule.borrow().holds(ip(2)));
+        // The next check of one that refuses at once is in the fast lane; `notified` returns at once.
+        work.room.notified().await;
+    }
+
+    #[tokio::test]
+    async fn connections_are_kept_for_instances_in_the_schedule() {
+        let authority = Authority::new();
+        let machine = Machine::start(&authority).await;
+        let files = authority.issue(&machine.folder.path().join("client"), HEALTH_NAME);
+        let port = machine.address.port();
+        let (work, _commands) = work(&files, port, [4, 4], 2);
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let tls = work.watcher.checks.tls.current();
+                let check = running(&work, ip(1));
+                for last in [2, 3] {
+                    work.schedule.borrow_mut().add(ip(last), false);
+                }
+                let kept = || {
+                    let mut kept: Vec<IpAddr> = work.connections.borrow().keys().copied().collect();
+                    kept.sort();
+                    kept
+                };
+                check.keep(ip(1), None);
+                assert_eq!(kept(), Vec::<IpAddr>::new());
+                for (last, expected) in [
+                    // Not in the schedule.
+                    (9, &[][..]),
+                    (1, &[1]),
+                    (2, &[1, 2]),
+                    (3, &[1, 2]),
+                ] {
+                    let (result, connection) = check::check(machine.address, &tls, None).await;
+                    assert_eq!(result.unwrap().state, HealthState::Running);
+                    check.keep(ip(last), connection);
+                    let expected: Vec<IpAddr> = expected.iter().map(|last| ip(*last)).collect();
+                    assert_eq!(kept(), expected, "{last}");
+                }
+                // The connection goes with its instance.
+                work.drop_instance(ip(2));
+                assert_eq!(kept(), [ip(1)]);
+            })
+            .await;
     }
 }

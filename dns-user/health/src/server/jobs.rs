@@ -533,4 +533,88 @@ mod tests {
         );
         work.abort();
     }
+
+    #[test]
+    fn groups_are_read_from_lists_of_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("links.json");
+        assert_eq!(groups(&path), BTreeSet::new(), "no file");
+        assert_eq!(groups(folder.path()), BTreeSet::new(), "a folder");
+        for (text, expected) in [
+            ("", &[][..]),
+            ("null", &[]),
+            ("{}", &[]),
+            ("[]", &[]),
+            (
+                r#"[{"group": "1"}, {"group": "2"}, {"group": "1"}]"#,
+                &["1", "2"],
+            ),
+            (r#"[{"GROUP": "1", "name": "2"}]"#, &["1"]),
+            (r#"[{"group": "1", "Group": "2"}]"#, &["2"]),
+            (r#"[{"group": "1", "Group": 2}]"#, &["1"]),
+            (r#"[{"group": ""}, {"groups": "1"}, 7, null]"#, &[]),
+        ] {
+            fs::write(&path, text).unwrap();
+            let found: Vec<String> = groups(&path).into_iter().collect();
+            assert_eq!(found, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn folders_are_jobs() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = Path::new("bin/dns/healthy");
+        job(folder.path(), "scripted", Some("#!/bin/sh\n"), None);
+        job(folder.path(), "plain", None, Some(r#"[{"group":"1"}]"#));
+        // A folder is no script.
+        fs::create_dir_all(folder.path().join("odd").join(script)).unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        symlink("/nowhere", folder.path().join("dangling")).unwrap();
+        let plain = Job {
+            groups: BTreeSet::from(["1".to_owned()]),
+            script: None,
+        };
+        let scripted = Job {
+            groups: BTreeSet::new(),
+            script: Some(ScriptState {
+                healthy: None,
+                running: false,
+            }),
+        };
+        let expected = [
+            ("odd", Job::default()),
+            ("plain", plain),
+            ("scripted", scripted),
+        ]
+        .map(|(name, job)| (OsString::from(name), job));
+        let found = find_jobs(folder.path(), script).unwrap();
+        assert_eq!(found, BTreeMap::from(expected));
+        let missing = find_jobs(&folder.path().join("none"), script).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        // Without a folder there is nothing to run.
+        let none = Jobs::new(None, script.to_owned(), Duration::from_secs(60));
+        assert_eq!(none.due_scripts(), []);
+    }
+
+    #[tokio::test]
+    async fn exit_status_is_the_result() {
+        let folder = tempfile::tempdir().unwrap();
+        job(folder.path(), "a", Some("#!/bin/sh\nexit 0\n"), None);
+        job(folder.path(), "b", Some("#!/bin/sh\nexit 3\n"), None);
+        let limit = Duration::from_secs(600);
+        let script = |name| folder.path().join(name).join("bin/dns/healthy");
+        run_script(&script("a"), limit).await.unwrap();
+        let failed = run_script(&script("b"), limit).await.unwrap_err();
+        assert_eq!(failed.to_string(), "exit status: 3");
+    }
+
+    #[test]
+    fn scripts_are_due_by_their_path() {
+        let folder = tempfile::tempdir().unwrap();
+        job(folder.path(), "a", Some("#!/bin/sh\n"), None);
+        let jobs = jobs(folder.path());
+        let path = folder.path().join("a/bin/dns/healthy");
+        assert_eq!(jobs.due_scripts(), [(OsString::from("a"), path)]);
+        assert!(!jobs.summary().all_healthy, "no run has ended");
+    }
 }

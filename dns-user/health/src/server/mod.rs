@@ -495,6 +495,11 @@ mod agent_tests {
     fn only_running_is_running() {
         assert!(says_running(br#"{"state":"running"}"#));
         assert!(says_running(br#"{"STATE":"running","vm":{"x":1}}"#));
+        // A later null changes nothing, as in Go; a later text does.
+        assert!(says_running(br#"{"state":"running","state":null}"#));
+        assert!(says_running(br#"{"state":"failing","State":"running"}"#));
+        assert!(!says_running(br#"{"state":"running","State":"failing"}"#));
+        assert!(!says_running(br#"{"state":null}"#));
         let odd: [&[u8]; 8] = [
             b"",
             b"{",
@@ -575,5 +580,35 @@ mod config_tests {
         }
         let missing = HealthServerConfig::load(&folder.path().join("none")).unwrap_err();
         assert!(missing.to_string().contains("cannot be read"), "{missing}");
+    }
+
+    #[test]
+    fn mistakes_end_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("health.json");
+        let path = file.display();
+        let error = |text: &str| {
+            fs::write(&file, text).unwrap();
+            start(&file, LogFormat::default()).unwrap_err().to_string()
+        };
+        for (text, expected) in [
+            ("[]", "is a list"),
+            ("{", "is not JSON"),
+            ("{}", "port: is missing; the usual port is 8853"),
+            (
+                r#"{"port": 1, "ca_file": "a", "certificate_file": "b"}"#,
+                "private_key_file: is missing; set it to a PEM file",
+            ),
+            (
+                r#"{"port": 1, "ca_file": "a", "certificate_file": "b", "private_key_file": "c"}"#,
+                "health_file_name: is missing; name the agent's health.json",
+            ),
+        ] {
+            let error = error(text);
+            let expected = format!("{path}: {expected}");
+            assert!(error.starts_with(&expected), "{text}: {error}");
+        }
+        let code = run(&folder.path().join("none"), LogFormat::default());
+        assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::FAILURE));
     }
 }

@@ -438,3 +438,136 @@ fn commands_are_counted_before_they_can_be_taken() {
     assert!(max_queued <= COMMANDS, "{max_queued}");
     assert_eq!(tracker.queued.load(Ordering::Relaxed), 0);
 }
+
+/// Returns the commands that wait, in short.
+fn commands_in_short(commands: &mut mpsc::UnboundedReceiver<WatcherCommand>) -> Vec<String> {
+    let mut all = Vec::new();
+    while let Ok(command) = commands.try_recv() {
+        all.push(match command {
+            WatcherCommand::Check { ip, urgent: true } => format!("check {ip} now"),
+            WatcherCommand::Check { ip, urgent: false } => format!("check {ip}"),
+            WatcherCommand::Dropped { names, instances } => format!("drop {names:?} {instances:?}"),
+            WatcherCommand::Began(tracked) => format!("began {}", tracked.name),
+            WatcherCommand::Decide(_) => "decide".to_owned(),
+        });
+    }
+    all
+}
+
+#[test]
+fn watcher_gets_every_change_in_order() {
+    let (tracker, mut commands, states) = tracker(None);
+    assert!(std::ptr::eq(tracker.states(), &*states));
+    assert!(format!("{tracker:?}").starts_with("Tracker { limits: Limits { names: 2, "));
+    tracker.track(&name("a"), &needs(&[2, 1, 2], true));
+    assert_eq!(
+        commands_in_short(&mut commands),
+        ["check 10.0.0.1 now", "check 10.0.0.2 now", "began a."]
+    );
+    tracker.track(&name("b"), &needs(&[2, 3], false));
+    assert_eq!(
+        commands_in_short(&mut commands),
+        ["check 10.0.0.3", "began b."]
+    );
+    tracker.install(Arc::new(Snapshot::empty()));
+    assert_eq!(commands_in_short(&mut commands), ["decide"]);
+    tracker.track(&name("b"), &needs(&[4], false));
+    assert!(commands_in_short(&mut commands).is_empty(), "known");
+    tracker.track(&name("c"), &needs(&[], false));
+    let dropped = format!("drop {:?} [10.0.0.1]", [name("a")]);
+    assert_eq!(
+        commands_in_short(&mut commands),
+        ["began c.".to_owned(), dropped]
+    );
+    // Nothing changes, so nothing is sent.
+    tracker.release(&[]);
+    tracker.release(&[ip(9)]);
+    assert!(commands_in_short(&mut commands).is_empty());
+    assert_eq!(tracker.queued.load(Ordering::Relaxed), 8);
+}
+
+#[test]
+fn commands_to_an_ended_watcher_are_dropped() {
+    let (tracker, commands, _) = tracker(None);
+    drop(commands);
+    tracker.track(&name("a"), &needs(&[1], false));
+    assert_eq!(tracker.queued.load(Ordering::Relaxed), 0);
+    assert!(tracker.is_tracked(&name("a")));
+}
+
+#[test]
+fn instances_are_needed_until_their_last_name_goes() {
+    let mut registry = Registry::default();
+    assert!(registry.acquire(ip(1)) && !registry.acquire(ip(1)) && !registry.acquire(ip(1)));
+    assert_eq!(registry.instances[&ip(1)].by, 3);
+    assert!(!registry.release(ip(1)) && !registry.release(ip(1)));
+    let first_checks = FirstChecks::new(3);
+    registry.wait(ip(1), first_checks.clone());
+    registry.wait(ip(1), first_checks.clone());
+    assert_eq!(*first_checks.borrow(), 3);
+    // No check of an instance that is not tracked will end.
+    registry.wait(ip(2), first_checks.clone());
+    assert_eq!(*first_checks.borrow(), 2);
+    assert!(registry.release(ip(1)));
+    assert_eq!(*first_checks.borrow(), 0);
+    assert!(!registry.release(ip(1)) && registry.instances.is_empty());
+    assert!(registry.take_waiting(ip(1)).is_none());
+    registry.acquire(ip(1));
+    registry.wait(ip(1), first_checks);
+    assert_eq!(
+        registry.take_waiting(ip(1)).map(|waiting| waiting.len()),
+        Some(1)
+    );
+    assert_eq!(
+        registry.take_waiting(ip(1)).map(|waiting| waiting.len()),
+        Some(0)
+    );
+}
+
+#[test]
+fn publication_needs_what_a_query_would_wait_for() {
+    for (tracked, synchronous, is_known, checked, expected) in [
+        (false, false, false, 0, true),
+        (false, true, false, 0, true),
+        (true, false, false, 2, false),
+        (true, false, true, 0, true),
+        (true, true, true, 0, false),
+        (true, true, true, 1, false),
+        (true, true, true, 2, true),
+        (true, true, false, 2, false),
+    ] {
+        let (tracker, _commands, _) = tracker(None);
+        let mut resolution = needs(&[1, 2], synchronous);
+        tracker.track(&name("other"), &resolution);
+        if is_known {
+            tracker.track(&name("a"), &resolution);
+        }
+        for last in 1..=checked {
+            tracker.checked(ip(last), running());
+        }
+        resolution.checks.tracked = tracked;
+        assert_eq!(
+            tracker.may_publish(&name("a"), &resolution),
+            expected,
+            "{tracked} {synchronous} {is_known} {checked}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn queries_for_checked_or_untracked_names_do_not_wait() {
+    let (tracker, mut commands, _) = tracker(None);
+    let mut untracked = needs(&[1], true);
+    untracked.checks.tracked = false;
+    tracker.first_checks(&name("a"), &untracked).await;
+    assert!(!tracker.is_tracked(&name("a")) && commands.try_recv().is_err());
+    tracker.track(&name("a"), &needs(&[1, 2], true));
+    tracker.checked(ip(1), running());
+    tracker.checked(ip(2), running());
+    while commands.try_recv().is_ok() {}
+    tracker
+        .first_checks(&name("a"), &needs(&[1, 2], true))
+        .await;
+    assert!(tracker.wait_for_first(&name("a")).is_none());
+    assert!(commands.try_recv().is_err(), "nothing is checked again");
+}
