@@ -277,6 +277,13 @@ mod tests {
     #[test]
     fn serial_counts_up() {
         assert_eq!(counted(300, 300, 1, SECOND_NS), Some(299));
+        for (generation, last) in [(1, 241), (LOCAL, 359)] {
+            let at = |age_ns: u64| counted(300, 60, generation, age_ns);
+            assert_eq!(at(0), Some(300));
+            assert_eq!(at(60 * SECOND_NS - 1), Some(last));
+            assert_eq!([at(60 * SECOND_NS), at(u64::MAX)], [None, None]);
+        }
+        assert_eq!(counted(5, 60, 1, 9 * SECOND_NS), Some(0), "it ends at 0");
         assert_eq!(
             counted(1_700_000_000, u32::MAX, LOCAL, 5 * SECOND_NS),
             Some(1_700_000_005)

@@ -2,12 +2,12 @@
 //! a comparison of the two would not notice it.
 
 use crate::{
-    UDP_PAYLOAD_SIZE,
+    UDP_PAYLOAD_SIZE, XDP_HEAD_ROOM,
     control::{CLIENT_BUCKETS, client_bucket},
     counters::Outcome,
     entry::{
         AnswerPolicy, CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, HAS_POLICY, Location,
-        MAX_ENTRY_SIZE, padded,
+        MAX_CELLS, MAX_ENTRY_SIZE, padded,
     },
     forwarded::{AnswerHeader, MAX_BODY_LEN, QueryKey, is_answered, ones_sum},
     index::{
@@ -15,7 +15,7 @@ use crate::{
         without_overflow,
     },
     name::{NameHasher, hash_name},
-    scope::{Scope, source_hash},
+    scope::{Scope, VLAN_WORDS, source_hash},
 };
 
 #[test]
@@ -90,6 +90,7 @@ fn entries_are_laid_out() {
 fn answers_are_laid_out() {
     assert_eq!(usize::from(UDP_PAYLOAD_SIZE), 1232);
     assert_eq!(MAX_BODY_LEN, 1215);
+    assert_eq!((MAX_CELLS, XDP_HEAD_ROOM, VLAN_WORDS), (8_388_608, 192, 64));
     assert_eq!(size_of::<AnswerHeader>(), 112);
     assert_eq!(AnswerHeader::variants_offset(11), 128);
     assert_ne!(QueryKey::new(1, true, false), QueryKey::new(1, false, true));
@@ -142,6 +143,16 @@ fn scopes_are_laid_out() {
     assert_eq!(word, 0xabc);
     // 0x23, 0x04, 0x1e + 0x20 in groups of six bits.
     assert_eq!(bits, 1 << 0x23 | 1 << 0x04 | 1 << 0x1e);
+    // Equal bits count once.
+    for (hash, bits) in [
+        (0, 0b1),
+        (0x1000, 0b11),
+        (0x1040, 0b11),
+        (0x1001, 0b11),
+        (0x2040, 0b111),
+    ] {
+        assert_eq!(Scope::refused_source(hash), (0, bits), "{hash:x}");
+    }
     for (words, hash) in [
         ([0, 0, 0, 1], 0x6727_47ac),
         ([0, 0, 1, 0], 0x2e3b_5b35),

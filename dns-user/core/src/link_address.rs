@@ -224,6 +224,56 @@ mod canonical_tests {
     }
 
     #[test]
+    fn criteria_are_sorted_as_texts() {
+        let of = |status: LinkStatus, synchronous: Option<bool>| Criteria {
+            zones: vec!["2".to_owned(), "10".to_owned()],
+            indexes: vec![3],
+            numbers: vec![4, 30],
+            networks: vec![5],
+            status,
+            synchronous,
+        };
+        for (criteria, expected) in [
+            (of(LinkStatus::Smart, None), "a10a2i3m30m4n5s0"),
+            (of(LinkStatus::Unhealthy, Some(true)), "a10a2i3m30m4n5s1y1"),
+            (of(LinkStatus::Healthy, Some(false)), "a10a2i3m30m4n5s3y0"),
+            (of(LinkStatus::All, None), "a10a2i3m30m4n5s4"),
+        ] {
+            assert_eq!(criteria.to_string(), expected);
+            let address = LinkAddress {
+                group: AddressGroup::Names {
+                    instance_group: "web".to_owned(),
+                    network: "net".to_owned(),
+                    deployment: "dep".to_owned(),
+                },
+                first: FirstLabel::Query(criteria),
+                domain: "bosh".to_owned(),
+            };
+            assert_eq!(
+                address.to_string(),
+                format!("q-{expected}.web.net.dep.bosh")
+            );
+        }
+        for (reason, text) in [
+            (NotCanonical::Empty, "it has no letter, digit or hyphen"),
+            (
+                NotCanonical::LeadingHyphen,
+                "its canonical form cannot start with a hyphen",
+            ),
+            (
+                NotCanonical::TrailingHyphen,
+                "its canonical form cannot end with a hyphen",
+            ),
+            (
+                NotCanonical::TooLong,
+                "its canonical form is longer than a label, 63 bytes",
+            ),
+        ] {
+            assert_eq!(reason.to_string(), text);
+        }
+    }
+
+    #[test]
     fn certificates_have_names_without_criteria() {
         let address = LinkAddress {
             group: AddressGroup::Id("7".to_owned()),

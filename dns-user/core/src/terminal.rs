@@ -76,6 +76,36 @@ mod tests {
     }
 
     #[test]
+    fn formatting_of_json_stays() {
+        assert_eq!(
+            json("{\n\t\"a\": \"\u{9b}\u{7f}\"\r\n}"),
+            "{\n\t\"a\": \"\\u009b\\u007f\"\r\n}"
+        );
+        for (character, expected) in [
+            ('\u{1f}', true),
+            (' ', false),
+            ('~', false),
+            ('\u{7f}', true),
+            ('\u{9f}', true),
+            ('\u{a0}', false),
+            ('\u{61b}', false),
+            ('\u{61c}', true),
+            ('\u{200d}', false),
+            ('\u{200e}', true),
+            ('\u{200f}', true),
+            ('\u{2028}', true),
+            ('\u{202e}', true),
+            ('\u{202f}', false),
+            ('\u{2065}', false),
+            ('\u{2066}', true),
+            ('\u{2069}', true),
+            ('\u{206a}', false),
+        ] {
+            assert_eq!(is_active(character), expected, "{character:?}");
+        }
+    }
+
+    #[test]
     fn json_value_is_preserved() {
         let text = serde_json::to_string("a\u{1b}\u{9b}\u{2066}é").unwrap();
         let escaped = json(&text);

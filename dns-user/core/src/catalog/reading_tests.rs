@@ -998,3 +998,163 @@ fn label_that_makes_a_target_too_long_selects_nothing() {
         assert_eq!(targets.unwrap().len(), count);
     }
 }
+
+//----------- Followed files -------------------------------------------------
+
+/// Returns what records mean: the instances with the rows found by their values, and the names of addresses.
+fn meaning(records: &IndexedRecords) -> Vec<String> {
+    let snapshot = Snapshot::build(records.clone(), &AliasFiles::default()).0;
+    let index = snapshot.instance_index();
+    let mut lines = Vec::new();
+    for (row, instance) in (0..).zip(snapshot.instances()) {
+        let groups: Vec<&str> = instance.group_ids().collect();
+        let by_index = instance.index.map(|number| index.rows_with_index(number));
+        let by_id = index.id.rows_with(instance.id.as_bytes());
+        lines.push(format!(
+            "{} {:?} {:?} {groups:?} {by_index:?} {by_id:?} {}",
+            index.long_form(row),
+            instance.ip,
+            (
+                instance.num_id,
+                instance.az,
+                instance.az_id,
+                instance.network_id,
+                instance.agent_id
+            ),
+            index.by_domain.rows(index.place_of(row).domain).len(),
+        ));
+    }
+    for (group, text) in index.groups.iter() {
+        lines.push(format!("{text} {:?}", index.by_group.rows(group)));
+    }
+    for last in 0..4 {
+        lines.push(format!(
+            "{last} {:?}",
+            snapshot.reverse([10, 0, 0, last].into())
+        ));
+    }
+    lines
+}
+
+#[test]
+fn followed_file_means_the_same_as_a_complete_reading() {
+    let [a, b, c] = ["a", "b", "c"].map(row);
+    let long = |id: &str| format!("{id}.web.net.dep.bosh");
+    let pairs = |pairs: &[(u8, &str)]| {
+        let pairs: Vec<String> = pairs
+            .iter()
+            .map(|(last, name)| format!(r#"["10.0.0.{last}","{name}"]"#))
+            .collect();
+        format!(r#","records":[{}],"version":1"#, pairs.join(","))
+    };
+    let three = pairs(&[(1, &long("a")), (2, &long("b")), (3, "odd")]);
+    let before = first(&file(&[a.clone(), b.clone(), c.clone()], &three));
+    let many: Vec<(u8, String)> = (0..70)
+        .map(|number| (1 + number % 3, format!("n{number}")))
+        .collect();
+    let many: Vec<(u8, &str)> = many
+        .iter()
+        .map(|(last, name)| (*last, name.as_str()))
+        .collect();
+    for (rows, pairs) in [
+        (
+            vec![a.clone(), b.clone(), c.clone()],
+            pairs(&[(3, &long("a")), (2, &long("b")), (1, "odd")]),
+        ),
+        (
+            vec![a.clone(), b.clone(), c.clone()],
+            pairs(&[(1, "new"), (1, &long("a")), (2, &long("b")), (3, "odd")]),
+        ),
+        (vec![a.clone(), b.clone(), c.clone()], pairs(&many)),
+        (vec![a.clone(), b.clone(), c.clone()], pairs(&[])),
+        // The long form of a pair is another row's, or no row's any more.
+        (vec![b.clone(), c.clone()], three.clone()),
+        (vec![c.clone(), a.clone(), b.clone()], three.clone()),
+        (vec![row("x"), b.clone(), c.clone()], three.clone()),
+        (vec![row("b"), b.clone(), c.clone()], three.clone()),
+        // Values of a row that keeps its place.
+        (
+            vec![a.replace("[\"1\"]", "[\"2\"]"), b.clone(), c.clone()],
+            three.clone(),
+        ),
+        (
+            vec![a.replace("[\"1\"]", "[\"1\",\"2\"]"), b.clone(), c.clone()],
+            three.clone(),
+        ),
+        (
+            vec![a.clone(), b.replace(",4]", ",5]"), c.clone()],
+            three.clone(),
+        ),
+        (
+            vec![a.clone(), b.replace("\"z1\"", "null"), c.clone()],
+            three.clone(),
+        ),
+        (
+            vec![
+                a.clone(),
+                b.replace("\"10.0.0.1\"", "\"10.0.0.3\""),
+                c.clone(),
+                row("d"),
+            ],
+            three.clone(),
+        ),
+    ] {
+        let text = file(&rows, &pairs);
+        let followed = before.follow(&text[..]).unwrap();
+        let complete = IndexedRecords::from(Records::parse(&text).unwrap().0);
+        assert_eq!(
+            meaning(&followed),
+            meaning(&complete),
+            "{}",
+            text.escape_ascii()
+        );
+    }
+}
+
+#[test]
+fn neighbouring_rows_have_their_own_places() {
+    let other = row("b")
+        .replace("\"web\"", "\"db\"")
+        .replace("\"net\"", "\"net2\"")
+        .replace("\"dep\"", "\"dep2\"")
+        .replace("\"bosh\"", "\"other\"");
+    let snapshot = snapshot(&file(&[row("a"), other, row("c")], ""));
+    let forms: Vec<String> = (0..3)
+        .map(|row| snapshot.instance_index().long_form(row))
+        .collect();
+    assert_eq!(
+        forms,
+        [
+            "a.web.net.dep.bosh",
+            "b.db.net2.dep2.other",
+            "c.web.net.dep.bosh"
+        ]
+    );
+}
+
+#[test]
+fn warnings_of_many_rows_are_counted() {
+    let short = vec!["[1]".to_owned(); 1005];
+    for (count, lines, last) in [
+        (
+            999,
+            999,
+            "row 999 has 1 cells for 13 columns and is dropped",
+        ),
+        (
+            1000,
+            1000,
+            "row 1000 has 1 cells for 13 columns and is dropped",
+        ),
+        (1001, 1001, "and 1 more rows that cannot be used"),
+        (1005, 1001, "and 5 more rows that cannot be used"),
+    ] {
+        let (_, warnings) = Records::parse(&file(&short[..count], "")).unwrap();
+        assert_eq!(warnings.len(), lines);
+        assert_eq!(warnings.last().map(String::as_str), Some(last));
+        assert_eq!(
+            warnings[0],
+            "row 1 has 1 cells for 13 columns and is dropped"
+        );
+    }
+}

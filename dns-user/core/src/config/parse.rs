@@ -850,6 +850,94 @@ mod tests {
         assert!(Config::check("config.json", b"{").1.is_none());
     }
 
+    #[test]
+    fn absent_settings_are_not_empty_ones() {
+        let config =
+            |members: &str| good(&format!(r#"{{"port": 53, "address": "::1"{members}}}"#)).config;
+        let plain = config("");
+        assert_eq!(
+            (plain.cache.max_bytes, plain.xdp.cache_bytes),
+            (67_108_864, 4_194_304)
+        );
+        assert_eq!(
+            (plain.cache.max_entries, plain.xdp.cache_entries),
+            (10_000, 8192)
+        );
+        let socket = |members: &str| {
+            let control = config(members).control?;
+            Some((control.socket, control.is_default))
+        };
+        assert_eq!(socket(""), Some((CONTROL_SOCKET.into(), true)));
+        assert_eq!(
+            socket(r#", "control": {"user": "root"}"#),
+            Some((CONTROL_SOCKET.into(), true))
+        );
+        assert_eq!(
+            socket(r#", "control": {"socket": "/s"}"#),
+            Some(("/s".into(), false))
+        );
+        assert_eq!(socket(r#", "control": {"socket": ""}"#), None);
+        let secrets = config(
+            r#", "cookies": {"secrets": ["000102030405060708090a0b0c0d0eFF", "ffffffffffffffffffffffffffffffff"]}"#,
+        );
+        assert_eq!(
+            secrets.cookies.secrets,
+            [
+                [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255],
+                [255; 16]
+            ]
+        );
+        for wrong in [
+            "0",
+            "+00102030405060708090a0b0c0d0e0f",
+            "000102030405060708090a0b0c0d0e0f0",
+        ] {
+            assert_eq!(secret(wrong), None, "{wrong}");
+        }
+        let lease = |text: &str| format!(r#"{{"port": 53, "xdp": {{"lease": "{text}"}}}}"#);
+        assert_eq!(good(&lease("1s")).config.xdp.lease, Duration::from_secs(1));
+        assert_eq!(
+            bad(&lease("999ms")),
+            "config.json: xdp.lease: is shorter than a second; expected \"1s\" or more"
+        );
+        for (max_bytes, is_sound) in [
+            (0, false),
+            (1, true),
+            (1 << 40, true),
+            ((1_u64 << 40) + 1, false),
+        ] {
+            let text = format!(r#"{{"port": 53, "cache": {{"max_bytes": {max_bytes}}}}}"#);
+            assert_eq!(
+                Config::parse("c", text.as_bytes()).is_ok(),
+                is_sound,
+                "{max_bytes}"
+            );
+        }
+        for (bytes, is_sound) in [
+            (1_048_575, false),
+            (1_048_576, true),
+            (268_435_456, true),
+            (268_435_457, false),
+        ] {
+            let text = format!(r#"{{"port": 53, "xdp": {{"cache_bytes": {bytes}}}}}"#);
+            assert_eq!(
+                Config::parse("c", text.as_bytes()).is_ok(),
+                is_sound,
+                "{bytes}"
+            );
+        }
+        for (key, most) in [("max_names", 16_777_216), ("cache_entries", 1_048_576)] {
+            for (number, is_sound) in [(most, true), (most + 1, false)] {
+                let text = format!(r#"{{"port": 53, "xdp": {{"{key}": {number}}}}}"#);
+                assert_eq!(
+                    Config::parse("c", text.as_bytes()).is_ok(),
+                    is_sound,
+                    "{key} {number}"
+                );
+            }
+        }
+    }
+
     /// Returns the errors of a document whose loading fails at this member as long as `is_wrong`.
     fn errors_of(
         document: &str,

@@ -539,6 +539,80 @@ mod json_tests {
     }
 
     #[test]
+    fn messages_show_short_values() {
+        let shown = |text: &str| Json::parse(text.as_bytes()).unwrap().to_string();
+        for (text, expected) in [
+            ("null", "null"),
+            ("true", "true"),
+            ("-7", "-7"),
+            ("1.5", "1.5"),
+            ("[1]", "a list"),
+            ("{}", "an object"),
+            (r#""a\n""#, r#""a\n""#),
+        ] {
+            assert_eq!(shown(text), expected);
+        }
+        // Characters count, not bytes.
+        let most = "é".repeat(60);
+        assert_eq!(shown(&format!("{most:?}")), format!("{most:?}"));
+        assert_eq!(shown(&format!("\"{most}x\"")), format!("{most:?}..."));
+        // Numbers are kept as written if a setting can have them.
+        for (text, number) in [
+            ("18446744073709551615", Some(u64::MAX)),
+            ("18446744073709551616", None),
+            ("-1", None),
+            ("5.0", None),
+            ("5e0", None),
+            ("\"5\"", None),
+        ] {
+            let json = Json::parse(text.as_bytes()).unwrap();
+            assert_eq!(json.number_within(0, u64::MAX), number, "{text}");
+        }
+        let five = Json::Number(5.into());
+        let found = [(5, 5), (4, 6), (6, 9), (0, 4)].map(|(min, max)| five.number_within(min, max));
+        assert_eq!(found, [Some(5), Some(5), None, None]);
+    }
+
+    #[test]
+    fn members_that_nothing_asked_for_are_unknown() {
+        let json = Json::parse(
+            br##"{"known": 1, "KNOWN": null, "# comment": 3, "other": {"x": 1}, "Other": {"y": 2}, "more": null,
+                "list": [{"a": 1}, 7]}"##,
+        )
+        .unwrap();
+        let root = ObjectReader::document("f.json", &json).unwrap();
+        assert_eq!(
+            root.unknown(),
+            ["known", "KNOWN", "other", "Other", "more", "list"]
+        );
+        // `null` leaves a setting as it was.
+        assert_eq!(root.number("known", 0, 9).unwrap(), Some(1));
+        assert!(!root.has("more") && !root.has("less") && root.has("known"));
+        let inner = root.object("other").unwrap();
+        assert_eq!(
+            inner.entries().map(|(name, _)| name).collect::<Vec<_>>(),
+            ["x", "y"]
+        );
+        assert_eq!(inner.number("y", 0, 9).unwrap(), Some(2));
+        assert_eq!(root.unknown(), ["list"]);
+        assert_eq!(inner.unknown(), ["other.x"]);
+        assert_eq!(
+            root.objects("list").map(drop).unwrap_err().to_string(),
+            "f.json: list[1]: is 7; expected an object"
+        );
+        let leaves: Vec<String> = root.requested_leaves().into_iter().collect();
+        assert_eq!(leaves, ["known", "less", "list", "more", "other.y"]);
+        let list = Json::parse(b"[]").unwrap();
+        assert_eq!(
+            ObjectReader::document("f.json", &list)
+                .map(drop)
+                .unwrap_err()
+                .to_string(),
+            "f.json: is a list, not an object of settings"
+        );
+    }
+
+    #[test]
     fn trailing_text_is_refused() {
         let error = Json::parse(b"{}\n x").unwrap_err();
         assert_eq!((error.line(), error.column()), (2, 2));

@@ -827,3 +827,6 @@ mod below_tests {
         }
     }
 }
+
+#[cfg(test)]
+mod names_tests;

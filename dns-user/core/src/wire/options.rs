@@ -251,6 +251,87 @@ mod tests {
     }
 
     #[test]
+    fn first_errors_are_read() {
+        let error = |code: u8, text: &[u8]| {
+            let length = 2 + text.len() as u8;
+            [&[0, 15, 0, length, 0, code], text].concat()
+        };
+        let data = [
+            error(1, b"a"),
+            // Too short for a code.
+            b"\0\x0f\0\x01x".to_vec(),
+            // Another option.
+            b"\0\x0a\0\x02ab".to_vec(),
+            error(2, b""),
+            error(3, b"c"),
+            error(4, b"d"),
+            error(5, b"e"),
+        ];
+        let found = ExtendedError::read_all(&data.concat());
+        let expected = [(1, "a"), (2, ""), (3, "c"), (4, "d")].map(|(code, text)| ExtendedError {
+            code,
+            text: Cow::Borrowed(text.as_bytes()),
+        });
+        assert_eq!(found, expected);
+        let mut long = b"\0\x0f\x01\x02\0\x07".to_vec();
+        long.resize(6 + 256, b'x');
+        assert_eq!(ExtendedError::read_all(&long)[0].text.len(), 255);
+    }
+
+    #[test]
+    fn options_need_an_opt_of_ours_at_the_end() {
+        let message = query(1232);
+        let reply = error_reply(&parsed(&message), ResponseCode::Refused);
+        let at = reply.len() - OPT_LEN;
+        let mut owned = reply.clone();
+        owned.splice(at..=at, *b"\x01a\0");
+        let mut followed = reply.clone();
+        followed.push(0);
+        for (what, reply) in [("an owner", owned), ("bytes behind it", followed)] {
+            let mut longer = reply.clone();
+            assert!(!push_option(&mut longer, 1232, 10, &[b"ab"]), "{what}");
+            assert_eq!(longer, reply);
+        }
+        // Lengths have 16 bits, those of the OPT as well.
+        let large = vec![0; 65_532];
+        for (data, expected) in [(&large[..65_531], true), (&large[..], false)] {
+            let mut longer = reply.clone();
+            assert_eq!(push_option(&mut longer, usize::MAX, 10, &[data]), expected);
+            if expected {
+                assert!(!push_option(&mut longer, usize::MAX, 10, &[]));
+            }
+        }
+        let mut two = reply.clone();
+        assert!(push_option(&mut two, 1232, 10, &[b"ab", b"c"]));
+        assert!(push_option(&mut two, 1232, 3, &[]));
+        let expected = [&reply[..at + 9], b"\0\x0b\0\x0a\0\x03abc\0\x03\0\0"].concat();
+        assert_eq!(two, expected);
+    }
+
+    #[test]
+    fn errors_are_left_out_with_the_older_opt() {
+        let message = query(1232);
+        let from = crate::wire::RequestInfo {
+            client: None,
+            transport: Transport::Udp,
+        };
+        for echo_client_opt in [false, true] {
+            let settings = crate::wire::ReplySettings {
+                echo_client_opt,
+                ..crate::wire::ReplySettings::default()
+            };
+            let Parsed::Query(query) = crate::wire::parse_from(&message, from, &settings) else {
+                panic!("a query")
+            };
+            let mut reply = error_reply(&query, ResponseCode::ServFail);
+            let bare = reply.len();
+            ExtendedError::new(InfoCode::Blocked, "x").push(&query, &mut reply);
+            let added = if echo_client_opt { 0 } else { 7 };
+            assert_eq!(reply.len(), bare + added);
+        }
+    }
+
+    #[test]
     fn options_fill_the_limit() {
         let message = query(1232);
         let query = parsed(&message);

@@ -816,3 +816,330 @@ fn nothing_follows_a_cut_section() {
         assert_eq!(found, kept);
     }
 }
+
+/// Builds [`PLAIN`] with these flags and an OPT with these options.
+fn with_options(flags: u16, size: u16, dnssec_ok: bool, options: &[u8]) -> Vec<u8> {
+    let mut opt = opt_record(size, 0, dnssec_ok).to_vec();
+    opt[9..].copy_from_slice(&(options.len() as u16).to_be_bytes());
+    opt.extend_from_slice(options);
+    let mut message = with_records(0, 0, 1, &opt);
+    message[2..4].copy_from_slice(&flags.to_be_bytes());
+    message
+}
+
+#[test]
+fn owned_queries_are_the_same() {
+    let long = with_options(
+        0x0130,
+        1400,
+        true,
+        &[&b"\0\x0a\0\x08abcdefgh"[..], &[0; 90]].concat()[..12],
+    );
+    for message in [
+        PLAIN,
+        &long,
+        &with_records(0, 0, 1, &opt_record(4096, 0, false)),
+    ] {
+        let from = RequestInfo {
+            client: Some(Ipv4Addr::LOCALHOST.into()),
+            transport: Transport::Udp,
+        };
+        let settings = ReplySettings {
+            max_udp_reply: 1300,
+            echo_client_opt: true,
+        };
+        let Parsed::Query(query) = parse_from(message, from, &settings) else {
+            panic!("a query")
+        };
+        let query = query.with_room_for_options(20);
+        let owned = query.to_owned();
+        assert_eq!(format!("{:?}", owned.as_query()), format!("{query:?}"));
+        assert_eq!(owned.as_query().message, message);
+        assert_eq!(
+            owned.as_query().question.raw_name,
+            b"\x04q-s0\x04q-g1\x04bosh\0"
+        );
+    }
+}
+
+#[test]
+fn flags_of_queries_are_read() {
+    for (flags, dnssec_ok, expected) in [
+        (0x0000, false, [false, false, false, false]),
+        (0x0100, false, [true, false, false, false]),
+        (0x0010, false, [false, true, false, false]),
+        (0x0020, false, [false, false, true, false]),
+        (0x0000, true, [false, false, true, true]),
+        (0x0130, true, [true, true, true, true]),
+        (0x07c0, false, [true, false, false, false]),
+    ] {
+        let message = with_options(flags, 1232, dnssec_ok, b"");
+        let query = query(&message);
+        let found = [
+            query.recursion_desired(),
+            query.checking_disabled(),
+            query.wants_authentic_data(),
+            query.dnssec_ok(),
+        ];
+        assert_eq!(found, expected, "{flags:x} {dnssec_ok}");
+        assert_eq!(query.question_range(), 12..32);
+    }
+    let mut plain = PLAIN.to_vec();
+    plain[3] = 0x20;
+    assert!(query(&plain).wants_authentic_data() && !query(PLAIN).wants_authentic_data());
+    assert!(!query(PLAIN).dnssec_ok());
+}
+
+#[test]
+fn options_fill_the_data_of_their_opt() {
+    for (options, codes) in [
+        (&b""[..], Some(&[][..])),
+        (b"\0\x0a\0\0", Some(&[10])),
+        (b"\0\x0a\0\x02ab", Some(&[10])),
+        (b"\0\x0a\0\x02ab\0\x03\0\0\0\x0a\0\x01c", Some(&[10, 3, 10])),
+        (b"\0", None),
+        (b"\0\x0a\0", None),
+        (b"\0\x0a\0\x02a", None),
+        (b"\0\x0a\0\x02abc", None),
+        (b"\0\x0a\0\x02ab\0\x03\0\x01", None),
+    ] {
+        let message = with_options(0x0100, 1232, false, options);
+        match parse(&message) {
+            Parsed::Query(query) => {
+                let found: Vec<u16> = query.options().map(|option| option.code).collect();
+                assert_eq!(Some(&found[..]), codes, "{options:?}");
+                assert_eq!(query.has_options(), !found.is_empty());
+                let edns = query.edns.unwrap();
+                assert_eq!(edns.options, (43, 43 + options.len() as u16));
+                let first = query.option(10).map(|option| option.whole);
+                let expected = match options.len() {
+                    0 => None,
+                    4 => Some(options),
+                    _ => Some(&options[..6]),
+                };
+                assert_eq!(first, expected, "{options:?}");
+            }
+            Parsed::Reply(reply) => {
+                assert_eq!(codes, None, "{options:?}");
+                // The question is repeated, without an OPT.
+                assert_eq!(reply, [b"\x12\x34\x81\x01", &PLAIN[4..]].concat());
+            }
+            Parsed::Drop => panic!("{options:?}"),
+        }
+    }
+    assert_eq!(query(PLAIN).options().count(), 0);
+    assert!(!query(PLAIN).has_options() && query(PLAIN).option(10).is_none());
+}
+
+#[test]
+fn opts_outside_the_additional_section_are_ignored() {
+    let opt = &opt_record(1232, 0, false)[..];
+    let owned = [b"\x01a\0", &opt[1..]].concat();
+    let address = &b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04"[..];
+    for (counts, records, has_opt) in [
+        ([1, 1, 1], [address, address, opt], Some(true)),
+        ([1, 1, 1], [opt, opt, opt], Some(true)),
+        ([1, 1, 1], [&owned, &owned, opt], Some(true)),
+        ([1, 1, 1], [opt, opt, address], Some(false)),
+        ([1, 1, 1], [address, address, &owned], None),
+        ([0, 1, 2], [address, opt, address], Some(true)),
+        ([0, 1, 2], [address, address, opt], Some(true)),
+        ([0, 1, 2], [opt, opt, opt], None),
+        ([1, 0, 2], [opt, address, opt], Some(true)),
+        ([1, 0, 2], [address, opt, &owned], None),
+    ] {
+        let [answers, authorities, additionals] = counts;
+        let message = with_records(answers, authorities, additionals, &records.concat());
+        let found = match parse(&message) {
+            Parsed::Query(query) => Some(query.edns.is_some()),
+            _ => None,
+        };
+        assert_eq!(found, has_opt, "{counts:?} {records:?}");
+        // One byte less cuts off the last record.
+        let cut = &message[..message.len() - 1];
+        assert!(matches!(parse(cut), Parsed::Reply(_)), "{counts:?}");
+    }
+}
+
+#[test]
+fn limits_keep_room_for_options() {
+    let from = |transport| RequestInfo {
+        client: None,
+        transport,
+    };
+    for (size, transport, limit, unlimited) in [
+        (512, Transport::Udp, 512, 512),
+        (1232, Transport::Udp, 600, 1232),
+        (65_535, Transport::Udp, 600, 65_507),
+        (512, Transport::Tcp, 65_535, 65_535),
+    ] {
+        let message = with_options(0, size, false, b"");
+        let settings = ReplySettings {
+            max_udp_reply: 600,
+            ..ReplySettings::default()
+        };
+        let Parsed::Query(query) = parse_from(&message, from(transport), &settings) else {
+            panic!("a query")
+        };
+        assert_eq!((query.limit(), query.limit_with_options()), (limit, limit));
+        assert_eq!(query.without_server_limit().limit(), unlimited, "{size}");
+        // A header, the longest name, type and class, and an OPT are 282 bytes.
+        for (bytes, reserved) in [
+            (0, 0),
+            (28, 28),
+            (limit - 282, limit - 282),
+            (limit - 281, limit - 282),
+        ] {
+            let query = query.with_room_for_options(bytes);
+            assert_eq!(query.limit(), limit - reserved, "{bytes}");
+            assert_eq!(query.limit_with_options(), limit);
+        }
+    }
+}
+
+#[test]
+fn replies_begin_with_question_and_flags() {
+    let opt = &opt_record(1232, 0, true)[..];
+    let message = with_options(0x0130, 1232, true, b"");
+    for (message, opt, additionals) in [(&message[..], opt, 1), (PLAIN, &[], 0)] {
+        let query = query(message);
+        // RD and CD are copied, AD is not.
+        let copied = query.flags & 0x0110;
+        for (flags, bits) in [
+            (ReplyFlags::LOCAL, 0x8480),
+            (ReplyFlags::ERROR, 0x8000),
+            (ReplyFlags::RECURSION, 0x8080),
+        ] {
+            let head = |rcode: u16, additionals: u8| {
+                let mut reply = PLAIN.to_vec();
+                reply[2..4].copy_from_slice(&(bits | copied | rcode).to_be_bytes());
+                reply[11] = additionals;
+                reply
+            };
+            assert_eq!(begin_reply(&query, 3, flags), head(3, 0));
+            assert_eq!(begin_reply(&query, 0xf5, flags), head(5, 0));
+            assert_eq!(
+                empty_reply(&query, ResponseCode::NXDomain, flags),
+                [&head(3, additionals), opt].concat()
+            );
+            let mut reply = begin_reply(&query, 0, flags);
+            append_opt(&query, &mut reply);
+            assert_eq!(reply, [&head(0, additionals), opt].concat());
+        }
+    }
+    let mut short = vec![0; 11];
+    append_opt(&query(&message), &mut short);
+    assert_eq!(short, [0; 11]);
+}
+
+#[test]
+fn opt_without_a_question_stands_alone() {
+    let alone = |flags: u16, counts: [u8; 8], opt: &[u8]| {
+        [&b"\x12\x34"[..], &flags.to_be_bytes(), &counts, opt].concat()
+    };
+    let one = [0, 0, 0, 0, 0, 0, 0, 1];
+    let mut opt = opt_record(1400, 0, true).to_vec();
+    opt[10] = 6;
+    opt.extend_from_slice(b"\0\x0a\0\x02ab");
+    let message = alone(0x0170, one, &opt);
+    let (edns, mut options) = opt_without_question(&message).unwrap();
+    let expected = Edns {
+        udp_size: 1400,
+        dnssec_ok: true,
+        options: (23, 29),
+    };
+    assert_eq!(edns, expected);
+    assert_eq!(options.next().map(|option| option.data), Some(&b"ab"[..]));
+    let changed = |at: usize, value: u8| {
+        let mut opt = opt.clone();
+        opt[at] = value;
+        alone(0, one, &opt)
+    };
+    for (what, message) in [
+        ("a response", alone(0x8000, one, &opt)),
+        ("another opcode", alone(0x0800, one, &opt)),
+        ("the last opcode", alone(0x4000, one, &opt)),
+        ("a question", alone(0, [0, 1, 0, 0, 0, 0, 0, 1], &opt)),
+        ("an answer", alone(0, [0, 0, 0, 1, 0, 0, 0, 1], &opt)),
+        ("two records", alone(0, [0, 0, 0, 0, 0, 0, 0, 2], &opt)),
+        ("no record", alone(0, [0; 8], &opt)),
+        ("an owner", changed(0, 1)),
+        ("another type", changed(2, 1)),
+        ("another version", changed(6, 1)),
+        ("a short option", changed(10, 5)),
+        ("a long option", changed(10, 7)),
+        ("no counts", b"\x12\x34\0\0\0\0\0\0\0\0\0".to_vec()),
+    ] {
+        assert!(opt_without_question(&message).is_none(), "{what}");
+    }
+}
+
+#[test]
+fn layouts_end_with_the_last_record() {
+    let address = &b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04"[..];
+    let named = b"\x01a\xc0\x0c\0\x05\0\x01\0\0\0\x3c\0\x02\xc0\x0c";
+    let opt = opt_record(1232, 0, false);
+    let message = with_records(1, 1, 2, &[address, named, &opt, address].concat());
+    let layout = Layout::read(&message).unwrap();
+    assert_eq!(layout.records, [(32, 48), (48, 64), (64, 75), (75, 91)]);
+    assert_eq!(
+        (layout.counts, layout.start, layout.end),
+        ([1, 1, 2], 32, 91)
+    );
+    assert_eq!(layout.opt, Some((64, 75)));
+    for length in 0..message.len() {
+        assert!(Layout::read(&message[..length]).is_none(), "{length}");
+    }
+    let longer = [&message[..], b"more"].concat();
+    assert_eq!(Layout::read(&longer).unwrap().end, 91);
+    // An OPT is one only in the additional section.
+    let elsewhere = with_records(1, 0, 0, &opt);
+    assert_eq!(Layout::read(&elsewhere).unwrap().opt, None);
+    // Any number of questions precedes the records.
+    let mut two = [PLAIN, b"\x01a\0\0\x01\0\x01", address].concat();
+    (two[5], two[7]) = (2, 1);
+    let layout = Layout::read(&two).unwrap();
+    assert_eq!((layout.start, layout.records), (39, vec![(39, 55)]));
+}
+
+#[test]
+fn mixed_addresses_fill_the_limit() {
+    // 32 bytes of header and question, 16 per IPv4 and 28 per IPv6 address.
+    let v6 = |count: u128| -> Vec<Ipv6Addr> {
+        (0..count)
+            .map(|number| Ipv6Addr::from_bits(0xfd << 120 | number))
+            .collect()
+    };
+    let mut message = PLAIN.to_vec();
+    for (qtype, v4_count, v6_count, answers, is_cut) in [
+        (28, 0, 17, 17, false),
+        (28, 9, 18, 17, true),
+        (1, 30, 9, 30, false),
+        (255, 30, 0, 30, false),
+        (255, 0, 17, 17, false),
+        (255, 2, 16, 18, false),
+        (255, 4, 0, 4, false),
+        (16, 4, 4, 0, false),
+    ] {
+        message[29] = qtype;
+        let mut out = Vec::new();
+        let resolution = found(v4_addresses(v4_count), v6(v6_count));
+        local_reply(
+            &query(&message),
+            resolution.answer(),
+            &mut Shuffle::with_seed(1),
+            &mut out,
+        );
+        let reply = Message::from_vec(&out).unwrap();
+        assert_eq!(
+            reply.answers.len(),
+            answers,
+            "{qtype} {v4_count} {v6_count}"
+        );
+        assert_eq!(
+            reply.metadata.truncation, is_cut,
+            "{qtype} {v4_count} {v6_count}"
+        );
+        assert!(out.len() <= 512);
+    }
+}
