@@ -331,7 +331,7 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::report;
+    use crate::{generator::tests::alone, interface::Interface, report::tests::report};
 
     /// A steady drift cancels out within each block.
     #[test]
@@ -504,5 +504,36 @@ mod tests {
             "p50           1.250  -                   1.000 to 1.500         1.125"
         );
         assert_eq!(lines[4], "p99               -");
+    }
+
+    #[test]
+    fn servers_get_their_turns_in_blocks() {
+        alone(&[0], |generator| {
+            let mut options = options(&[]);
+            options.turn = 0;
+            let prepared = Prepared {
+                generator,
+                interface: Interface::open("lo").unwrap(),
+                queries: Vec::new(),
+                parts: vec![0..1, 1..3],
+            };
+            let mut course = Course {
+                servers: [options.first, options.second],
+                options: &options,
+                output: Output::new(true, None).unwrap(),
+                looks: vec![1, 3],
+                prepared: &prepared,
+                turns: [Vec::new(), Vec::new()],
+            };
+            assert_eq!(course.measure().unwrap(), End::Turns);
+            // Those that warm up the servers do not count.
+            assert_eq!(course.turns.each_ref().map(Vec::len), [6, 6]);
+            for turn in course.turns.iter().flatten() {
+                assert_eq!((turn.kind, turn.rate), (Kind::Turn, None));
+                assert!(turn.histogram.is_none());
+            }
+            let comparison = course.comparison(End::Turns);
+            assert_eq!((comparison.turns, comparison.received), (6, None));
+        });
     }
 }

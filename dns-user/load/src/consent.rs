@@ -300,6 +300,8 @@ mod tests {
             ("128.0.0.1", "lo", false),
             ("::1", "lo", true),
             ("::2", "lo", false),
+            // The same bits as 127.0.0.5, of another family.
+            ("::7f00:5", "lo", false),
             ("127.255.0.9", "no-interface", false),
         ] {
             let found = super::is_on_link(address.parse().unwrap(), interface).unwrap();

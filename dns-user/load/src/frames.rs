@@ -168,4 +168,28 @@ mod tests {
         assert!(route("10.0.0.1", "[::2]:53").frame(b"").is_err());
         assert!(route("::1", "10.0.0.1:53").frame(b"").is_err());
     }
+
+    #[test]
+    fn messages_of_any_length_fit_or_not() {
+        for (source, server, header) in [
+            ("10.1.2.3", "10.0.0.9:53", 42),
+            ("fd00::1", "[fd00::9]:53", 62),
+        ] {
+            let longest = MAX_FRAME_LEN - header;
+            for (length, fits) in [
+                (12, true),
+                (longest, true),
+                (longest + 1, false),
+                (MAX_FRAME_LEN, false),
+                (MAX_FRAME_LEN + 1, false),
+                // Lengths of IP and UDP have 16 bits.
+                (65_520, false),
+                (65_536 + 12, false),
+            ] {
+                let frame = route(source, server).frame(&vec![1; length]).unwrap();
+                let found = frame.map(|frame| frame.len as usize);
+                assert_eq!(found, fits.then_some(header + length), "{server} {length}");
+            }
+        }
+    }
 }

@@ -716,7 +716,7 @@ fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A load of an hour takes no more memory than one of some seconds.
@@ -759,7 +759,7 @@ mod tests {
     }
 
     /// Generates at `lo` of an own network, so that no other test's packets are counted.
-    fn alone(cpus: &[usize], inside: impl FnOnce(Generator) + Send) {
+    pub(crate) fn alone(cpus: &[usize], inside: impl FnOnce(Generator) + Send) {
         thread::scope(|scope| {
             let test = scope.spawn(|| {
                 nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
@@ -778,6 +778,19 @@ mod tests {
             });
             test.join().unwrap();
         });
+    }
+
+    /// Sets the counters of CPU 0.
+    pub(crate) fn count(generator: &mut Generator, sent: u64, received: u64) {
+        let mut counts = Counts {
+            sent,
+            ..Counts::default()
+        };
+        counts.rcodes[0] = received;
+        let mut of_cpus = vec![CountWords::default(); nr_cpus().unwrap()];
+        of_cpus[0] = zerocopy::transmute!(counts);
+        let maps = &mut generator.maps;
+        maps.counts.set(0, of_cpus.try_into().unwrap(), 0).unwrap();
     }
 
     fn ordered(generator: &Generator, cpu: u32) -> Orders {
@@ -894,5 +907,131 @@ mod tests {
             lock(&generator.threads).extend([own; 3]);
             assert!(generator.cpu_use().used > Duration::ZERO);
         });
+    }
+
+    #[test]
+    fn backlog_is_what_is_due_in_a_batch() {
+        alone(&[0, 1], |generator| {
+            for (rate, backlog) in [
+                (1_000, 64),
+                (500_000, 64),
+                (1_000_000, 128),
+                (1_875_000, 240),
+                (9_000_000, 240),
+            ] {
+                let load = Load::Rate { rate, burst: 1 };
+                generator.order(load, 0..3).unwrap();
+                assert_eq!(ordered(&generator, 0).backlog, backlog, "{rate}");
+            }
+        });
+    }
+
+    #[test]
+    fn maps_have_room_for_all_queries_in_flight() {
+        alone(&[0, 1], |mut generator| {
+            let replies = generator.replies;
+            let kept: Array<_, ReplyWords> = map_mut(&mut generator.object, "REPLIES")
+                .unwrap()
+                .try_into()
+                .unwrap();
+            let expected: ReplyWords = zerocopy::transmute!(replies);
+            assert_eq!(kept.get(&0, 0).unwrap(), expected);
+            let Ok(Map::Array(slots)) = map_mut(&mut generator.object, "SLOTS") else {
+                panic!("no array");
+            };
+            // Of each of two CPUs, with eight ports.
+            let slots = slots.info().unwrap().max_entries();
+            assert_eq!(slots, 2 * 8 * (1 << 16));
+        });
+    }
+
+    #[test]
+    fn record_includes_the_present_moment() {
+        alone(&[0], |generator| {
+            let first = generator.begin_record().unwrap();
+            assert!(!generator.record_since(first).unwrap().is_empty());
+        });
+    }
+
+    #[test]
+    fn program_at_an_interface_is_named() {
+        alone(&[0], |generator| {
+            let found = attached_program("lo").unwrap();
+            assert!(found.ends_with(" (count)"), "{found}");
+            assert!(found.split(' ').next().unwrap().parse::<u32>().is_ok());
+            let responding = Responder::new("lo", [53; 2], true).err().unwrap();
+            let problem = responding.to_string();
+            let expected = format!("cannot attach to lo: the XDP program {found} serves it; ");
+            assert!(problem.starts_with(&expected), "{problem}");
+            drop(generator);
+            assert_eq!(attached_program("lo"), None);
+            assert_eq!(attached_program("no-interface"), None);
+        });
+    }
+
+    /// Returns how the interface's XDP program is attached (include/uapi/linux/if_link.h).
+    fn xdp_mode(interface: &str) -> u64 {
+        let output = Command::new("ip")
+            .args(["-json", "link", "show", "dev", interface])
+            .output()
+            .unwrap();
+        let links: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let mode = links.pointer("/0/xdp/mode");
+        mode.and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    #[test]
+    fn programs_are_in_the_driver_unless_told_otherwise() {
+        const XDP_ATTACHED_DRV: u64 = 1;
+        const XDP_ATTACHED_SKB: u64 = 2;
+        alone(&[0], |generator| {
+            // No driver.
+            assert_eq!(xdp_mode("lo"), XDP_ATTACHED_SKB);
+            drop(generator);
+            let added = Command::new("ip")
+                .args([
+                    "link", "add", "one", "type", "veth", "peer", "name", "other",
+                ])
+                .status();
+            assert!(added.unwrap().success());
+            for (is_generic, mode) in [(false, XDP_ATTACHED_DRV), (true, XDP_ATTACHED_SKB)] {
+                let mut responder = Responder::new("one", [53; 2], is_generic).unwrap();
+                assert_eq!(xdp_mode("one"), mode, "{is_generic}");
+                assert_eq!(responder.answered().unwrap(), 0);
+                let mut of_cpus = vec![CountWords::default(); nr_cpus().unwrap()];
+                for (cpu, sent) in [(0, 3), (1, 4)] {
+                    let counts = Counts {
+                        sent,
+                        ..Counts::default()
+                    };
+                    of_cpus[cpu] = zerocopy::transmute!(counts);
+                }
+                let counts = &mut responder.maps.counts;
+                counts.set(0, of_cpus.try_into().unwrap(), 0).unwrap();
+                assert_eq!(responder.answered().unwrap(), 7);
+            }
+            assert_eq!(xdp_mode("one"), 0);
+        });
+    }
+
+    #[test]
+    fn thread_that_ends_before_its_load_is_noticed() {
+        alone(&[0], |generator| {
+            for (is_over, is_sending) in [(true, true), (false, false)] {
+                generator.over.store(is_over, Ordering::Relaxed);
+                let presence = Presence::of_this_thread(&generator);
+                assert_eq!(lock(&generator.threads).len(), 1);
+                assert!(generator.ensure_sending().is_ok());
+                drop(presence);
+                assert!(lock(&generator.threads).is_empty());
+                assert_eq!(generator.ensure_sending().is_ok(), is_sending);
+            }
+        });
+    }
+
+    #[test]
+    fn signal_that_wakes_a_thread_ends_no_process() {
+        interrupt_by_signals().unwrap();
+        nix::sys::signal::raise(WAKE).unwrap();
     }
 }

@@ -331,4 +331,47 @@ mod tests {
         let error = Interface::open("no-interface").unwrap_err();
         assert!(format!("{error:#}").contains("no-interface"), "{error:#}");
     }
+
+    /// A driver with thousands of counters: seven and more for each queue of a veth pair.
+    #[test]
+    fn counters_of_a_driver_are_read() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let alone = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let pair = "link add pair-of-queues numrxqueues 320 type veth peer name other";
+            let added = std::process::Command::new("ip")
+                .args(pair.split(' '))
+                .status()
+                .unwrap();
+            assert!(added.success());
+            let mut interface = Interface::open("pair-of-queues").unwrap();
+            let names = interface.counter_names().unwrap();
+            let counters = interface.counters().unwrap();
+            assert!(interface.count > 7 * 320, "{}", interface.count);
+            assert_eq!([names.len(), counters.len()], [interface.count; 2]);
+            // The only counter that is none (drivers/net/veth.c).
+            let other = u64::from(nix::net::if_::if_nametoindex("other").unwrap());
+            assert_eq!((names[0].as_str(), counters[0]), ("peer_ifindex", other));
+            let unnamed = names.iter().filter(|name| name.is_empty()).count();
+            assert_eq!(unnamed, 0);
+            for name in ["rx_queue_0_drops", "rx_queue_319_drops"] {
+                let place = names.iter().position(|found| found == name).unwrap();
+                assert!(interface.losses.contains(&(place, name.to_owned())));
+                assert_eq!(interface.read().unwrap().of_driver[name], 0);
+            }
+            // Names may repeat.
+            interface.losses = vec![(0, "both".to_owned()), (0, "both".to_owned())];
+            let read = interface.read().unwrap();
+            assert_eq!(read.of_driver, [("both".to_owned(), 2 * other)].into());
+            interface.count -= 1;
+            let problem = interface.read().unwrap_err().to_string();
+            assert_eq!(
+                problem,
+                "the counters of pair-of-queues have changed during the load"
+            );
+        };
+        std::thread::scope(|scope| scope.spawn(alone).join().unwrap());
+    }
 }

@@ -187,6 +187,7 @@ fn drain(generator: &Generator, before: Counts, max_pause: Duration) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generator::tests::{alone, count};
 
     #[test]
     fn silence_is_many_queries_for_long() {
@@ -215,5 +216,83 @@ mod tests {
         assert_eq!(answered.unanswered(counts(920, 91)), Some(20));
         let begun = Silence::new(counts(1, 1));
         assert!(begun.since > long_ago && begun.last == counts(1, 1));
+    }
+
+    #[test]
+    fn first_signal_ends_the_load_and_the_next_one_the_program() {
+        assert!(!is_interrupted());
+        for signal in [Signal::SIGINT, Signal::SIGTERM] {
+            end_by_signals().unwrap();
+            nix::sys::signal::raise(signal).unwrap();
+            assert!(is_interrupted());
+            INTERRUPTED.store(false, Ordering::Relaxed);
+            let usual = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+            // SAFETY: no handler.
+            let left = unsafe { sigaction(signal, &usual) }.unwrap();
+            assert!(matches!(left.handler(), SigHandler::SigDfl));
+        }
+        end_by_signals().unwrap();
+        let usual = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        for signal in [Signal::SIGINT, Signal::SIGTERM] {
+            // SAFETY: no handler.
+            let ours = unsafe { sigaction(signal, &usual) }.unwrap();
+            // System calls go on: an interrupted write of a report would be lost.
+            assert!(
+                ours.flags()
+                    .contains(SaFlags::SA_RESTART | SaFlags::SA_RESETHAND)
+            );
+        }
+    }
+
+    /// A generator without threads sends nothing.
+    #[test]
+    fn load_has_its_length_and_its_intervals() {
+        alone(&[0], |generator| {
+            let interface = Interface::open("lo").unwrap();
+            let plan = Plan {
+                kind: Kind::Turn,
+                rate: Some(1000),
+                length: Duration::from_millis(60),
+                part: generator.whole(),
+            };
+            let mut ticks = Vec::new();
+            let mut measured = || {
+                measure(
+                    &generator,
+                    &interface,
+                    &plan,
+                    Duration::from_millis(20),
+                    &mut |report| {
+                        ticks.push(report.kind);
+                        Ok(())
+                    },
+                )
+                .unwrap()
+            };
+            let (report, ended) = measured();
+            assert_eq!(ended, Ended::InTime);
+            assert_eq!((report.kind, report.rate), (Kind::Turn, Some(1000)));
+            assert!(report.seconds >= 0.06, "{}", report.seconds);
+            INTERRUPTED.store(true, Ordering::Relaxed);
+            let (_, ended) = measured();
+            INTERRUPTED.store(false, Ordering::Relaxed);
+            assert_eq!(ended, Ended::Interrupted);
+            // A slow machine misses some, and none is of the second load.
+            assert!((1..=3).contains(&ticks.len()), "{ticks:?}");
+            assert!(ticks.iter().all(|kind| *kind == Kind::Interval));
+        });
+    }
+
+    #[test]
+    fn last_replies_are_waited_for() {
+        alone(&[0], |mut generator| {
+            count(&mut generator, 3, 2);
+            let begun = Instant::now();
+            let pause = Duration::from_millis(30);
+            drain(&generator, Counts::default(), pause).unwrap();
+            assert!(begun.elapsed() >= pause);
+            count(&mut generator, 3, 3);
+            drain(&generator, Counts::default(), pause).unwrap();
+        });
     }
 }

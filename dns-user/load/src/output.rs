@@ -245,4 +245,80 @@ mod tests {
                 && !Output::new(false, None).unwrap().is_json()
         );
     }
+
+    #[test]
+    fn pauses_are_shown_if_there_are_any() {
+        let mut found = report(2000, 1600);
+        for (count, expected) in [(0, ""), (1, "; pauses 1, up to 2.5 ms, 3 lost")] {
+            found.pauses = Some(Pauses {
+                count,
+                seconds: 0.0025,
+                longest: 2.5,
+                lost: 3,
+            });
+            assert_eq!(pauses(&found), expected);
+        }
+    }
+
+    #[test]
+    fn progress_is_that_of_the_time() {
+        let output = Output {
+            json: true,
+            bar: ProgressBar::hidden(),
+            has_heading: false,
+        };
+        output.bar.set_length(10_000);
+        for position in [2000, 4000] {
+            output.progress(&report(2000, 1600));
+            assert_eq!(output.bar.position(), position);
+            assert_eq!(output.bar.message(), "800/s answered");
+        }
+        assert!(!output.bar.is_finished());
+        output.finish();
+        assert!(output.bar.is_finished());
+    }
+
+    /// Returns what the process of this test prints in a form.
+    fn printed(form: &str) -> String {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "output::tests::reports_are_printed",
+                "--exact",
+                "--nocapture",
+            ])
+            .env("PRINTED_FORM", form)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{text}");
+        text
+    }
+
+    #[test]
+    fn reports_are_printed() {
+        if let Ok(form) = std::env::var("PRINTED_FORM") {
+            let mut output = Output::new(form == "json", Some(Duration::from_secs(4))).unwrap();
+            for _ in 0..2 {
+                output.line(&report(2000, 1600)).unwrap();
+            }
+            output.total(&report(4000, 3200)).unwrap();
+            assert!(output.bar.is_finished());
+            return;
+        }
+        let text = printed("text");
+        let row = row(&report(2000, 1600));
+        let heading =
+            "seconds    rate/s    sent/s  received/s     lost    p50 µs    p99 µs  RCODEs\n";
+        let total = table(&report(4000, 3200));
+        assert!(
+            text.contains(&format!("{heading}{row}{row}{total}")),
+            "{text}"
+        );
+        let mut received = Vec::new();
+        for line in printed("json").lines().filter(|line| line.starts_with('{')) {
+            let object: serde_json::Value = serde_json::from_str(line).unwrap();
+            received.push(object["received"].as_u64());
+        }
+        assert_eq!(received, [Some(1600), Some(1600), Some(3200)]);
+    }
 }

@@ -215,6 +215,16 @@ mod tests {
         assert!(turns.contains("turn of each") && turns.contains("second"));
         assert_eq!(grouped(&1_234_567.0), "1,234,567");
         assert_eq!(grouped(&(0.1 + 0.2)), "0.3");
+        for (value, text) in [
+            (0.0, "0"),
+            (12.0, "12"),
+            (123.0, "123"),
+            (1234.5, "1,234.5"),
+            (123_456.0, "123,456"),
+            (12_345_678.25, "12,345,678.25"),
+        ] {
+            assert_eq!(grouped(&value), text);
+        }
         assert!(over_rates(&[]).unwrap().contains("wanted queries/s"));
     }
 

@@ -86,6 +86,10 @@ mod tests {
         for (count, max_error, expected) in [
             (5, 0.05, None),
             (6, 0.05, Some(0)),
+            // Two of 2^5 and of 2^6 orders are errors.
+            (5, 0.062_5, Some(0)),
+            (5, 0.062_4, None),
+            (6, 0.031_25, Some(0)),
             (8, 0.05, Some(0)),
             (9, 0.05, Some(1)),
             (20, 0.05, Some(5)),

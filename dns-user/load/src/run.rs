@@ -123,3 +123,23 @@ fn names(generator: &Generator, queries: &[Query]) -> Result<String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_written_or_the_file_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("result");
+        write(&file, "text").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "text");
+        let missing = folder.path().join("missing/result");
+        let problem = format!("{:#}", write(&missing, "text").unwrap_err());
+        let expected = format!(
+            "{}: No such file or directory (os error 2)",
+            missing.display()
+        );
+        assert_eq!(problem, expected);
+    }
+}

@@ -512,7 +512,11 @@ impl Course<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{interface::Drops, report::tests::report};
+    use crate::{
+        generator::tests::alone,
+        interface::{Drops, Interface},
+        report::tests::report,
+    };
 
     const TOLERANCE: Tolerance = Tolerance {
         max_loss: 0.001,
@@ -833,6 +837,121 @@ mod tests {
             ("x", None),
         ] {
             assert_eq!(percent(text).ok(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn half_of_the_queries_lost_in_silence_is_no_pause() {
+        for (lost, expected) in [(499, Limit::Pauses), (500, Limit::Server)] {
+            let mut failed = report(1000, 1000 - lost);
+            failed.pauses = Some(pauses(0.9, lost));
+            assert_eq!(TOLERANCE.limit(&failed), expected, "{lost}");
+        }
+    }
+
+    #[test]
+    fn rate_with_pauses_counts_every_loss() {
+        let mut loads = Loads::default();
+        for (rate, received, in_pauses) in [(1000, 100_000, 0), (2000, 99_000, 1_000)] {
+            let mut trial = report(100_000, received);
+            trial.rate = Some(rate);
+            trial.pauses = Some(pauses(0.1, in_pauses));
+            loads.trials.push(trial);
+        }
+        let mut progress = Progress::new(1000, 2000, 0.02);
+        progress.note(1000, true);
+        progress.note(2000, true);
+        let found = Found::of(&progress, &loads, TOLERANCE);
+        assert_eq!((found.rate, found.rate_with_pauses), (2000, 1000));
+        assert_eq!(found.limit, Limit::Allowed);
+    }
+
+    #[test]
+    fn median_of_loads_is_one_of_them() {
+        for (received, expected) in [
+            (vec![], None),
+            (vec![9], Some(4.5)),
+            (vec![2, 8], Some(4.0)),
+            (vec![8, 2, 6, 4], Some(3.0)),
+            (vec![8, 2, 6, 4, 0], Some(2.0)),
+        ] {
+            let loads: Vec<Report> = received.iter().map(|&count| report(9, count)).collect();
+            assert_eq!(median(&loads), expected, "{received:?}");
+        }
+    }
+
+    fn options(arguments: &[&str]) -> Search {
+        #[derive(clap::Parser)]
+        struct Only {
+            #[command(flatten)]
+            search: Search,
+        }
+        let usual = ["search", "--server", "10.0.0.1", "--interface", "lo"];
+        let all = usual
+            .iter()
+            .chain(&["--queries", "queries"])
+            .chain(arguments);
+        <Only as clap::Parser>::parse_from(all).search
+    }
+
+    #[test]
+    fn result_is_told_in_sentences() {
+        let options = options(&["--seconds", "7", "--max-loss", "0.5"]);
+        assert_eq!(options.length(), Duration::from_secs(7));
+        let mut found = Found {
+            kind: "found",
+            rate: 2000,
+            received_per_second: 1_999.4,
+            pauses: Some(Pauses::default()),
+            rate_with_pauses: 1000,
+            saturated: None,
+            limit: Limit::Server,
+        };
+        let result =
+            "2000/s with at most 0.5 % lost, for 7 s; the limit is the server, or the way to it\n";
+        assert_eq!(options.summary(&found), result);
+        found.pauses = Some(pauses(0.02, 30));
+        found.saturated = Some(2_500.6);
+        assert_eq!(
+            options.summary(&found),
+            format!(
+                "{result}beside 1 pauses of up to 20.0 ms, which lost 30 queries; 1999/s were answered, and the highest \
+                 rate tried at which every loss counts is 1000/s\nat full speed, between the trials, 2501/s are \
+                 answered\n"
+            )
+        );
+    }
+
+    /// A generator without threads sends nothing, so that no rate holds.
+    #[test]
+    fn failed_rates_have_loads_at_full_speed_between_them() {
+        for (to, saturated) in [(None, 3), (Some(100), 0)] {
+            alone(&[0], |generator| {
+                let mut options = options(&[]);
+                (options.to, options.seconds) = (to, 0);
+                let prepared = Prepared {
+                    interface: Interface::open("lo").unwrap(),
+                    queries: Vec::new(),
+                    parts: vec![generator.whole()],
+                    generator,
+                };
+                let mut course = Course {
+                    options: &options,
+                    prepared: &prepared,
+                    tolerance: TOLERANCE,
+                    output: Output::new(true, None).unwrap(),
+                    loads: Loads::default(),
+                };
+                let mut progress = Progress::new(4, 100, 0.02);
+                course.measure(&mut progress).unwrap();
+                // Each of them twice: one trial decides nothing.
+                let trials: Vec<_> = course.loads.trials.iter().map(|trial| trial.rate).collect();
+                assert_eq!(trials, [4, 4, 2, 2, 1, 1, 1, 1].map(Some));
+                assert_eq!(course.loads.saturated.len(), saturated);
+                for load in &course.loads.saturated {
+                    assert_eq!((load.kind, load.rate), (Kind::Saturated, None));
+                }
+            });
         }
     }
 }
