@@ -554,6 +554,8 @@ mod tests {
         let agent = agents(&[1, 2]);
         for (switches, is_away) in [(1, false), (2, true)] {
             let error = agent.get("/v1/agent/self", None).await.unwrap_err();
+            let start = format!("http://127.0.0.1:{switches}: cannot connect: ");
+            assert!(error.to_string().starts_with(&start), "{error}");
             assert!(matches!(error, AgentError::Connection { .. }), "{error}");
             assert_eq!((agent.switches(), agent.is_away()), (switches, is_away));
             assert_eq!(agent.counts(), [switches as u64, switches as u64, 0]);
@@ -781,5 +783,31 @@ mod tests {
             let limit_of_wait = time_limit(wait.map(Duration::from_secs));
             assert_eq!(limit_of_wait.as_secs(), limit, "{wait:?}");
         }
+    }
+
+    /// Returns whether a request may be sent now.
+    async fn passes(breaker: &CircuitBreaker) -> bool {
+        timeout(Duration::ZERO, breaker.permit()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn nothing_passes_during_a_pause_or_a_trial() {
+        let breaker = CircuitBreaker::default();
+        let earlier = breaker.permit().await;
+        breaker.permit().await.pause(MAX_PAUSE);
+        assert!(!passes(&breaker).await);
+        end_pause(&breaker);
+        assert!(passes(&breaker).await);
+        let trial = breaker.permit().await;
+        assert!(trial.is_trial);
+        assert!(!passes(&breaker).await);
+        // A request from before the trial succeeds: the breaker is closed, and the trial goes on.
+        earlier.succeeded();
+        assert!(passes(&breaker).await);
+        breaker.permit().await.unreachable();
+        end_pause(&breaker);
+        assert!(!passes(&breaker).await, "one trial at a time");
+        drop(trial);
+        assert!(passes(&breaker).await);
     }
 }

@@ -353,19 +353,25 @@ async fn read(
             .map_err(|_| ConnectionError::BodyStopped)?
         {
             if let Ok(data) = frame?.into_data() {
-                // The length that a response states may be wrong or missing.
-                if bytes.len() + data.len() > MAX_BODY {
-                    return Err(ConnectionError::TooLarge);
-                }
-                bytes.extend_from_slice(&data);
+                append(&mut bytes, &data, MAX_BODY)?;
             }
         }
-        Ok(bytes.freeze())
+        Ok::<_, ConnectionError>(bytes.freeze())
     };
     let body = timeout(BODY_TIMEOUT, whole)
         .await
         .map_err(|_| ConnectionError::BodyStopped)??;
     Ok(Response::from_parts(head, body))
+}
+
+/// Appends a part of a body that may have so many bytes.
+fn append(body: &mut BytesMut, data: &[u8], max: usize) -> Result<(), ConnectionError> {
+    // The length that a response states may be wrong or missing.
+    if body.len() + data.len() > max {
+        return Err(ConnectionError::TooLarge);
+    }
+    body.extend_from_slice(data);
+    Ok(())
 }
 
 //----------- TLS ------------------------------------------------------------
@@ -519,9 +525,18 @@ mod tests {
             }
             // Connections to another agent would only occupy the pool.
             let other = agent("").await;
-            let lease = connections.lease(&other).await;
-            assert!(lease.is_ok());
-            assert_eq!(connections.idle().len(), 0);
+            let reply = connections
+                .get(&other, "/v1/x", Some("secret"), limit)
+                .await;
+            assert!(reply.is_ok(), "{reply:?}");
+            let idle: Vec<ApiAddress> = connections
+                .idle()
+                .iter()
+                .map(|(to, _)| to.clone())
+                .collect();
+            assert_eq!(idle, [other]);
+            connections.multiplexes.store(true, Ordering::Relaxed);
+            assert!(connections.multiplexes());
         }
     }
 
@@ -651,5 +666,17 @@ mod tests {
         }
         let without = Tls::new(&HttpApi::default());
         assert_eq!(without.stamps(), []);
+    }
+
+    #[test]
+    fn bodies_have_a_limit() {
+        let mut body = BytesMut::new();
+        assert!(append(&mut body, b"abc", 5).is_ok());
+        assert!(append(&mut body, b"de", 5).is_ok());
+        let error = append(&mut body, b"f", 5).unwrap_err();
+        assert!(matches!(error, ConnectionError::TooLarge));
+        assert_eq!(&body[..], b"abcde");
+        assert!(append(&mut body, b"", 5).is_ok());
+        assert!(append(&mut BytesMut::new(), b"abcdef", 5).is_err());
     }
 }

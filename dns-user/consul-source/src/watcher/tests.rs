@@ -737,3 +737,57 @@ async fn catalog_expires_with_the_servers_last_contact() {
         assert_eq!((status.connections, status.requests), (1, 1));
     }
 }
+
+#[tokio::test]
+async fn response_of_an_ended_watch_is_no_fetch() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    bench.register("", &["a"]);
+    bench.watcher.fetch_next();
+    let instances = || Ok(Content::Health(ServiceInstances::default()));
+    assert!(bench.is_news(health("a"), instances()));
+    assert_eq!(bench.phases(), "a fetching");
+    assert_eq!(bench.watcher.fetching, 1);
+    assert!(bench.tracked("a").loaded_at.is_some());
+    assert!(!bench.update(health("a"), true, instances(), Invalid::default()));
+    assert_eq!((&*bench.phases(), bench.watcher.fetching), ("a watched", 0));
+}
+
+#[tokio::test]
+async fn queried_service_takes_a_free_watch() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    bench.register("", &["a", "b"]);
+    for service in ["a", "b"] {
+        bench.watcher.fetch_next();
+        bench.fetched(service);
+    }
+    assert_eq!(bench.phases(), "a watched, b idle");
+    bench.register("", &["b"]);
+    bench.watcher.handle_demand(Demand::Queried(key("b")));
+    assert_eq!(bench.phases(), "b watched");
+}
+
+#[tokio::test]
+async fn least_problem_is_shown() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    for number in (10..40).rev() {
+        let mut invalid = Invalid::default();
+        invalid
+            .0
+            .insert("no port".to_owned(), (1, "web".to_owned()));
+        let content = Ok(Content::Nodes(Vec::new()));
+        bench.update(nodes(&format!("dc{number}")), false, content, invalid);
+    }
+    let status = bench.status();
+    assert_eq!(status.invalid_entries, 30);
+    let least = Some("nodes of dc10: web: no port".to_owned());
+    assert_eq!(status.invalid_problem, least);
+}
+
+#[tokio::test]
+async fn next_snapshot_is_not_before_this_one() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    let begun = Instant::now();
+    bench.watcher.publish_snapshot();
+    assert!(bench.watcher.next_snapshot >= begun);
+    assert_eq!(bench.watcher.status.lock().views, 1);
+}
