@@ -35,8 +35,6 @@ pub mod http_server;
 pub mod logs;
 pub mod metrics;
 pub mod mmsg;
-#[cfg(test)]
-mod own_process;
 pub mod privileges;
 mod process;
 pub mod rate;
@@ -48,3 +46,6 @@ pub mod unix_socket;
 
 pub use hex::{hex, percent_encoded};
 pub use process::{limits, memory, priority, until_ended};
+
+#[cfg(test)]
+mod own_process_tests;

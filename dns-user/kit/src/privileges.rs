@@ -122,7 +122,7 @@ fn keep_only(needed: &CapsHashSet) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::own_process;
+    use crate::own_process_tests as own_process;
 
     const NOBODY: u32 = 65_534;
 

@@ -31,9 +31,6 @@ use tracing_subscriber::{
 pub use requests::Request;
 pub use writer::{time_of, with_causes};
 
-#[cfg(test)]
-pub(crate) use writer::tests::logged;
-
 use self::writer::LineWriter;
 use crate::rate::TokenBucket;
 use dns_core::config::{LogLevel, LoggingConfig};
@@ -437,13 +434,16 @@ impl LimitState {
 }
 
 #[cfg(test)]
+pub(crate) use writer::tests::logged;
+
+#[cfg(test)]
 mod tests {
     use std::{fs, process};
 
     use tracing::Level;
 
     use super::{writer::tests::Shared as Output, *};
-    use crate::own_process;
+    use crate::own_process_tests as own_process;
 
     /// Builds levels with these tags.
     fn levels(general: LogLevel, tags: &[(&str, LogLevel)]) -> Levels {
