@@ -317,35 +317,171 @@ mod tests {
         let config = parse(
             "documents: [a.yml, d]\nserver: config.json\nstore: s\ncontrol: {socket: c, group: g}\n\
              api: {address: '127.0.0.1:1', certificate_file: a, private_key_file: b, ca_file: c, clients: [x]}\n\
-             webhook: {domains: [apps.internal], exclude_domains: [x.apps.internal], alias_file: f}\n\
+             webhook: {address: '127.0.0.1:2', domains: [Apps.internal.], exclude_domains: [x.apps.internal], \
+             alias_file: f}\n\
              metrics: {address: ':7979'}\nmanaged_record_types: [A, TXT]\ntxt_encryption_key_file: k\n\
-             provider_settings: {shop/bind: {rfc2136-port: '5300'}}\n",
-        )
-        .unwrap();
+             provider_settings: {shop/bind: {rfc2136-port: '5300'}, shop/etcd: {}}\n",
+        );
+        let port = ("rfc2136-port".to_owned(), "5300".to_owned());
+        let expected = Config {
+            documents: vec![PathBuf::from("a.yml"), PathBuf::from("d")],
+            server: Some(PathBuf::from("config.json")),
+            store: PathBuf::from("s"),
+            socket: PathBuf::from("c"),
+            group: Some("g".to_owned()),
+            api: Some(ApiConfig {
+                address: "127.0.0.1:1".parse().unwrap(),
+                tls: TlsFiles {
+                    certificate: PathBuf::from("a"),
+                    private_key: PathBuf::from("b"),
+                    ca: PathBuf::from("c"),
+                },
+                clients: Some(vec!["x".to_owned()]),
+            }),
+            webhook: Some(WebhookConfig {
+                address: "127.0.0.1:2".parse().unwrap(),
+                domains: Domains {
+                    include: vec!["apps.internal".to_owned()],
+                    exclude: vec!["x.apps.internal".to_owned()],
+                    ..Domains::default()
+                },
+                alias_file: PathBuf::from("f"),
+            }),
+            metrics: Some("[::]:7979".parse().unwrap()),
+            managed: BTreeSet::from([RecordType::A, RecordType::TXT]),
+            txt_encryption_key: Some(PathBuf::from("k")),
+            provider_settings: BTreeMap::from([
+                ("shop/bind".to_owned(), BTreeMap::from([port])),
+                ("shop/etcd".to_owned(), BTreeMap::new()),
+            ]),
+        };
+        assert_eq!(config, Ok(expected));
+    }
+
+    #[test]
+    fn absent_members_have_defaults() {
+        let config =
+            parse("server: c\ncontrol: {}\nwebhook: {regex_domain_filter: a, alias_file: f}\n")
+                .unwrap();
+        let webhook = WebhookConfig {
+            address: "127.0.0.1:8888".parse().unwrap(),
+            domains: Domains {
+                regex_include: "a".to_owned(),
+                ..Domains::default()
+            },
+            alias_file: PathBuf::from("f"),
+        };
+        let expected = Config {
+            server: Some(PathBuf::from("c")),
+            webhook: Some(webhook),
+            ..Config::default()
+        };
+        assert_eq!(config, expected);
+        let api =
+            "api: {address: '127.0.0.1:1', certificate_file: a, private_key_file: b, ca_file: c";
+        for (clients, expected) in [("", None), (", clients: []", Some(Vec::new()))] {
+            let config = parse(&format!("{api}{clients}}}\n")).unwrap();
+            assert_eq!(config.api.unwrap().clients, expected);
+        }
+        let usual = Config::default();
         assert_eq!(
-            config.documents,
-            [PathBuf::from("a.yml"), PathBuf::from("d")]
+            usual.documents,
+            [PathBuf::from("/etc/bosh-dns-xdp/publish.d")]
         );
         assert_eq!(
-            config.provider_settings["shop/bind"]["rfc2136-port"],
-            "5300"
+            usual.store,
+            PathBuf::from("/var/lib/bosh-dns-publish/store")
         );
-        assert_eq!(config.metrics, Some("[::]:7979".parse().unwrap()));
         assert_eq!(
-            config.managed,
-            BTreeSet::from([RecordType::A, RecordType::TXT])
+            usual.socket,
+            PathBuf::from("/run/bosh-dns-publish/control.sock")
         );
-        let webhook = config.webhook.unwrap();
-        assert_eq!(webhook.address, WEBHOOK);
+    }
+
+    #[test]
+    fn every_mistake_is_described() {
+        for (text, expected) in [
+            (
+                "metrics: {address: 127.0.0.1}\n",
+                &[
+                    "f:1: metrics.address: \"127.0.0.1\" is not an address with a port; write it as 127.0.0.1:7979",
+                ][..],
+            ),
+            (
+                "metrics: {}\n",
+                &["f:1: metrics: member \"address\" is missing; add \"address\""],
+            ),
+            (
+                "metrics: {address: ':1', port: 1}\n",
+                &[
+                    "f:1: metrics.port: unknown member \"port\"; remove it; known members are address",
+                ],
+            ),
+            (
+                "control: {sockets: x}\n",
+                &[
+                    "f:1: control.sockets: unknown member \"sockets\"; did you mean \"socket\"? If not, remove it",
+                ],
+            ),
+            (
+                "managed_record_types: [A, X]\n",
+                &[
+                    "f:1: managed_record_types[1]: unknown record type \"X\"; use A, AAAA, CNAME, DNAME, TXT, SRV, NS, PTR, \
+                   MX, NAPTR or TYPE<number>; use record types such as A, AAAA and CNAME",
+                ],
+            ),
+            (
+                "provider_settings: {a: {b: 1}}\n",
+                &["f:1: provider_settings.a.b: 1 instead of text; put it in quotes: \"1\""],
+            ),
+            (
+                "server: c\nwebhook: {alias_file: f}\n",
+                &[
+                    "f:2: webhook: no domain is named; name the domains that external-dns may write to in \"domains\"",
+                ],
+            ),
+            (
+                "server: c\nwebhook: {domains: [a], regex_domain_exclusion: b, alias_file: f}\n",
+                &[
+                    "f:2: webhook: the domain filter has suffixes and regular expressions; use either; correct it; \
+                   external-dns would refuse the filter",
+                ],
+            ),
+            (
+                "server: c\nwebhook: {domains: [a], address: '10.0.0.1:1', alias_file: f}\n",
+                &[
+                    "f:2: webhook.address: external-dns does not authenticate itself, so only this machine may connect; \
+                   use 127.0.0.1, and an authenticated tunnel from other machines",
+                ],
+            ),
+            (
+                "webhook: {domains: [a], alias_file: f}\n",
+                &[
+                    "f:1: webhook: fleet names need \"server\"; set it to the DNS server's config.json",
+                ],
+            ),
+            (
+                "api: {address: '127.0.0.1:1', clients: x, more: y}\n",
+                &[
+                    "f:1: api: member \"certificate_file\" is missing; add \"certificate_file\"",
+                    "f:1: api: member \"private_key_file\" is missing; add \"private_key_file\"",
+                    "f:1: api: member \"ca_file\" is missing; add \"ca_file\"",
+                    "f:1: api.clients: the text \"x\" instead of a list; give a list",
+                    "f:1: api.more: unknown member \"more\"; remove it; known members are address, certificate_file, \
+                     private_key_file, ca_file, clients",
+                ],
+            ),
+        ] {
+            let problems = Config::parse(text, Problems::of("f")).unwrap_err();
+            let found: Vec<String> = problems.iter().map(Problem::to_string).collect();
+            assert_eq!(found, expected, "{text}");
+        }
+        let missing = Config::load(Path::new("/nowhere/publish.yml")).unwrap_err();
         assert_eq!(
-            (&*webhook.domains.include[0], &*webhook.domains.exclude[0]),
-            ("apps.internal", "x.apps.internal")
+            missing[0].to_string(),
+            "/nowhere/publish.yml:1: cannot be read: No such file or directory (os error 2); correct the path in --config"
         );
-        assert_eq!(config.api.unwrap().clients, Some(vec!["x".to_owned()]));
-        assert_eq!(
-            (config.group.as_deref(), config.txt_encryption_key),
-            (Some("g"), Some(PathBuf::from("k")))
-        );
+        assert_eq!(missing.len(), 1);
     }
 
     #[test]

@@ -490,4 +490,108 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn entries_are_read_completely() {
+        let (found, problems) = read_text(
+            "endpoints:\n- {dnsName: a.example.org, recordTTL: 2147483647, recordType: aaaa, targets: ['2001:DB8::1'], \
+             setIdentifier: eu, labels: {owner: x}, providerSpecific: [{name: alias, value: 'true'}]}\n\
+             - {dnsName: b.example.org, recordTTL: 0, targets: [192.0.2.1]}\n",
+        );
+        assert_eq!(problems, [] as [&str; 0]);
+        let mut first = Record::parse("a.example.org", RecordType::AAAA, ["2001:db8::1"]).unwrap();
+        first.ttl = Some(2_147_483_647);
+        first.set_identifier = "eu".to_owned();
+        first.labels.0 = labels(&[("owner", "x")]);
+        first.properties = labels(&[("alias", "true")]);
+        let second = Record::parse("b.example.org", RecordType::A, ["192.0.2.1"]).unwrap();
+        let expected = Endpoints {
+            records: vec![first, second],
+            ..Endpoints::default()
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn mistakes_of_entries_are_described() {
+        for (entry, is_unreadable, expected) in [
+            (
+                "{targets: [192.0.2.1]}",
+                true,
+                "endpoints[0]: member \"dnsName\" is missing; add \"dnsName\"",
+            ),
+            (
+                "{dnsName: a.b}",
+                false,
+                "endpoints[0]: member \"targets\" is missing; add \"targets\"",
+            ),
+            (
+                "{dnsName: ., targets: [192.0.2.1]}",
+                true,
+                "endpoints[0].dnsName: the root cannot be published; use a name below one of your zones",
+            ),
+            (
+                "{dnsName: a.b, recordType: SOA, targets: [x]}",
+                true,
+                "endpoints[0].recordType: records of type SOA cannot be published; remove the entry",
+            ),
+            (
+                "{dnsName: a.b, recordTTL: 2147483648, targets: [192.0.2.1]}",
+                false,
+                "endpoints[0].recordTTL: 2147483648 is out of range; give a whole number from 0 to 2147483647",
+            ),
+            (
+                "{dnsName: a.b, targets: [x]}",
+                false,
+                "endpoints[0].targets[0]: \"x\" is not valid data for a record of type A: it is not an IPv4 address; use \
+                 valid data for type A",
+            ),
+            (
+                "{dnsName: a.b, targets: ['']}",
+                false,
+                "endpoints[0].targets[0]: it is empty; set a value, or remove the member",
+            ),
+            (
+                "{dnsName: a.b, target: [x], targets: [192.0.2.1]}",
+                false,
+                "endpoints[0].target: unknown member \"target\"; did you mean \"targets\"? If not, remove it",
+            ),
+            (
+                "{dnsName: a.b, recordType: NS, targets: [a..b]}",
+                false,
+                "endpoints[0].targets[0]: \"a..b\" is not valid data for a record of type NS: \"a..b\" is not a domain \
+                 name: it has an empty label; remove the extra dot; use valid data for type NS",
+            ),
+            (
+                "{dnsName: a.b, targets: [192.0.2.1], providerSpecific: [{name: x}]}",
+                false,
+                "endpoints[0].providerSpecific[0]: member \"value\" is missing; add \"value\"",
+            ),
+            (
+                "{dnsName: a.b, targets: [192.0.2.1], labels: {n: 1}}",
+                false,
+                "endpoints[0].labels.n: 1 instead of text; put it in quotes: \"1\"",
+            ),
+            ("1", true, "endpoints[0]: 1 instead of a map; give a map"),
+        ] {
+            let (found, problems) = read_text(&format!("endpoints:\n- {entry}\n"));
+            assert_eq!(problems, [format!("records.yml:2: {expected}")]);
+            assert_eq!(found.is_unreadable, is_unreadable, "{entry}");
+            // Its name stays as it is, if it is known.
+            let kept = found
+                .records
+                .iter()
+                .filter(|record| record.targets.is_empty());
+            assert_eq!(kept.count(), usize::from(!is_unreadable), "{entry}");
+        }
+        let (found, problems) = read_text("endpoints: 1\nmore: 2\n");
+        assert_eq!(found, Endpoints::default());
+        assert_eq!(
+            problems,
+            [
+                "records.yml:1: endpoints: 1 instead of a list; give a list",
+                "records.yml:2: more: unknown member \"more\"; remove it; known members are endpoints"
+            ]
+        );
+    }
 }

@@ -876,7 +876,13 @@ impl Repeated {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::BoxFuture;
+
     use super::*;
+    use crate::{
+        provider::{Results, Step, Transaction},
+        record::DomainFilter,
+    };
 
     fn deletions(count: usize) -> Plan {
         let change = |number: usize| {
@@ -998,5 +1004,723 @@ mod tests {
         }
         assert_eq!(ttl_change(&Action::Create(before.clone())), None);
         assert_eq!(ttl_change(&Action::Delete(before)), None);
+    }
+
+    /// State of a service with zones in memory.
+    #[derive(Default)]
+    struct Service {
+        zones: Vec<Zone>,
+        /// Number of messages that will be in conflict.
+        conflicts: usize,
+        /// Name whose changes are refused.
+        refused: Option<Name>,
+        /// TTL that the service gives to each set.
+        ttl: Option<u32>,
+        prepared: Vec<String>,
+        modes: Vec<OnConflict>,
+    }
+
+    #[derive(Clone, Default)]
+    struct InMemory(std::sync::Arc<parking_lot::Mutex<Service>>);
+
+    impl Provider for InMemory {
+        fn prepare<'a>(
+            &'a mut self,
+            desired: &'a [Record],
+        ) -> BoxFuture<'a, Result<(), ProviderError>> {
+            self.0.lock().prepared = desired.iter().map(ToString::to_string).collect();
+            Box::pin(async { Ok(()) })
+        }
+
+        fn adjust(&self, desired: &mut Vec<Record>) {
+            desired.retain(|record| record.name.labels().next() != Some("dropped"));
+        }
+
+        fn unfit(&self, record: &Record) -> Option<String> {
+            (record.name.labels().next() == Some("bad")).then(|| "too bad".to_owned())
+        }
+
+        fn serves(&self, name: &Name) -> bool {
+            name.labels().next() != Some("unserved")
+        }
+
+        fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
+            let zones = self.0.lock().zones.clone();
+            Box::pin(async { Ok(zones) })
+        }
+
+        fn apply<'a>(&'a mut self, batch: &'a Batch, _: Progress<'a>) -> Results<'a> {
+            let mut service = self.0.lock();
+            service.modes.push(batch.on_conflict);
+            let mut results = Vec::new();
+            for transaction in &batch.transactions {
+                results.push(service.apply(&batch.zone, transaction));
+            }
+            service.conflicts = service.conflicts.saturating_sub(1);
+            Box::pin(async { results })
+        }
+    }
+
+    impl Service {
+        fn apply(&mut self, zone: &str, transaction: &Transaction) -> TransactionResult {
+            if self.conflicts > 0 {
+                return TransactionResult::Conflict;
+            }
+            if self.refused.as_ref() == Some(&transaction.name) {
+                return TransactionResult::Failed(ProviderError::Settings("no".to_owned()));
+            }
+            for step in &transaction.steps {
+                match step {
+                    Step::Create(record) | Step::Replace { after: record, .. } => {
+                        self.put(zone, record)
+                    }
+                    Step::Delete(record) => self.remove(zone, record),
+                    Step::Require(_) | Step::RequireAbsent(..) => {}
+                }
+            }
+            TransactionResult::Applied
+        }
+
+        fn sets(&mut self, zone: &str) -> &mut Vec<Record> {
+            let zone = self.zones.iter_mut().find(|one| one.id == zone).unwrap();
+            zone.content.as_mut().unwrap()
+        }
+
+        fn put(&mut self, zone: &str, record: &Record) {
+            self.remove(zone, record);
+            let mut record = record.clone();
+            record.ttl = self.ttl.or(record.ttl);
+            self.sets(zone).push(record);
+        }
+
+        fn remove(&mut self, zone: &str, record: &Record) {
+            self.sets(zone).retain(|set| set.key() != record.key());
+        }
+    }
+
+    fn zone(id: &str, apex: &str, visibility: Visibility) -> Zone {
+        Zone {
+            id: id.to_owned(),
+            apex: Name::parse(apex).unwrap(),
+            visibility,
+            content: Ok(Vec::new()),
+            warnings: vec![format!("warning of {id}")],
+        }
+    }
+
+    fn engine(zones: Vec<Zone>) -> (Engine, InMemory) {
+        let service = InMemory::default();
+        service.0.lock().zones = zones;
+        let mut rules = PlanRules::of("me");
+        rules.managed.insert(RecordType::NS);
+        let engine = Engine::new(Box::new(service.clone()), Registry::default(), rules);
+        (engine, service)
+    }
+
+    fn one_zone() -> (Engine, InMemory) {
+        engine(vec![zone("z", "example.org", Visibility::Public)])
+    }
+
+    /// Parses `name type target|target`.
+    fn set(line: &str) -> Record {
+        let words: Vec<&str> = line.split(' ').collect();
+        let record_type: RecordType = words[1].parse().unwrap();
+        Record::parse(words[0], record_type, words[2].split('|')).unwrap()
+    }
+
+    fn desired(lines: &[&str]) -> Desired {
+        Desired {
+            records: lines.iter().map(|line| set(line)).collect(),
+            ..Desired::default()
+        }
+    }
+
+    fn numbered(count: usize) -> Desired {
+        let mut wanted = Desired::default();
+        for number in 0..count {
+            wanted
+                .records
+                .push(set(&format!("n{number}.example.org A 192.0.2.1")));
+        }
+        wanted
+    }
+
+    async fn reconcile(engine: &mut Engine, desired: &Desired) -> Report {
+        engine.reconcile(desired, None, &|_| {}).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn wanted_records_follow_the_rules() {
+        let (mut engine, service) = one_zone();
+        engine.rules.min_ttl = 60;
+        engine.rules.creates_pointers = true;
+        engine.rules.domains = DomainFilter::new([], ["out.example.org"]).unwrap();
+        let mut wanted = desired(&[
+            "a.example.org A 192.0.2.1",
+            "b.example.org AAAA 2001:db8::1",
+            "c.example.org CNAME a.example.org",
+            "out.example.org A 192.0.2.2",
+        ]);
+        for (record, ttl) in wanted
+            .records
+            .iter_mut()
+            .zip([None, Some(0), Some(5), Some(61)])
+        {
+            record.ttl = ttl;
+        }
+        engine.prepare(&wanted).await.unwrap();
+        assert_eq!(
+            service.0.lock().prepared,
+            [
+                "a.example.org 60 A 192.0.2.1",
+                "b.example.org 60 AAAA 2001:db8::1",
+                "c.example.org 5 CNAME a.example.org",
+                "out.example.org 61 A 192.0.2.2",
+                "1.2.0.192.in-addr.arpa 60 PTR a.example.org",
+                "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa 60 PTR b.example.org",
+            ]
+        );
+        engine.rules.creates_pointers = false;
+        engine.rules.min_ttl = 0;
+        engine.prepare(&wanted).await.unwrap();
+        assert_eq!(service.0.lock().prepared[0], "a.example.org 0 A 192.0.2.1");
+        assert_eq!(service.0.lock().prepared.len(), 4);
+        let fitting = desired(&["bad.example.org A 192.0.2.1", "a.example.org A 192.0.2.1"]);
+        assert_eq!(engine.unfit(&fitting), ["bad.example.org A: too bad"]);
+    }
+
+    #[tokio::test]
+    async fn names_belong_to_the_longest_public_zone_and_all_private_ones() {
+        let mut broken = zone("broken", "broken.example.org", Visibility::Public);
+        broken.content = Err(ProviderError::Settings("x".to_owned()));
+        let (mut engine, _) = engine(vec![
+            zone("public", "example.org", Visibility::Public),
+            zone("sub", "sub.example.org", Visibility::Public),
+            zone("private", "example.org", Visibility::Private),
+            broken,
+            zone("public2", "example.org", Visibility::Public),
+        ]);
+        let listing = engine.list().await.unwrap();
+        let zones = |name: &str| {
+            let places = engine.zones_of(&listing, &Name::parse(name).unwrap());
+            let ids = places.iter().map(|place| listing[*place].id.as_str());
+            ids.collect::<Vec<_>>()
+        };
+        for (name, expected) in [
+            ("a.example.org", &["public2", "private"][..]),
+            ("example.org", &["public2", "private"]),
+            ("sub.example.org", &["sub", "private"]),
+            ("a.sub.example.org", &["sub", "private"]),
+            ("unserved.example.org", &[]),
+            ("example.net", &[]),
+            ("org", &[]),
+        ] {
+            assert_eq!(zones(name), expected, "{name}");
+        }
+        engine.rules.domains = DomainFilter::new([], ["elsewhere"]).unwrap();
+        let wanted = desired(&[
+            "a.example.org A 192.0.2.1",
+            "a.sub.example.org A 192.0.2.2",
+            "a.broken.example.org A 192.0.2.3",
+            "a.example.net A 192.0.2.4",
+            "a.elsewhere A 192.0.2.5",
+            "example.org NS ns.example.net",
+            "sub.example.org NS ns.example.net",
+            "dropped.example.org A 192.0.2.6",
+        ]);
+        let planned = engine.plan(&listing, &wanted);
+        assert_eq!(planned.wanted, 7);
+        let mut shown = Vec::new();
+        for zone in &planned.zones {
+            for action in zone.plan.actions() {
+                shown.push(format!("{} {action}", zone.id));
+            }
+        }
+        assert_eq!(
+            shown,
+            [
+                "sub + a.sub.example.org 0 A 192.0.2.2",
+                "private + a.broken.example.org 0 A 192.0.2.3",
+                "private + a.example.org 0 A 192.0.2.1",
+                "private + sub.example.org 0 NS ns.example.net",
+                "public2 + a.example.org 0 A 192.0.2.1",
+            ]
+        );
+        let notes: Vec<String> = planned.notes().map(ToString::to_string).collect();
+        let apex = "the server manages the NS records of its zone; change them there, and remove the record here";
+        assert_eq!(notes.len(), 5, "{notes:#?}");
+        assert_eq!(
+            notes[1..],
+            [
+                "a.example.net A: none of the provider's zones contains the name".to_owned(),
+                format!("example.org NS: {apex}"),
+                format!("example.org NS: {apex}"),
+                format!("sub.example.org NS: {apex}"),
+            ]
+        );
+        // In the private zone, the delegation hides what is below it.
+        assert!(
+            notes[0].starts_with("a.sub.example.org A: resolvers do not see"),
+            "{notes:#?}"
+        );
+        assert!(!planned.is_empty() && planned.deletions() == 0);
+        assert_eq!(planned.actions().count(), 5);
+    }
+
+    #[tokio::test]
+    async fn records_of_a_child_zone_are_left_to_it() {
+        let (mut engine, service) = engine(vec![
+            zone("parent", "example.org", Visibility::Public),
+            zone("child", "sub.example.org", Visibility::Public),
+        ]);
+        let parent = desired(&["a.example.org A 192.0.2.1"]);
+        assert!(reconcile(&mut engine, &parent).await.is_complete());
+        let text = Record::parse(
+            "a-x.sub.example.org",
+            RecordType::TXT,
+            ["heritage=external-dns,external-dns/owner=me"],
+        );
+        service.0.lock().put("parent", &text.unwrap());
+        service
+            .0
+            .lock()
+            .put("parent", &set("x.sub.example.org A 192.0.2.9"));
+        let listing = engine.list().await.unwrap();
+        let planned = engine.plan(&listing, &parent);
+        assert!(planned.is_empty());
+        assert_eq!((planned.zones[0].owned, planned.zones[1].owned), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn rounds_create_change_and_delete() {
+        let (mut engine, service) = one_zone();
+        let report = reconcile(&mut engine, &numbered(3)).await;
+        assert!(report.is_complete());
+        assert_eq!(
+            (report.rounds, report.applied(), report.notes.len()),
+            (1, 3, 0)
+        );
+        let of_zone = &report.zones[0];
+        assert_eq!(
+            (of_zone.id.as_str(), of_zone.records, of_zone.owned),
+            ("z", 3, 3)
+        );
+        assert_eq!(of_zone.warnings, ["warning of z"]);
+        assert_eq!((of_zone.conflicts, of_zone.failures.len()), (0, 0));
+        let report = reconcile(&mut engine, &numbered(3)).await;
+        assert_eq!(
+            (
+                report.applied(),
+                report.zones[0].records,
+                report.zones[0].owned
+            ),
+            (0, 3, 3)
+        );
+        // A foreign record beside them is counted, and noted if it is wanted.
+        service
+            .0
+            .lock()
+            .put("z", &set("foreign.example.org A 192.0.2.7"));
+        let mut wanted = numbered(2);
+        wanted.records[0] = set("n0.example.org A 192.0.2.8");
+        wanted.records.push(set("foreign.example.org A 192.0.2.8"));
+        let report = reconcile(&mut engine, &wanted).await;
+        let of_zone = &report.zones[0];
+        assert_eq!(
+            (report.applied(), of_zone.records, of_zone.owned),
+            (2, 3, 2)
+        );
+        assert_eq!(of_zone.notes.len(), 1, "{:?}", of_zone.notes);
+        assert_eq!(engine.deletions.count("z", SystemTime::now()), 1);
+        assert!(report.is_complete(), "a note is no failure");
+        // Confirmed deletions are not counted.
+        let confirmed = engine
+            .reconcile(&numbered(0), Some(2), &|_| {})
+            .await
+            .unwrap();
+        assert_eq!((confirmed.applied(), confirmed.zones[0].owned), (2, 0));
+        assert_eq!(engine.deletions.count("z", SystemTime::now()), 1);
+    }
+
+    #[tokio::test]
+    async fn too_many_deletions_wait_while_other_changes_are_made() {
+        let (mut engine, _) = one_zone();
+        reconcile(&mut engine, &numbered(12)).await;
+        let mut wanted = numbered(1);
+        wanted.records.push(set("new.example.org A 192.0.2.1"));
+        let report = reconcile(&mut engine, &wanted).await;
+        let refusal = Refusal::TooMany {
+            deletions: 11,
+            owned: 12,
+            recent: 0,
+            limit: 10,
+        };
+        assert_eq!(report.zones[0].refusal, Some(refusal));
+        assert_eq!((report.applied(), report.zones[0].owned), (1, 13));
+        assert!(!report.is_complete());
+        let report = reconcile(&mut engine, &numbered(0)).await;
+        assert_eq!(
+            report.zones[0].refusal,
+            Some(Refusal::EmptySource { deletions: 13 })
+        );
+        // Ten may go without a confirmation, then none within the hour.
+        let mut ten = numbered(2);
+        ten.records.push(set("new.example.org A 192.0.2.1"));
+        assert!(reconcile(&mut engine, &ten).await.is_complete());
+        let report = reconcile(&mut engine, &numbered(2)).await;
+        let refusal = report.zones[0].refusal.clone().unwrap();
+        assert_eq!(
+            refusal,
+            Refusal::TooMany {
+                deletions: 1,
+                owned: 3,
+                recent: 10,
+                limit: 10
+            }
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn conflicts_are_followed_by_another_round() {
+        let (mut engine, service) = one_zone();
+        service.0.lock().conflicts = 2;
+        let report = reconcile(&mut engine, &numbered(2)).await;
+        assert_eq!(
+            (report.rounds, report.applied(), report.is_complete()),
+            (3, 2, true)
+        );
+        let modes = [
+            OnConflict::ListAgain,
+            OnConflict::Isolate,
+            OnConflict::Isolate,
+        ];
+        assert_eq!(service.0.lock().modes, modes);
+        service.0.lock().conflicts = 99;
+        let report = reconcile(&mut engine, &numbered(3)).await;
+        assert_eq!(
+            (report.rounds, report.applied(), report.is_complete()),
+            (8, 0, false)
+        );
+        assert_eq!(report.zones[0].conflicts, 1);
+    }
+
+    #[tokio::test]
+    async fn a_refused_name_spares_the_others() {
+        let (mut engine, service) = one_zone();
+        let refused = Name::parse("n1.example.org").unwrap();
+        service.0.lock().refused = Some(refused.clone());
+        let report = reconcile(&mut engine, &numbered(3)).await;
+        assert_eq!((report.applied(), report.is_complete()), (2, false));
+        assert_eq!(report.zones[0].failures, [(refused, "no".to_owned())]);
+        assert_eq!((report.zones[0].records, report.zones[0].owned), (2, 2));
+        // Neither what the registry refuses, nor a collision with an owner record.
+        let wanted = desired(&[
+            "x.example.org A 192.0.2.1",
+            "a-x.example.org CNAME b.example.net",
+        ]);
+        let (mut engine, _) = one_zone();
+        engine.rules.owner = "a,b".to_owned();
+        let report = reconcile(&mut engine, &wanted).await;
+        assert_eq!((report.applied(), report.zones[0].failures.len()), (0, 2));
+        engine.rules.owner = "me".to_owned();
+        let report = reconcile(&mut engine, &wanted).await;
+        assert_eq!(report.applied(), 1);
+        let (name, problem) = &report.zones[0].failures[0];
+        assert_eq!(name.as_str(), "a-x.example.org");
+        assert!(
+            problem.contains("would hold a CNAME and an owner record"),
+            "{problem}"
+        );
+    }
+
+    #[tokio::test]
+    async fn zones_that_cannot_be_listed_stay_unchanged() {
+        let mut broken = zone("broken", "example.org", Visibility::Public);
+        let failure = ProviderError::Settings("cause".to_owned());
+        broken.content = Err(failure.clone());
+        let (mut engine, _) = engine(vec![broken, zone("net", "example.net", Visibility::Public)]);
+        let wanted = desired(&[
+            "a.example.org A 192.0.2.1",
+            "a.example.net A 192.0.2.1",
+            "a.example.com A 192.0.2.1",
+        ]);
+        let report = reconcile(&mut engine, &wanted).await;
+        assert_eq!((report.applied(), report.is_complete()), (1, false));
+        assert_eq!(report.zones[0].failure, Some(failure));
+        assert_eq!(report.zones[1].failure, None);
+        assert_eq!(
+            (report.zones[0].id.as_str(), report.zones[1].id.as_str()),
+            ("broken", "net")
+        );
+        assert_eq!(report.notes.len(), 1);
+        assert_eq!(report.notes[0].reason, Reason::NoZone);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_comes_back_again_and_again_is_kept() {
+        let (mut engine, service) = one_zone();
+        let both = desired(&["a.example.org A 192.0.2.1", "b.example.org A 192.0.2.1"]);
+        reconcile(&mut engine, &both).await;
+        let listed = service.0.lock().zones.clone();
+        let one = desired(&["a.example.org A 192.0.2.1"]);
+        for round in 1..=2 {
+            let report = reconcile(&mut engine, &one).await;
+            assert_eq!(
+                (report.applied(), report.is_complete()),
+                (1, true),
+                "{round}"
+            );
+            // Another publisher with the same owner creates it again.
+            service.0.lock().zones.clone_from(&listed);
+        }
+        // Only the first deletion counts towards the limit.
+        assert_eq!(engine.deletions.count("z", SystemTime::now()), 1);
+        let report = reconcile(&mut engine, &one).await;
+        assert_eq!((report.applied(), report.is_complete()), (0, false));
+        let name = Name::parse("b.example.org").unwrap();
+        assert_eq!(report.zones[0].contested, BTreeSet::from([name.clone()]));
+        assert_eq!(report.zones[0].notes[0].reason, Reason::Contested);
+        assert_eq!(report.zones[0].notes[0].name, name);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_goes_again_and_again_is_contested() {
+        let (mut engine, service) = one_zone();
+        let one = desired(&["a.example.org A 192.0.2.1"]);
+        let empty = service.0.lock().zones.clone();
+        for round in 1..=3 {
+            let report = reconcile(&mut engine, &one).await;
+            assert_eq!(
+                (report.applied(), report.is_complete()),
+                (1, round < 3),
+                "{round}"
+            );
+            service.0.lock().zones.clone_from(&empty);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_ttl_that_the_service_keeps_is_noted() {
+        let (mut engine, service) = one_zone();
+        let with_ttl = |ttl: u32| {
+            let mut wanted = desired(&["a.example.org A 192.0.2.1"]);
+            wanted.records[0].ttl = Some(ttl);
+            wanted
+        };
+        service.0.lock().ttl = Some(60);
+        assert_eq!(reconcile(&mut engine, &with_ttl(60)).await.applied(), 1);
+        assert_eq!(
+            reconcile(&mut engine, &with_ttl(300)).await.applied(),
+            1,
+            "it may be kept"
+        );
+        let report = reconcile(&mut engine, &with_ttl(300)).await;
+        assert_eq!((report.applied(), report.is_complete()), (0, true));
+        let kept = Reason::TtlKept {
+            found: Some(60),
+            wanted: 300,
+        };
+        assert_eq!(report.zones[0].notes[0].reason, kept);
+        assert_eq!(report.zones[0].notes.len(), 1);
+        // Another TTL is tried once, too.
+        assert_eq!(reconcile(&mut engine, &with_ttl(200)).await.applied(), 1);
+        assert_eq!(reconcile(&mut engine, &with_ttl(200)).await.applied(), 0);
+        // Together with another target it is written again.
+        let mut other = with_ttl(200);
+        other.records[0].targets = set("a.example.org A 192.0.2.2").targets;
+        assert_eq!(reconcile(&mut engine, &other).await.applied(), 1);
+        assert_eq!(
+            reconcile(&mut engine, &other).await.applied(),
+            1,
+            "the service wrote the set anew"
+        );
+        // A service that keeps it is believed again.
+        service.0.lock().ttl = None;
+        assert_eq!(reconcile(&mut engine, &with_ttl(90)).await.applied(), 1);
+        assert_eq!(reconcile(&mut engine, &with_ttl(70)).await.applied(), 1);
+        assert_eq!(engine.ttl_changes.len(), 1);
+        assert_eq!(reconcile(&mut engine, &with_ttl(70)).await.applied(), 0);
+        assert!(engine.ttl_changes.is_empty());
+    }
+
+    #[test]
+    fn a_report_is_complete_if_nothing_is_left() {
+        let with = |change: &dyn Fn(&mut ZoneReport)| {
+            let mut zone = ZoneReport::default();
+            change(&mut zone);
+            let zones = vec![ZoneReport::default(), zone];
+            Report {
+                zones,
+                ..Report::default()
+            }
+        };
+        assert!(with(&|zone| zone.applied = 3).is_complete());
+        let name = Name::parse("a").unwrap();
+        assert!(!with(&|zone| zone.failures.push((name.clone(), String::new()))).is_complete());
+        assert!(!with(&|zone| zone.conflicts = 1).is_complete());
+        assert!(!with(&|zone| zone.contested = BTreeSet::from([name.clone()])).is_complete());
+        assert!(
+            !with(&|zone| zone.refusal = Some(Refusal::EmptySource { deletions: 1 })).is_complete()
+        );
+        assert!(
+            !with(&|zone| zone.failure = Some(ProviderError::Settings(String::new())))
+                .is_complete()
+        );
+        assert_eq!(with(&|zone| zone.applied = 3).applied(), 3);
+    }
+
+    #[test]
+    fn the_guard_has_exact_limits() {
+        let refused = |deleted: usize, owned, recent, wanted, confirmed| {
+            let zone = ZonePlan {
+                id: "z".to_owned(),
+                plan: deletions(deleted),
+                owned,
+                recent,
+            };
+            let planned = Planned {
+                zones: vec![zone],
+                notes: Vec::new(),
+                wanted,
+            };
+            planned.check(&planned.zones[0], confirmed).err()
+        };
+        for (deleted, owned, recent, wanted, confirmed, limit) in [
+            (0, 0, 100, 0, None, None),
+            (10, 10, 0, 1, None, None),
+            (11, 109, 0, 1, None, Some(10)),
+            (11, 110, 0, 1, None, None),
+            (20, 200, 0, 1, None, None),
+            (21, 200, 0, 1, None, Some(20)),
+            (11, 119, 9, 1, None, Some(12)),
+            (3, 111, 9, 1, None, None),
+            (4, 111, 9, 1, None, Some(12)),
+            (4, 111, 9, 1, Some(4), None),
+            (4, 111, 9, 1, Some(3), Some(12)),
+            (1, 1, 0, 0, Some(1), None),
+        ] {
+            let expected = limit.map(|limit| Refusal::TooMany {
+                deletions: deleted,
+                owned,
+                recent,
+                limit,
+            });
+            assert_eq!(
+                refused(deleted, owned, recent, wanted, confirmed),
+                expected,
+                "{deleted} {owned}"
+            );
+        }
+        assert_eq!(
+            refused(1, 1, 0, 0, None),
+            Some(Refusal::EmptySource { deletions: 1 })
+        );
+        // Zones are confirmed together.
+        let zone = |count| ZonePlan {
+            id: "z".to_owned(),
+            plan: deletions(count),
+            owned: 20,
+            recent: 0,
+        };
+        let planned = Planned {
+            zones: vec![zone(11), zone(12)],
+            notes: Vec::new(),
+            wanted: 1,
+        };
+        assert!(planned.check(&planned.zones[0], Some(22)).is_err());
+        assert!(planned.check(&planned.zones[0], Some(23)).is_ok());
+    }
+
+    #[test]
+    fn refusals_tell_how_to_confirm() {
+        let many = |recent| Refusal::TooMany {
+            deletions: 11,
+            owned: 12,
+            recent,
+            limit: 10,
+        };
+        let rest = "above the limit of 10 in an hour; the other changes are made; check filters and documents, or allow \
+                    the deletions with `bosh-dns-publish apply --confirm-deletions 11`";
+        assert_eq!(
+            many(0).to_string(),
+            format!("11 of 12 names would be deleted, {rest}")
+        );
+        assert_eq!(
+            many(3).to_string(),
+            format!("11 of 12 names would be deleted after 3 others in the last hour, {rest}")
+        );
+        assert_eq!(many(0).deletions(), 11);
+        assert_eq!(Refusal::EmptySource { deletions: 7 }.deletions(), 7);
+    }
+
+    #[test]
+    fn deletions_are_counted_by_zone_for_an_hour() {
+        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds);
+        let mut recent = RecentDeletions::default();
+        recent.add("a", 3, at(0));
+        recent.add("a", 4, at(100));
+        recent.add("b", 5, at(100));
+        recent.add("b", 0, at(100));
+        for (zone, seconds, expected) in [
+            ("a", 100, 7),
+            ("a", 3_599, 7),
+            ("a", 3_600, 4),
+            ("a", 3_699, 4),
+            ("a", 3_700, 0),
+            ("b", 3_699, 5),
+            ("c", 100, 0),
+        ] {
+            assert_eq!(
+                recent.count(zone, at(seconds)),
+                expected,
+                "{zone} {seconds}"
+            );
+        }
+        // A clock that was set back forgets nothing.
+        assert_eq!(recent.count("a", SystemTime::UNIX_EPOCH), 7);
+        recent.add("c", 1, at(3_600));
+        assert_eq!(
+            serde_json::to_value(&recent).unwrap(),
+            serde_json::json!({"a": [[1_000_100, 4]], "b": [[1_000_100, 5]], "c": [[1_003_600, 1]]})
+        );
+        recent.add("c", 0, at(9_999));
+        assert_eq!(recent, RecentDeletions::default());
+    }
+
+    #[test]
+    fn kept_sets_prolong_a_conflict() {
+        let change = deletions(1).changes.remove(0);
+        let start = SystemTime::now();
+        let mut undone = UndoneChanges::default();
+        undone.applied(&change, start);
+        let almost = start + WINDOW - Duration::from_secs(1);
+        assert!(undone.has_deleted(&change, 1, almost));
+        undone.kept(&Name::parse("other").unwrap(), almost);
+        assert!(!undone.has_deleted(&change, 1, start + WINDOW));
+        undone.kept(&change.name, almost);
+        assert!(undone.has_deleted(&change, 1, start + WINDOW));
+        assert!(!undone.has_deleted(&change, 1, almost + WINDOW));
+        // A deletion that was long ago begins anew.
+        let later = almost + WINDOW;
+        undone.applied(&change, later);
+        assert!(undone.has_deleted(&change, 1, later) && !undone.has_deleted(&change, 2, later));
+        // A change of type shows no second writer.
+        let Action::Delete(record) = change.actions[0].clone() else {
+            unreachable!()
+        };
+        let replaced = NameChange {
+            name: change.name.clone(),
+            actions: vec![
+                Action::Delete(record),
+                Action::Create(set("n0.example.org CNAME a")),
+            ],
+        };
+        for _ in 0..5 {
+            assert!(!undone.applied(&replaced, later));
+        }
+        assert!(
+            !undone.has_deleted(&replaced, 1, later),
+            "it is no deletion"
+        );
     }
 }

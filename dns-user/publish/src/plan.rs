@@ -966,4 +966,570 @@ mod tests {
         };
         assert!(differs(&one(), &other));
     }
+
+    /// Parses `name type target|target`, owned by `me` unless the line ends in ` of OWNER`.
+    fn set(line: &str) -> Record {
+        let (line, owner) = line.split_once(" of ").unwrap_or((line, "me"));
+        let words: Vec<&str> = line.splitn(3, ' ').collect();
+        let targets = words.get(2).copied().unwrap_or_default().split('|');
+        let record_type: RecordType = words[1].parse().unwrap();
+        let targets = targets.filter(|target| !target.is_empty());
+        let mut record =
+            Record::parse(&format!("{}.example.org", words[0]), record_type, targets).unwrap();
+        record.labels = Labels::of(owner, "");
+        record
+    }
+
+    /// Plans from lines to lines, with all types managed that the lines have, and shows actions and notes.
+    fn planned_by(rules: &PlanRules, current: &[&str], desired: &[&str]) -> Vec<String> {
+        let sets = |lines: &[&str]| lines.iter().map(|line| set(line)).collect::<Vec<_>>();
+        let desired = Desired {
+            records: sets(desired),
+            ..Desired::default()
+        };
+        shown(&plan(rules, &sets(current), &desired))
+    }
+
+    /// Returns actions and notes as lines without the common domain.
+    fn shown(plan: &Plan) -> Vec<String> {
+        let actions = plan.actions().map(ToString::to_string);
+        let notes = plan.notes.iter().map(|note| format!("# {note}"));
+        actions
+            .chain(notes)
+            .map(|line| line.replace(".example.org", ""))
+            .collect()
+    }
+
+    fn rules() -> PlanRules {
+        let mut rules = PlanRules::of("me");
+        rules.managed.extend([
+            RecordType::NS,
+            RecordType::DS,
+            RecordType::DNAME,
+            RecordType::MX,
+            RecordType::TXT,
+        ]);
+        rules
+    }
+
+    fn planned(current: &[&str], desired: &[&str]) -> Vec<String> {
+        planned_by(&rules(), current, desired)
+    }
+
+    const HIDDEN: &str = "has a record of type NS; publish it in that zone";
+
+    #[test]
+    fn records_below_a_delegation_are_hidden() {
+        let delegation = "sub NS ns.sub.example.org|ns.example.net";
+        for (wanted, is_hidden) in [
+            ("www.sub A 192.0.2.1", true),
+            ("a.b.sub A 192.0.2.1", true),
+            ("sub A 192.0.2.1", true),
+            ("sub MX 10 m.example.net", true),
+            ("x.sub NS n.example.net", true),
+            ("x.sub TYPE43 \\# 1 00", true),
+            // The addresses of its own servers, and what makes the delegation.
+            ("ns.sub A 192.0.2.1", false),
+            ("ns.sub AAAA 2001:db8::1", false),
+            ("ns.sub MX 10 m.example.net", true),
+            ("sub TYPE43 \\# 1 00", false),
+            ("subs A 192.0.2.1", false),
+            ("www A 192.0.2.1", false),
+        ] {
+            let found = planned(&[delegation], &[delegation, wanted]);
+            assert_eq!(found.len(), 1, "{found:?}");
+            let expected = if is_hidden { HIDDEN } else { "+ " };
+            assert!(found[0].contains(expected), "{wanted}: {found:?}");
+            // A delegation that comes with the same plan hides as well.
+            let found = planned(&[], &[delegation, wanted]);
+            assert_eq!(
+                found.iter().any(|line| line.contains(HIDDEN)),
+                is_hidden,
+                "{wanted}"
+            );
+        }
+        assert_eq!(
+            planned(&[delegation], &[delegation, "www.sub A 192.0.2.1"]),
+            [format!(
+                "# www.sub A: resolvers do not see the name: sub {HIDDEN}"
+            )]
+        );
+    }
+
+    #[test]
+    fn a_dname_hides_the_names_below_it() {
+        let redirection = "sub DNAME example.net";
+        for (wanted, is_hidden) in [
+            ("www.sub A 192.0.2.1", true),
+            ("sub A 192.0.2.1", false),
+            ("www A 192.0.2.1", false),
+        ] {
+            let found = planned(&[redirection], &[redirection, wanted]);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!(
+                found[0].contains("has a record of type DNAME"),
+                is_hidden,
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn hidden_records_that_exist_are_kept_up_to_date() {
+        let delegation = "sub NS ns.example.net";
+        let note = format!("# www.sub A: resolvers do not see the name: sub {HIDDEN}");
+        assert_eq!(
+            planned(
+                &[delegation, "www.sub A 192.0.2.1"],
+                &[delegation, "www.sub A 192.0.2.2"]
+            ),
+            ["~ www.sub A: -192.0.2.1, +192.0.2.2", &*note]
+        );
+    }
+
+    #[test]
+    fn a_delegation_that_is_not_made_hides_nothing() {
+        let www = "www.sub A 192.0.2.1";
+        let created = "+ www.sub 0 A 192.0.2.1";
+        let has_created = |found: &[String]| found.iter().any(|line| line == created);
+        assert!(
+            has_created(&planned(&[], &["sub NS", www])),
+            "without targets"
+        );
+        let unmanaged = PlanRules::of("me");
+        assert!(has_created(&planned_by(
+            &unmanaged,
+            &[],
+            &["sub NS ns.example.net", www]
+        )));
+        let mut elsewhere = rules();
+        elsewhere.domains = DomainFilter::new([], ["ns-sub.example.org"]).unwrap();
+        let wanted = ["ns-sub NS ns.example.net", "www.ns-sub A 192.0.2.1"];
+        assert!(
+            !planned_by(&elsewhere, &[], &wanted)
+                .iter()
+                .any(|line| line.starts_with('+'))
+        );
+        // One that is deleted by the same plan still hides, until the next one.
+        let deleted = planned(&["sub NS ns.example.net"], &[www]);
+        assert_eq!(deleted[0], "- sub 0 NS ns.example.net");
+        assert!(!has_created(&deleted), "{deleted:?}");
+        // A foreign delegation stays, whatever is wanted in its place.
+        let foreign = "sub NS ns.sub.example.org of you";
+        let wanted = [
+            "sub NS other.sub.example.org",
+            "ns.sub A 192.0.2.1",
+            "other.sub A 192.0.2.1",
+        ];
+        let found = planned(&[foreign], &wanted);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert_eq!(found[0], "+ ns.sub 0 A 192.0.2.1");
+        // An own one is replaced, and its new servers count.
+        let found = planned(&["sub NS ns.sub.example.org"], &wanted);
+        assert!(
+            found.contains(&"+ other.sub 0 A 192.0.2.1".to_owned()),
+            "{found:?}"
+        );
+        assert!(
+            !found.contains(&"+ ns.sub 0 A 192.0.2.1".to_owned()),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn names_and_types_out_of_scope_are_noted() {
+        let mut narrow = PlanRules::of("me");
+        narrow.domains = DomainFilter::new(["in.example.org"], []).unwrap();
+        let left = "no longer in scope of domain-filter and exclude-domains; `retire` with its domain deletes it";
+        assert_eq!(
+            planned_by(
+                &narrow,
+                &[
+                    "x.in A 192.0.2.1",
+                    "out A 192.0.2.1",
+                    "theirs A 192.0.2.1 of you",
+                    "mail MX 10 m.example.net",
+                ],
+                &["out A 192.0.2.1", "x.in A 192.0.2.1", "x.in MX 10 m.example.net"]
+            ),
+            [
+                format!("# out A: {left}"),
+                "# out A: the name is out of scope: domain-filter or exclude-domains excludes it".to_owned(),
+                "# x.in MX: records of this type are not managed; add the type to managed_record_types".to_owned(),
+            ]
+        );
+    }
+
+    #[test]
+    fn policies_decide_what_may_happen() {
+        let current = [
+            "kept A 192.0.2.1",
+            "changed A 192.0.2.1",
+            "typed A 192.0.2.1",
+            "gone A 192.0.2.1",
+        ];
+        let desired = [
+            "kept A 192.0.2.1",
+            "changed A 192.0.2.2",
+            "typed CNAME a.example.net",
+            "new A 192.0.2.3",
+        ];
+        let blocked = "# typed CNAME: blocked by the record of type A, which the policy does not allow to delete; use \
+                       policy sync";
+        for (policy, expected) in [
+            (
+                Policy::Sync,
+                &[
+                    "~ changed A: -192.0.2.1, +192.0.2.2",
+                    "- gone 0 A 192.0.2.1",
+                    "+ new 0 A 192.0.2.3",
+                    "- typed 0 A 192.0.2.1",
+                    "+ typed 0 CNAME a.example.net",
+                ][..],
+            ),
+            (
+                Policy::UpsertOnly,
+                &[
+                    "~ changed A: -192.0.2.1, +192.0.2.2",
+                    "+ new 0 A 192.0.2.3",
+                    blocked,
+                ],
+            ),
+            (Policy::CreateOnly, &["+ new 0 A 192.0.2.3", blocked]),
+        ] {
+            let rules = PlanRules { policy, ..rules() };
+            assert_eq!(
+                planned_by(&rules, &current, &desired),
+                expected,
+                "{policy:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn records_of_others_stay() {
+        let foreign = |owner: &str| {
+            format!(
+                "the name has a record of {owner}; take it over with `adopt` or `transfer-owner`"
+            )
+        };
+        for (current, desired, expected) in [
+            (
+                "a A 192.0.2.1 of you",
+                "a A 192.0.2.1",
+                foreign("owner \"you\""),
+            ),
+            ("a A 192.0.2.1 of ", "a A 192.0.2.2", foreign("no owner")),
+            // Beside them, nothing is created either.
+            (
+                "a A 192.0.2.1 of you",
+                "a AAAA 2001:db8::1",
+                foreign("owner \"you\""),
+            ),
+        ] {
+            let record_type = desired.split(' ').nth(1).unwrap();
+            assert_eq!(
+                planned(&[current], &[desired]),
+                [format!("# a {record_type}: {expected}")]
+            );
+        }
+        // A former owner's records are taken over if they are wanted, and only then.
+        let migrating = PlanRules {
+            migrate_from: Some("you".to_owned()),
+            ..rules()
+        };
+        assert_eq!(
+            planned_by(
+                &migrating,
+                &["a A 192.0.2.1 of you", "b A 192.0.2.1 of you"],
+                &["a A 192.0.2.1"]
+            ),
+            ["~ a A: owner \"you\" -> \"me\""]
+        );
+        assert_eq!(
+            planned_by(
+                &migrating,
+                &["a A 192.0.2.1 of you"],
+                &["a CNAME b.example.net"]
+            ),
+            ["- a 0 A 192.0.2.1", "+ a 0 CNAME b.example.net"]
+        );
+        let of_nobody = PlanRules {
+            migrate_from: Some(String::new()),
+            ..rules()
+        };
+        assert_eq!(
+            planned_by(&of_nobody, &["a A 192.0.2.1 of "], &["a A 192.0.2.2"]).len(),
+            1
+        );
+        // Without ownership, records are created beside others, and none is deleted.
+        let noop = PlanRules::of("");
+        assert_eq!(
+            planned_by(
+                &noop,
+                &["a A 192.0.2.1 of ", "b A 192.0.2.1 of "],
+                &["a AAAA 2001:db8::1"]
+            ),
+            ["+ a 0 AAAA 2001:db8::1"]
+        );
+    }
+
+    #[test]
+    fn aliases_stand_alone() {
+        let dropped =
+            "the CNAME is dropped because other records of the name are wanted; remove one of them";
+        assert_eq!(
+            planned(&[], &["a CNAME b.example.net", "a A 192.0.2.1"]),
+            [
+                "+ a 0 A 192.0.2.1".to_owned(),
+                format!("# a CNAME: {dropped}")
+            ]
+        );
+        // Types that the publisher does not manage are in the way all the same.
+        let plain = PlanRules::of("me");
+        let occupied = |record_type: &str| {
+            format!(
+                "the name has a record of type {record_type}, and a CNAME excludes all others; remove one of them"
+            )
+        };
+        for (managed, current, desired, reason) in [
+            (
+                &plain,
+                "a MX 10 m.example.net",
+                "a CNAME b.example.net",
+                Some(occupied("MX")),
+            ),
+            (&plain, "a MX 10 m.example.net", "a A 192.0.2.1", None),
+        ] {
+            let found = planned_by(managed, &[current], &[desired]);
+            match reason {
+                Some(reason) => assert_eq!(found, [format!("# a CNAME: {reason}")]),
+                None => assert_eq!(found, ["+ a 0 A 192.0.2.1"]),
+            }
+        }
+        let mut without_aliases = PlanRules::of("me");
+        without_aliases.managed.remove(&RecordType::CNAME);
+        assert_eq!(
+            planned_by(
+                &without_aliases,
+                &["a CNAME b.example.net of you"],
+                &["a A 192.0.2.1"]
+            ),
+            [format!("# a A: {}", occupied("CNAME"))]
+        );
+        assert_eq!(
+            planned(&[], &["a CNAME a.example.org"]),
+            ["# a CNAME: the CNAME points to its own name; correct its target"]
+        );
+        assert_eq!(
+            planned(&["a A 192.0.2.1"], &["a A"]),
+            ["# a A: no target is known; existing records stay unchanged"]
+        );
+    }
+
+    #[test]
+    fn sets_with_identifiers_are_planned_apart() {
+        let with = |line: &str, identifier: &str| {
+            let mut record = set(line);
+            record.set_identifier = identifier.to_owned();
+            record
+        };
+        let desired = Desired {
+            records: vec![
+                with("a A 192.0.2.1", "eu"),
+                with("a CNAME b.example.net", "us"),
+            ],
+            ..Desired::default()
+        };
+        let current = [with("a A 192.0.2.9", "eu"), with("a A 192.0.2.8", "asia")];
+        let found = plan(&rules(), &current, &desired);
+        assert_eq!(
+            shown(&found),
+            [
+                "- a 0 A 192.0.2.8 set=asia",
+                "~ a A: -192.0.2.9, +192.0.2.1",
+                "# a CNAME: the CNAME is dropped because other records of the name are wanted; remove one of them"
+            ]
+        );
+        assert_eq!(found.changes.len(), 1, "one change of the name");
+    }
+
+    #[test]
+    fn unreadable_documents_hold_their_records() {
+        let of = |line: &str, owner: &str, resource: &str| {
+            let mut record = set(line);
+            record.labels = Labels::of(owner, resource);
+            record
+        };
+        let current = [
+            of("held A 192.0.2.1", "me", "crd/shop/bad"),
+            of("known A 192.0.2.1", "me", "crd/shop/good"),
+            of("unknown A 192.0.2.1", "me", "crd/shop/lost"),
+            of("theirs A 192.0.2.1", "you", "crd/shop/bad"),
+        ];
+        let held = |name: &str| {
+            format!(
+                "# {name} A: its document cannot be read; the record stays unchanged until it can"
+            )
+        };
+        let deleted = |name: &str| format!("- {name} 0 A 192.0.2.1");
+        let bad = BTreeSet::from(["crd/shop/bad".to_owned()]);
+        let good = BTreeSet::from(["crd/shop/good".to_owned()]);
+        for (held_resources, known, expected) in [
+            (
+                bad.clone(),
+                None,
+                vec![deleted("known"), deleted("unknown"), held("held")],
+            ),
+            (
+                bad,
+                Some(good.clone()),
+                vec![deleted("known"), held("held"), held("unknown")],
+            ),
+            (
+                BTreeSet::new(),
+                Some(good),
+                vec![deleted("known"), held("held"), held("unknown")],
+            ),
+        ] {
+            let desired = Desired {
+                records: Vec::new(),
+                held: held_resources,
+                known,
+            };
+            assert_eq!(shown(&plan(&rules(), &current, &desired)), expected);
+        }
+    }
+
+    #[test]
+    fn one_document_of_several_decides() {
+        let of = |line: &str, resource: &str| {
+            let mut record = set(line);
+            record.labels = Labels::of("", resource);
+            record
+        };
+        let long = of("a TXT a|b", "r1");
+        let short = of("a TXT z", "r2");
+        let least = of("a TXT c", "r3");
+        let empty = of("a TXT", "r4");
+        let merged =
+            |candidates: &[&Record], current: Option<&Record>| merge(candidates, current).unwrap();
+        // Without an existing set: the fewest targets, then the least; an empty set gives no answer.
+        assert_eq!(merged(&[&empty, &long, &short, &least], None), least);
+        assert_eq!(merged(&[&least, &short, &long, &empty], None), least);
+        assert_eq!(merged(&[&empty, &long], None), long);
+        let same = of("a TXT c", "r0");
+        assert_eq!(
+            merged(&[&least, &same], None),
+            same,
+            "the least resource at last"
+        );
+        // With one, the document that wanted it.
+        assert_eq!(merged(&[&least, &long], Some(&of("a TXT x", "r1"))), long);
+        assert_eq!(merged(&[&least, &long], Some(&of("a TXT x", "r9"))), least);
+        let nameless = of("a TXT a|b", "");
+        assert_eq!(
+            merged(&[&nameless, &least], Some(&of("a TXT x", ""))),
+            least
+        );
+        assert_eq!(merge(&[], None), None);
+    }
+
+    #[test]
+    fn addresses_have_pointers() {
+        let mut record = set("host A 192.0.2.1|10.20.30.40");
+        record.ttl = Some(60);
+        let found = pointers(&record);
+        let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "40.30.20.10.in-addr.arpa 60 PTR host.example.org",
+                "1.2.0.192.in-addr.arpa 60 PTR host.example.org"
+            ]
+        );
+        assert!(found.iter().all(|pointer| pointer.labels == record.labels));
+        assert_eq!(
+            pointers(&set("host AAAA 2001:db8::1:2ef"))[0].name.as_str(),
+            "f.e.2.0.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa"
+        );
+        assert_eq!(pointers(&set("*.host A 192.0.2.1")), []);
+        assert_eq!(pointers(&set("host CNAME b.example.net")), []);
+    }
+
+    #[test]
+    fn plans_tell_what_they_do() {
+        let sets: Vec<Record> = ["a A 192.0.2.1", "b A 192.0.2.1", "b MX 10 m.example.net"]
+            .map(set)
+            .into();
+        let retired = retire(&sets, "me");
+        assert_eq!(
+            (
+                retired.is_empty(),
+                retired.deletions(),
+                retired.actions().count()
+            ),
+            (false, 2, 3)
+        );
+        assert_eq!(retired.changes[1].deleted().count(), 2);
+        assert!(retired.changes[1].is_deletion() && !retired.changes[1].is_creation());
+        assert_eq!(retired.without_deletions(), Plan::default());
+        assert!(Plan::default().is_empty());
+        let replaced = NameChange {
+            name: sets[0].name.clone(),
+            actions: vec![
+                Action::Delete(sets[0].clone()),
+                Action::Create(set("a CNAME b.example.net")),
+            ],
+        };
+        assert!(!replaced.is_deletion() && replaced.is_creation());
+        let released = transfer(&sets, "");
+        assert_eq!(
+            (released.deletions(), released.without_deletions()),
+            (0, released.clone())
+        );
+        assert_eq!(released.changes[0].deleted().count(), 0);
+    }
+
+    #[test]
+    fn reasons_name_owner_and_remedy() {
+        let foreign = |owner: &str| {
+            Reason::Foreign {
+                owner: owner.to_owned(),
+            }
+            .to_string()
+        };
+        let orphan = |owner: &str| {
+            Reason::Orphan {
+                owner: owner.to_owned(),
+            }
+            .to_string()
+        };
+        let kept = |found| Reason::TtlKept { found, wanted: 300 }.to_string();
+        for (found, expected) in [
+            (
+                foreign("you"),
+                "the name has a record of owner \"you\"; take it over with `adopt` or `transfer-owner`",
+            ),
+            (
+                foreign(""),
+                "the name has a record of no owner; take it over with `adopt` or `transfer-owner`",
+            ),
+            (
+                orphan("you"),
+                "the owner record of owner \"you\" has no record; if its publisher is gone, `retire --orphans=you` \
+                 deletes it",
+            ),
+            (
+                kept(Some(60)),
+                "the service keeps the TTL 60 in place of 300; leave the TTL out, or want the one that it keeps",
+            ),
+            (
+                kept(None),
+                "the service keeps the TTL 0 in place of 300; leave the TTL out, or want the one that it keeps",
+            ),
+        ] {
+            assert_eq!(found, expected);
+        }
+    }
 }

@@ -397,4 +397,202 @@ spec: {provider: coredns, selector: 'tier in (edge)'}
             ]
         );
     }
+
+    const ENTRIES: &str = "apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\n\
+         metadata: {name: one, namespace: shop, labels: {dnsprovider: bind}}\n\
+         spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.1]}, \
+         {dnsName: b.example.org, targets: []}, \
+         {dnsName: b.example.org, recordType: AAAA, targets: []}, \
+         {dnsName: c.example.org, recordType: CNAME, targets: [x.example.net]}, \
+         {dnsName: m.example.org, recordType: MX, targets: ['10 x.example.net']}, \
+         {dnsName: d.example.org, targets: [bad]}]}\n---\n\
+         apiVersion: bosh-dns-publish/v1\nkind: FleetName\n\
+         metadata: {name: f, namespace: shop, labels: {dnsprovider: bind}}\n\
+         spec: {names: [{name: r.example.org, alias: router.internal}]}\n";
+
+    fn target() -> Target {
+        (*published(ENTRIES).targets["shop/bind"]).clone()
+    }
+
+    fn lines(target: &Target) -> Vec<String> {
+        let records = target.desired.records.iter();
+        records
+            .map(|record| format!("{record} of {}", record.labels.resource()))
+            .collect()
+    }
+
+    #[test]
+    fn default_targets_fill_empty_entries() {
+        let mut filled = target();
+        let id = filled.untargeted[0].0.clone();
+        assert_eq!(id.to_string(), "DNSEndpoint shop/one");
+        let own = [
+            "a.example.org 0 A 192.0.2.1 of crd/shop/one",
+            "c.example.org 0 CNAME x.example.net of crd/shop/one",
+            "m.example.org 0 MX 10 x.example.net of crd/shop/one",
+            "d.example.org 0 A  of crd/shop/one",
+            "r.example.org 0 A 10.0.0.1 of fleet/shop/f",
+        ];
+        assert_eq!(lines(&filled), own);
+        let counts: Vec<usize> = filled.counts.values().copied().collect();
+        assert_eq!(counts, [3, 1], "sets that are wanted now");
+        assert_eq!(filled.origins.len(), 6);
+        let defaults = crate::record::host_sets(["198.51.100.1", "2001:db8::1"])
+            .unwrap()
+            .unwrap();
+        assert_eq!(filled.fill(&defaults), []);
+        assert_eq!(
+            lines(&filled)[own.len()..],
+            [
+                "b.example.org 0 A 198.51.100.1 of crd/shop/one",
+                "b.example.org 0 AAAA 2001:db8::1 of crd/shop/one",
+            ]
+        );
+        assert_eq!(filled.untargeted, []);
+        // Without defaults, the entries keep what is published.
+        let mut unfilled = target();
+        let names: Vec<String> = unfilled
+            .fill(&TargetSets::new())
+            .iter()
+            .map(|(id, name)| format!("{id} {name}"))
+            .collect();
+        assert_eq!(names, ["DNSEndpoint shop/one b.example.org"; 2]);
+        assert_eq!(
+            lines(&unfilled)[own.len()..],
+            [
+                "b.example.org 0 A  of crd/shop/one",
+                "b.example.org 0 AAAA  of crd/shop/one"
+            ]
+        );
+        // They may take the place of the entries' own hosts.
+        let mut forced = target();
+        forced.clear_targets();
+        assert_eq!(lines(&forced), [own[2], own[3], own[4]]);
+        let cleared: Vec<&str> = forced
+            .untargeted
+            .iter()
+            .map(|(_, record)| record.name.as_str())
+            .collect();
+        assert_eq!(
+            cleared,
+            [
+                "b.example.org",
+                "b.example.org",
+                "a.example.org",
+                "c.example.org"
+            ]
+        );
+    }
+
+    #[test]
+    fn targets_are_equal_by_what_they_want() {
+        let one = target();
+        assert!(one.wants_the_same(&one.clone()));
+        let differs = |change: &dyn Fn(&mut Target)| {
+            let mut other = one.clone();
+            change(&mut other);
+            !one.wants_the_same(&other)
+        };
+        assert!(differs(&|other| other.rival = Some("x".to_owned())));
+        assert!(differs(&|other| other.record.metadata.name = "x".to_owned()));
+        assert!(differs(&|other| drop(other.desired.records.pop())));
+        assert!(!differs(&|other| other.counts.clear()));
+        assert!(!differs(&|other| other.origins.clear()));
+        assert_eq!(one.name(), "shop/bind");
+    }
+
+    #[test]
+    fn fleet_names_are_asked_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let second = ENTRIES
+            .replace("name: f,", "name: g,")
+            .replace("name: one,", "name: two,");
+        fs::write(
+            folder.path().join("a.yml"),
+            format!("{ENTRIES}---\n{second}"),
+        )
+        .unwrap();
+        let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+        let names: Vec<String> = fleet_names(&scan.documents)
+            .iter()
+            .map(|(name, hold)| format!("{name} {}", hold.as_secs()))
+            .collect();
+        assert_eq!(names, ["router.internal. 30"]);
+    }
+
+    const INTENT: &str = "apiVersion: bosh-dns-publish/v1\nkind: InboundIntent\n\
+         metadata: {name: front, namespace: shop}\n\
+         spec: {app: front, externalName: shop, publicDomain: example.org, placements: [{logicalCloud: lc1, \
+         clusters: [{cluster: p/x, publicAddresses: [192.0.2.1]}]}]}\n";
+
+    #[test]
+    fn intents_are_published_through_their_list() {
+        let list = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecordList\n\
+             metadata: {name: dns-update-record-list, namespace: shop}\nspec: {logicalCloud: lc1, kv: [{k: etcd}]}\n";
+        let publication = published(&format!("{INTENT}---\n{list}"));
+        assert_eq!(
+            wishes(&publication, "shop/etcd"),
+            ["shop.example.org 0 A 192.0.2.1 of intent/shop/front"]
+        );
+        assert_eq!(wishes(&publication, "shop/bind"), [] as [&str; 0]);
+        assert!(publication.problems.is_empty());
+        // Without the list, what the intent published stays.
+        let publication = published(INTENT);
+        let problems: Vec<&String> = publication.problems.values().flatten().collect();
+        assert_eq!(
+            problems,
+            [
+                "logical cloud lc1 of project shop has no dns-update-record-list; without one nothing is published there"
+            ]
+        );
+        for target in publication.targets.values() {
+            assert!(target.desired.held.contains("intent/shop/front"));
+            assert_eq!(target.desired.known, None);
+        }
+    }
+
+    #[test]
+    fn unreadable_documents_hold_what_they_may_want() {
+        let folder = tempfile::tempdir().unwrap();
+        let resolve: ResolveFleet<'_> = &|_| Ok(Vec::new());
+        let mut list = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecordList\n\
+             metadata: {name: dns-update-record-list, namespace: shop}\nspec: {logicalCloud: lc1, kv: [{k: etcd}]}\n"
+            .to_owned();
+        let held = |list: &str| {
+            fs::write(
+                folder.path().join("a.yml"),
+                format!("{PROVIDERS}{INTENT}---\n{list}"),
+            )
+            .unwrap();
+            let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+            let publication = publish(&scan, resolve);
+            let target = &publication.targets["shop/bind"];
+            (
+                target.desired.held.iter().cloned().collect::<Vec<_>>(),
+                target.desired.known.clone().map(|known| known.len()),
+            )
+        };
+        assert_eq!(held(&list), (vec![], None));
+        // The list of another cloud is damaged.
+        list.push_str("---\n");
+        list.push_str(
+            &list
+                .clone()
+                .replace("lc1, kv: [{k: etcd}]", "lc2, kv: 1")
+                .replace("---\n", ""),
+        );
+        assert_eq!(held(&list).0, ["intent/shop/front"]);
+        // A damaged document keeps its own records.
+        let damaged = "apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\n\
+             metadata: {name: bad, namespace: shop}\n";
+        assert_eq!(
+            held(damaged),
+            (
+                vec!["crd/shop/bad".to_owned(), "intent/shop/front".to_owned()],
+                None
+            )
+        );
+        // A document that cannot be identified may want any record that no other one wants.
+        assert_eq!(held("kind: [\n").1, Some(3));
+    }
 }

@@ -932,4 +932,348 @@ mod tests {
             assert_eq!(other.overlaps(&one, &apexes), expected, "{other:?} {one:?}");
         }
     }
+
+    fn name(text: &str) -> Name {
+        Name::parse(text).unwrap()
+    }
+
+    #[test]
+    fn sets_are_found_by_name_and_type() {
+        let mut first = Record::parse("b", RecordType::A, ["192.0.2.1"]).unwrap();
+        first.set_identifier = "x".to_owned();
+        let text = Record::parse("b", RecordType::TXT, ["t"]).unwrap();
+        let other = Record::parse("c", RecordType::MX, ["1 m"]).unwrap();
+        let sets = by_key(vec![first.clone(), text.clone(), other]);
+        assert_eq!(sets.len(), 3);
+        assert_eq!(sets[&first.key()], first);
+        for (at, record_type, expected) in [
+            ("b", RecordType::A, true),
+            ("b", RecordType::TXT, true),
+            ("b", RecordType::MX, false),
+            ("a", RecordType::A, false),
+            ("c", RecordType::MX, true),
+            ("c", RecordType::A, false),
+            ("d", RecordType::A, false),
+        ] {
+            assert_eq!(
+                has_set(&sets, &name(at), record_type),
+                expected,
+                "{at} {record_type}"
+            );
+        }
+        assert!(Key::before(&name("b")) < text.key() && Key::before(&name("b")) < first.key());
+        assert!(Key::before(&name("b")) > Key::before(&name("a")));
+    }
+
+    #[test]
+    fn names_are_parsed_label_by_label() {
+        for (text, expected) in [
+            (".", "."),
+            (" . ", "."),
+            ("A.b.", "a.b"),
+            (r"\065b", "ab"),
+            (r"a\.b", r"a\.b"),
+            (r"\.", r"\."),
+            (r"\a", "a"),
+            (r"\032", r"\032"),
+            (r"a\092b", r"a\\b"),
+            ("a\"b", "a\\\"b"),
+            ("~!", "~!"),
+        ] {
+            assert_eq!(name(text).as_str(), expected, "{text}");
+        }
+        for (text, reason) in [
+            ("", "it has an empty label; remove the extra dot"),
+            ("..", "it has an empty label; remove the extra dot"),
+            ("a..", "it has an empty label; remove the extra dot"),
+            (".a", "it has an empty label; remove the extra dot"),
+            ("a b", BAD_OCTET),
+            ("a\u{7f}b", BAD_OCTET),
+            (r"a\ b", BAD_ESCAPE),
+            (r"\", BAD_ESCAPE),
+            (r"\25", BAD_ESCAPE),
+            (r"\256", BAD_ESCAPE),
+            (r"\2x5", BAD_ESCAPE),
+            ("\\\u{1}", BAD_ESCAPE),
+        ] {
+            assert_eq!(
+                Name::parse(text).unwrap_err().to_string(),
+                format!("{text:?} is not a domain name: {reason}")
+            );
+        }
+        let label = "a".repeat(64);
+        assert_eq!(
+            Name::parse(&label).unwrap_err().to_string(),
+            format!("{label:?} is not a domain name: a label has 64 octets; the limit is 63")
+        );
+        let long = format!("{}b", "a.".repeat(127));
+        assert_eq!(
+            Name::parse(&long).unwrap_err().reason,
+            "it takes 257 octets on the wire; the limit is 255"
+        );
+        assert!(Name::parse(&long[2..]).is_ok());
+        let none: [&[u8]; 0] = [];
+        assert_eq!(Name::from_labels(&none), Ok(Name::root()));
+        assert_eq!(
+            Name::from_labels(&[&b"A."[..], b"\xff"]).unwrap().as_str(),
+            r"a\..\255"
+        );
+    }
+
+    #[test]
+    fn labels_end_at_unescaped_dots() {
+        for (text, first, rest) in [
+            ("a.b.c", "a", "b.c"),
+            (r"a\.b.c", r"a\.b", "c"),
+            (r"a\\.b", r"a\\", "b"),
+            (r"a\\\.b.c", r"a\\\.b", "c"),
+            ("a", "a", ""),
+        ] {
+            assert_eq!(split_first(text), (first, rest), "{text}");
+        }
+        let whole = name(r"a\.b.c\\.d");
+        assert_eq!(whole.labels().collect::<Vec<_>>(), [r"a\.b", r"c\\", "d"]);
+        assert_eq!(
+            whole.raw_labels().collect::<Vec<_>>(),
+            [&b"a.b"[..], b"c\\", b"d"]
+        );
+        let above: Vec<String> = std::iter::successors(Some(whole), Name::parent)
+            .map(|name| name.to_string())
+            .collect();
+        assert_eq!(above, [r"a\.b.c\\.d", r"c\\.d", "d", "."]);
+        for (below, zone, expected) in [
+            (r"a\.b", "b", false),
+            (r"a\\.b", "b", true),
+            (r"a\\\.b", "b", false),
+            ("xb", "b", false),
+            ("b", "b", true),
+            ("b", "x.b", false),
+            ("b", ".", true),
+        ] {
+            assert_eq!(
+                name(below).is_within(&name(zone)),
+                expected,
+                "{below} {zone}"
+            );
+        }
+    }
+
+    #[test]
+    fn aliases_may_not_point_to_themselves() {
+        let alias = |record_type, target: &str| {
+            Record::parse("a.example.org", record_type, [target]).unwrap()
+        };
+        assert!(alias(RecordType::CNAME, "A.example.org.").is_self_alias());
+        assert!(!alias(RecordType::CNAME, "b.example.org").is_self_alias());
+        assert!(!alias(RecordType::NS, "a.example.org").is_self_alias());
+        let servers = Record::parse("x", RecordType::NS, ["a", "b"]).unwrap();
+        for (target, expected) in [("a", true), ("b", true), ("c", false)] {
+            assert_eq!(servers.points_to(&name(target)), expected);
+        }
+        let two = Record::parse("a", RecordType::DNAME, ["b", "c"]).unwrap_err();
+        assert_eq!(
+            two.to_string(),
+            "a: a CNAME or DNAME must have exactly one target; use A or AAAA for several addresses"
+        );
+    }
+
+    #[test]
+    fn types_have_mnemonics_and_numbers() {
+        for (text, number, shown) in [
+            ("A", 1, "A"),
+            ("ns", 2, "NS"),
+            ("CNAME", 5, "CNAME"),
+            ("SOA", 6, "SOA"),
+            ("PTR", 12, "PTR"),
+            ("MX", 15, "MX"),
+            (" txt ", 16, "TXT"),
+            ("AAAA", 28, "AAAA"),
+            ("SRV", 33, "SRV"),
+            ("NAPTR", 35, "NAPTR"),
+            ("DNAME", 39, "DNAME"),
+            ("type43", 43, "TYPE43"),
+            ("TYPE1", 1, "A"),
+        ] {
+            let found: RecordType = text.parse().unwrap();
+            assert_eq!((found.0, found.to_string().as_str()), (number, shown));
+        }
+        assert_eq!(RecordType::DS.0, 43);
+        for text in ["DS", "TYPE", "TYPE65536", "TYPE-1", ""] {
+            assert_eq!(
+                text.parse::<RecordType>().unwrap_err().to_string(),
+                format!(
+                    "unknown record type {text:?}; use A, AAAA, CNAME, DNAME, TXT, SRV, NS, PTR, MX, NAPTR or \
+                     TYPE<number>"
+                )
+            );
+        }
+        for (host, expected) in [
+            ("192.0.2.1", RecordType::A),
+            ("::1", RecordType::AAAA),
+            ("192.0.2", RecordType::CNAME),
+        ] {
+            assert_eq!(RecordType::of_host(host), expected);
+        }
+    }
+
+    #[test]
+    fn labels_name_owner_and_resource() {
+        let labels = Labels::of("me", "r");
+        assert_eq!(
+            (labels.owner(), labels.resource(), labels.0.len()),
+            ("me", "r", 2)
+        );
+        assert_eq!(Labels::of("", ""), Labels::default());
+        assert_eq!(
+            (Labels::default().owner(), Labels::default().resource()),
+            ("", "")
+        );
+    }
+
+    #[test]
+    fn hosts_are_addresses_or_one_name() {
+        let sets = |hosts: &[&str]| host_sets(hosts.iter().copied());
+        let found = sets(&["192.0.2.1", "::1", "192.0.2.2", "192.0.2.1"])
+            .unwrap()
+            .unwrap();
+        let counts: Vec<(RecordType, usize)> = found
+            .iter()
+            .map(|(record_type, targets)| (*record_type, targets.len()))
+            .collect();
+        assert_eq!(counts, [(RecordType::A, 2), (RecordType::AAAA, 1)]);
+        assert_eq!(
+            sets(&["a", "A."]).unwrap().unwrap()[&RecordType::CNAME].len(),
+            1
+        );
+        assert_eq!(sets(&["a", "b"]), Ok(None));
+        assert_eq!(sets(&["a", "192.0.2.1"]), Ok(None));
+        assert_eq!(sets(&[]), Ok(Some(TargetSets::new())));
+        assert_eq!(
+            sets(&["a..b"]).unwrap_err().to_string(),
+            "\"a..b\" is not valid data for a record of type CNAME: \"a..b\" is not a domain name: it has an empty \
+             label; remove the extra dot"
+        );
+    }
+
+    #[test]
+    fn data_of_other_types_have_a_form() {
+        for (record_type, text, expected) in [
+            (RecordType::MX, "10 a.", Ok("10 a")),
+            (RecordType::MX, "a", Err("write it as `preference host`")),
+            (RecordType::MX, "10", Err("write it as `preference host`")),
+            (RecordType::MX, "", Err("write it as `preference host`")),
+            (RecordType::MX, "x a", Err("x is not a number up to 65535")),
+            (RecordType::SRV, "0 1 65535 A", Ok("0 1 65535 a")),
+            (
+                RecordType::SRV,
+                "0 1 65536 a",
+                Err("65536 is not a number up to 65535"),
+            ),
+            (
+                RecordType::SRV,
+                "0 1 a",
+                Err("write it as `priority weight port host`"),
+            ),
+            (RecordType::TXT, "\"a\" \t\"b\"", Ok("ab")),
+            (RecordType::TXT, "\"", Ok("\"")),
+            (RecordType::TXT, "\"\"", Ok("")),
+            (RecordType::TXT, " a ", Ok(" a ")),
+            (RecordType::TXT, "\"a\\\"", Err("a quote is not closed")),
+            (RecordType::TXT, "\"a\"x\"b\"", Err("a quote is not closed")),
+            (
+                RecordType::NAPTR,
+                r#" 1  2 "a b" "\"" "" x. "#,
+                Ok(r#"1 2 "a b" "\"" "" x"#),
+            ),
+            (
+                RecordType::NAPTR,
+                r#"1 2 "a" "b" x"#,
+                Err(r#"write it as `order preference "flags" "service" "regexp" replacement`"#),
+            ),
+            (
+                RecordType::NAPTR,
+                r#"1 65536 "a" "b" "c" x"#,
+                Err(r#"write it as `order preference "flags" "service" "regexp" replacement`"#),
+            ),
+            (RecordType(99), r"\# 1 FF", Ok(r"\# 1 ff")),
+            (RecordType(99), r"\# 2 f f f f", Ok(r"\# 2 ffff")),
+            (RecordType(99), r"\# 0", Ok(r"\# 0")),
+            (
+                RecordType(99),
+                r"\# 1 f",
+                Err(r"write it as \# LENGTH HEX (RFC 3597)"),
+            ),
+            (
+                RecordType(99),
+                r"\# 1 fg",
+                Err(r"write it as \# LENGTH HEX (RFC 3597)"),
+            ),
+            (
+                RecordType(99),
+                r"# 1 ff",
+                Err(r"write it as \# LENGTH HEX (RFC 3597)"),
+            ),
+            (
+                RecordType(99),
+                r"\#",
+                Err(r"write it as \# LENGTH HEX (RFC 3597)"),
+            ),
+        ] {
+            let found = Target::parse(record_type, text);
+            let expected = expected.map(str::to_owned).map_err(|reason| {
+                format!("{text:?} is not valid data for a record of type {record_type}: {reason}")
+            });
+            let found = found
+                .map(|target| target.to_string())
+                .map_err(|error| error.to_string());
+            assert_eq!(found, expected);
+        }
+        assert_eq!(
+            quoted_strings("\"a\"\"b\" "),
+            Some(vec![b"a".to_vec(), b"b".to_vec()])
+        );
+        assert_eq!(quoted_strings(""), Some(vec![]));
+        assert_eq!(quoted_strings("a"), None);
+        assert_eq!(
+            Target::text(b"\\ \x1f\x7f\xff\xc3\xa9").as_str(),
+            r"\\ \031\127\255é"
+        );
+        assert_eq!(Target::text(b"\xff\\").text_octets(), b"\xff\\");
+    }
+
+    #[test]
+    fn filters_are_suffixes_of_names() {
+        let filter = DomainFilter::new(
+            [" example.org ", "", ".a.example.net"],
+            [".", "x.example.org"],
+        );
+        // A dot alone is the root.
+        assert!(!filter.unwrap().matches(&name("a.example.org")));
+        let filter =
+            DomainFilter::new(["example.org", ".a.example.net"], ["x.example.org"]).unwrap();
+        for (text, matches, may_contain) in [
+            ("example.org", true, true),
+            ("b.example.org", true, true),
+            ("x.example.org", false, true),
+            ("y.x.example.org", false, true),
+            ("a.example.net", false, true),
+            ("b.a.example.net", true, true),
+            ("example.net", false, true),
+            ("net", false, true),
+            ("example.com", false, false),
+        ] {
+            assert_eq!(filter.matches(&name(text)), matches, "{text}");
+            assert_eq!(filter.may_contain(&name(text)), may_contain, "{text}");
+        }
+        assert!(DomainFilter::default().may_contain(&name("a")));
+        let pattern = filter.clone().with_patterns(None, Some("^a")).unwrap();
+        assert!(pattern.may_contain(&name("example.com")));
+        assert!(pattern.matches(&name("b")) && !pattern.matches(&name("a")));
+        assert!(pattern.overlaps(&filter, &[]) && filter.overlaps(&pattern, &[]));
+        // In the root, too.
+        assert!(DomainFilter::default().overlaps(&DomainFilter::default(), &[Name::root()]));
+        assert!(
+            DomainFilter::new(["a..b"], []).is_err() && DomainFilter::new([], ["a..b"]).is_err()
+        );
+    }
 }

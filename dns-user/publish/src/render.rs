@@ -346,4 +346,159 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
             ]
         );
     }
+
+    #[test]
+    fn names_are_valid_in_kubernetes() {
+        for (words, expected) in [
+            (&["shop", "Corp_BIND"][..], "shop-corp-bind"),
+            (&["external-dns", "a.b"], "external-dns-a-b"),
+            (&["", "-a-"], "a"),
+            (&[&"x".repeat(64)], &"x".repeat(63)),
+            // The cut leaves a dash at the end.
+            (&[&"x".repeat(62), "y"], &"x".repeat(62)),
+        ] {
+            assert_eq!(kubernetes_name(words), expected);
+        }
+    }
+
+    #[test]
+    fn settings_become_flags() {
+        let rendered = |name, setting: Setting| {
+            let parameter = Parameter::named(name).unwrap();
+            arguments_of(ProviderKind::Aws.definition(), parameter, &setting)
+        };
+        let text = |name, text: &str| rendered(name, Setting::Text(text.to_owned()));
+        assert_eq!(
+            text("domain-filter", "a, b,,"),
+            ["--domain-filter=a", "--domain-filter=b"]
+        );
+        assert_eq!(text("domain-filter", " "), [] as [&str; 0]);
+        assert_eq!(text("txt-owner-id", "me"), ["--txt-owner-id=me"]);
+        assert_eq!(
+            rendered("aws-api-retries", Setting::Integer(3)),
+            ["--aws-api-retries=3"]
+        );
+        assert_eq!(rendered("dry-run", Setting::Boolean(true)), ["--dry-run"]);
+        for (value, expected) in [
+            ("", "--no-publish-host-ip"),
+            (" false ", "--no-publish-host-ip"),
+            ("no", "--no-publish-host-ip"),
+            ("disabled", "--no-publish-host-ip"),
+            ("true", "--publish-host-ip"),
+            ("x", "--publish-host-ip"),
+        ] {
+            assert_eq!(text("publish-host-ip", value), [expected], "{value}");
+        }
+        assert_eq!(text("rfc2136-tsig-axfr", "axfr"), ["--rfc2136-tsig-axfr"]);
+    }
+
+    fn rendered(documents: &str) -> BTreeMap<String, Value> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.yml"), documents).unwrap();
+        let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+        assert_eq!(scan.problems().count(), 0);
+        let files = manifests(&publish(&scan, &|_| Ok(Vec::new())), "image:1").unwrap();
+        let parse = |text: &String| {
+            let documents = text
+                .split("---\n")
+                .map(|one| serde_saphyr::from_str(one).unwrap());
+            Value::Array(documents.collect())
+        };
+        files
+            .iter()
+            .map(|(name, text)| (name.clone(), parse(text)))
+            .collect()
+    }
+
+    #[test]
+    fn a_deployment_is_complete() {
+        let record = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd, namespace: shop}\n\
+                      spec: {provider: coredns}\n";
+        let files = rendered(record);
+        assert_eq!(files.len(), 1, "no endpoints");
+        let labels = json!({"app.kubernetes.io/name": "external-dns", "dnsprovider": "etcd"});
+        let arguments = json!([
+            "--source=crd",
+            "--crd-source-apiversion=externaldns.k8s.io/v1alpha1",
+            "--crd-source-kind=DNSEndpoint",
+            "--namespace=shop",
+            "--label-filter=dnsprovider=etcd",
+            "--provider=coredns",
+            "--policy=sync",
+        ]);
+        assert_eq!(
+            files["shop-etcd-deployment.yaml"][0],
+            json!({
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": "external-dns-etcd", "namespace": "shop", "labels": labels},
+                "spec": {
+                    "replicas": 1,
+                    "strategy": {"type": "Recreate"},
+                    "selector": {"matchLabels": labels},
+                    "template": {
+                        "metadata": {"labels": labels},
+                        "spec": {
+                            "serviceAccountName": "external-dns",
+                            "containers": [{"name": "external-dns", "image": "image:1", "args": arguments}],
+                        },
+                    },
+                },
+            })
+        );
+        // A zone must be listed, or external-dns deletes nothing.
+        let bind = DOCUMENTS.replace("    rfc2136-tsig-axfr: axfr\n", "");
+        let files = rendered(&bind);
+        let container = &files["shop-corp-bind-deployment.yaml"][0]["spec"]["template"]["spec"]["containers"]
+            [0];
+        let arguments = container["args"].as_array().unwrap();
+        assert_eq!(
+            arguments
+                .iter()
+                .filter(|text| **text == "--rfc2136-tsig-axfr")
+                .count(),
+            1
+        );
+        assert_eq!(
+            container["env"],
+            json!([{
+                "name": "EXTERNAL_DNS_RFC2136_TSIG_SECRET",
+                "valueFrom": {"secretKeyRef": {"name": "external-dns-corp-bind", "key": "rfc2136-tsig-secret"}},
+            }])
+        );
+    }
+
+    #[test]
+    fn endpoints_of_each_document_are_a_resource() {
+        let more = "---
+apiVersion: externaldns.k8s.io/v1alpha1
+kind: DNSEndpoint
+metadata: {name: def, namespace: shop, labels: {dnsprovider: Corp_BIND}}
+spec: {endpoints: [{dnsName: d.example.org, targets: [192.0.2.1]}, {dnsName: e.example.org, targets: []}]}
+";
+        let files = rendered(&format!("{DOCUMENTS}{more}"));
+        let endpoints = &files["shop-corp-bind-endpoints.yaml"];
+        let resource = |name: &str, entries: Value| {
+            json!({
+                "apiVersion": "externaldns.k8s.io/v1alpha1",
+                "kind": "DNSEndpoint",
+                "metadata": {"name": name, "namespace": "shop", "labels": {"dnsprovider": "Corp_BIND"}},
+                "spec": {"endpoints": entries},
+            })
+        };
+        assert_eq!(
+            *endpoints,
+            json!([
+                resource(
+                    "abc-corp-bind",
+                    json!([{"dnsName": "abc.example.org", "recordTTL": 180, "recordType": "A",
+                            "targets": ["1.2.3.4", "5.6.7.8"]}])
+                ),
+                resource(
+                    "def-corp-bind",
+                    json!([{"dnsName": "d.example.org", "recordType": "A", "targets": ["192.0.2.1"]}])
+                ),
+            ])
+        );
+    }
 }

@@ -886,4 +886,488 @@ spec: {endpoints: [{dnsName: wanted.example.org, targets: [192.0.2.1]}]}
         assert_eq!(remarks.len(), MAX_PROBLEMS + 1);
         assert_eq!(remarks[MAX_PROBLEMS], "and 3 more");
     }
+
+    fn named(name: &str) -> Name {
+        Name::parse(name).unwrap()
+    }
+
+    const DOCUMENTS: &str = "
+apiVersion: bosh-dns-publish/v1
+kind: DNSUpdateRecord
+metadata: {name: bind, namespace: shop}
+spec: {provider: rfc2136, external-dns-parameters: {fqdn-template: x}}
+---
+apiVersion: externaldns.k8s.io/v1alpha1
+kind: DNSEndpoint
+metadata: {name: one, namespace: shop, labels: {dnsprovider: bind}, generation: 7}
+spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.1]}, {dnsName: b.example.org, targets: [192.0.2.1]}]}
+---
+apiVersion: externaldns.k8s.io/v1alpha1
+kind: DNSEndpoint
+metadata: {name: two, namespace: shop, labels: {dnsprovider: bind}}
+spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
+";
+
+    fn scanned(text: &str) -> (tempfile::TempDir, Scan, Publication) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.yml"), text).unwrap();
+        let scan = crate::documents::Folder::new(vec![folder.path().to_owned()]).scan();
+        let publication = crate::publication::publish(&scan, &|_| Ok(Vec::new()));
+        (folder, scan, publication)
+    }
+
+    fn zone(id: &str) -> crate::engine::ZoneReport {
+        crate::engine::ZoneReport {
+            id: id.to_owned(),
+            records: 5,
+            owned: 3,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn reports_become_problems() {
+        let note = |name: &str| {
+            let record = Record::parse(name, RecordType::A, ["192.0.2.1"]).unwrap();
+            crate::plan::Note::on(&record, crate::plan::Reason::NoZone)
+        };
+        let mut first = zone("z1");
+        first.contested = ["a", "b", "c"].map(named).into();
+        first.failure = Some(crate::provider::ProviderError::Settings("cause".to_owned()));
+        first.refusal = Some(crate::engine::Refusal::EmptySource { deletions: 1 });
+        first.conflicts = 2;
+        first.failures = vec![(named("f"), "failed".to_owned())];
+        first.notes = vec![note("n")];
+        let mut second = zone("z2");
+        second.contested = [named("d")].into();
+        let report = Report {
+            zones: vec![first, second, zone("z3")],
+            notes: vec![note("s")],
+            rounds: 1,
+        };
+        let counts = |records, owned| Counts { records, owned };
+        let before = ProviderState {
+            zones: [
+                ("z1".to_owned(), counts(9, 8)),
+                ("gone".to_owned(), counts(1, 1)),
+            ]
+            .into(),
+            ..ProviderState::default()
+        };
+        let state = ProviderState::of_report(&report, &before);
+        let contested = |names: &str| {
+            format!(
+                "another writer with the same owner deletes and creates {names} again and again; give each publisher \
+                 its own txt-owner-id"
+            )
+        };
+        let text = "A: none of the provider's zones contains the name";
+        let expected = ProviderState {
+            ran: true,
+            // An unavailable zone keeps its counts.
+            zones: [
+                ("z1".to_owned(), counts(9, 8)),
+                ("z2".to_owned(), counts(5, 3)),
+                ("z3".to_owned(), counts(5, 3)),
+            ]
+            .into(),
+            general: vec![
+                format!("zone z1: {}", contested("a and 2 more")),
+                "zone z1: cause".to_owned(),
+                "zone z1: the documents want no records, which would delete 1 names; check the documents, or allow it \
+                 with `bosh-dns-publish apply --confirm-deletions 1`"
+                    .to_owned(),
+                "zone z1: 2 changes conflicted with another writer in every round; the next run tries again".to_owned(),
+                format!("zone z2: {}", contested("d")),
+            ],
+            names: vec![
+                (named("f"), "failed".to_owned()),
+                (named("s"), format!("s {text}")),
+                (named("n"), format!("n {text}")),
+            ],
+        };
+        assert_eq!(state, expected);
+        assert_eq!(state.owned(), 14);
+        assert_eq!(state.all_problems().count(), 8);
+        let failed = ProviderState::failed("why", &state);
+        let expected = ProviderState {
+            ran: true,
+            zones: state.zones,
+            general: vec!["why".to_owned()],
+            names: Vec::new(),
+        };
+        assert_eq!(failed, expected);
+    }
+
+    #[test]
+    fn long_lists_are_shortened() {
+        let texts: Vec<String> = (0..22).map(|number| number.to_string()).collect();
+        for (count, last) in [
+            (19, "18"),
+            (20, "19"),
+            (21, "and 1 more"),
+            (22, "and 2 more"),
+        ] {
+            let shown = shortened(texts[..count].iter());
+            assert_eq!(shown.last().unwrap(), last);
+            assert_eq!(shown.len(), count.min(21));
+        }
+    }
+
+    #[test]
+    fn documents_have_the_state_of_their_providers() {
+        let (_folder, scan, publication) = scanned(DOCUMENTS);
+        let none = BTreeMap::new();
+        let unknown = statuses(&scan, &publication, &BTreeMap::new(), &none);
+        assert_eq!(unknown.problems, [] as [&str; 0]);
+        let provider = |synced, owned, problems: &[&str], remarks: &[&str]| ProviderOverview {
+            provider: "rfc2136".to_owned(),
+            synced,
+            wanted: 3,
+            owned,
+            problems: problems.iter().map(ToString::to_string).collect(),
+            remarks: remarks.iter().map(ToString::to_string).collect(),
+        };
+        let ignored = "fqdn-template has no effect here: it configures external-dns's sources inside Kubernetes";
+        assert_eq!(
+            unknown.providers,
+            [("shop/bind".to_owned(), provider(false, 0, &[], &[ignored]))].into()
+        );
+        let mut state = ProviderState {
+            ran: true,
+            zones: [(
+                "z".to_owned(),
+                Counts {
+                    records: 1,
+                    owned: 4,
+                },
+            )]
+            .into(),
+            ..ProviderState::default()
+        };
+        let states =
+            |state: &ProviderState| BTreeMap::from([("shop/bind".to_owned(), state.clone())]);
+        let well = statuses(&scan, &publication, &states(&state), &none);
+        assert_eq!(
+            well.providers["shop/bind"],
+            provider(true, 4, &[], &[ignored])
+        );
+        let shown = |overview: &Overview| {
+            let mut lines = Vec::new();
+            for document in &overview.documents {
+                let results: Vec<String> = document
+                    .providers
+                    .iter()
+                    .map(|(name, result)| {
+                        format!(
+                            "{name} {} {} {}",
+                            result.synced,
+                            result.records,
+                            result.problems.join(",")
+                        )
+                    })
+                    .collect();
+                lines.push(format!(
+                    "{} {} [{}] {:?} {}",
+                    document.id,
+                    document.observed_generation,
+                    results.join(";"),
+                    document.last_error.as_deref(),
+                    document.remarks.len()
+                ));
+            }
+            lines
+        };
+        assert_eq!(
+            shown(&well),
+            [
+                "DNSUpdateRecord shop/bind 1 [] None 1",
+                "DNSEndpoint shop/one 7 [shop/bind true 2 ] None 0",
+                "DNSEndpoint shop/two 1 [shop/bind true 1 ] None 0",
+            ]
+        );
+        // A problem of one name concerns the documents that want it.
+        state.names = vec![
+            (named("b.example.org"), "of b".to_owned()),
+            (named("other.example.org"), "of another".to_owned()),
+        ];
+        let partial = statuses(&scan, &publication, &states(&state), &none);
+        assert_eq!(
+            partial.providers["shop/bind"],
+            provider(false, 4, &["of b"], &[ignored, "of another"])
+        );
+        assert_eq!(
+            shown(&partial),
+            [
+                "DNSUpdateRecord shop/bind 1 [] None 1",
+                "DNSEndpoint shop/one 7 [shop/bind false 2 of b] Some(\"of b\") 0",
+                "DNSEndpoint shop/two 1 [shop/bind true 1 ] None 0",
+            ]
+        );
+        // One of the provider concerns all, its record as well.
+        state.general = vec!["g1".to_owned(), "g2".to_owned()];
+        let broken = statuses(&scan, &publication, &states(&state), &none);
+        assert_eq!(
+            shown(&broken),
+            [
+                "DNSUpdateRecord shop/bind 1 [] Some(\"g1 (and 1 more)\") 1",
+                "DNSEndpoint shop/one 7 [shop/bind false 2 g1,g2,of b] Some(\"g1\") 0",
+                "DNSEndpoint shop/two 1 [shop/bind false 1 g1,g2] Some(\"g1\") 0",
+            ]
+        );
+        state.general.truncate(1);
+        let broken = statuses(&scan, &publication, &states(&state), &none);
+        assert_eq!(broken.documents[0].last_error.as_deref(), Some("g1"));
+    }
+
+    #[test]
+    fn generations_count_changes_of_the_content() {
+        let (_folder, scan, publication) = scanned(DOCUMENTS);
+        let states = BTreeMap::new();
+        let generations = |scan: &Scan, known: &BTreeMap<DocumentId, DocumentStatus>| {
+            let overview = statuses(scan, &publication, &states, known);
+            overview.documents
+        };
+        let mut known: BTreeMap<DocumentId, DocumentStatus> = BTreeMap::new();
+        for mut status in generations(&scan, &BTreeMap::new()) {
+            status.observed_generation = 5;
+            known.insert(status.id.clone(), status);
+        }
+        let counts = |documents: Vec<DocumentStatus>| -> Vec<u64> {
+            documents
+                .iter()
+                .map(|status| status.observed_generation)
+                .collect()
+        };
+        assert_eq!(counts(generations(&scan, &known)), [5, 7, 5]);
+        let (_folder, changed, _) = scanned(
+            &DOCUMENTS
+                .replace("192.0.2.2", "192.0.2.3")
+                .replace("kind", "# c\nkind"),
+        );
+        assert_eq!(counts(generations(&changed, &known)), [5, 7, 6]);
+    }
+
+    fn api_state(folder: &Path) -> ApiState {
+        ApiState::new(
+            Store::open(&folder.join("store")).unwrap(),
+            Metrics::new().unwrap(),
+        )
+    }
+
+    #[test]
+    fn documents_of_the_store_are_told_from_the_operators() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = api_state(folder.path());
+        std::fs::write(folder.path().join("a.yml"), DOCUMENTS).unwrap();
+        let stored = DOCUMENTS
+            .replace("name: bind", "name: stored")
+            .split("---")
+            .next()
+            .unwrap()
+            .to_owned();
+        std::fs::write(folder.path().join("store/s.yml"), stored).unwrap();
+        let paths = vec![folder.path().to_owned(), folder.path().join("store")];
+        *state.scan.lock() = Arc::new(crate::documents::Folder::new(paths).scan());
+        assert_eq!(state.scan.lock().documents.len(), 4);
+        let names: Vec<String> = state
+            .documents()
+            .iter()
+            .map(|document| document.id.to_string())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "DNSUpdateRecord shop/bind",
+                "DNSEndpoint shop/one",
+                "DNSEndpoint shop/two"
+            ]
+        );
+        let id = |name: &str| DocumentId {
+            kind: crate::documents::Kind::UpdateRecord,
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+        };
+        let file = format!("{}:2", folder.path().join("a.yml").display());
+        assert_eq!(state.file_of(&id("bind")), Some(file));
+        assert_eq!(
+            (state.file_of(&id("stored")), state.file_of(&id("x"))),
+            (None, None)
+        );
+        assert_eq!(state.status_of(&id("bind")), None);
+        let scan = state.scan.lock().clone();
+        let publication = crate::publication::publish(&scan, &|_| Ok(Vec::new()));
+        *state.overview.lock() = statuses(&scan, &publication, &BTreeMap::new(), &BTreeMap::new());
+        for name in ["bind", "stored"] {
+            assert_eq!(state.status_of(&id(name)).unwrap().id, id(name));
+        }
+    }
+
+    #[test]
+    fn providers_are_late_without_a_successful_round() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = api_state(folder.path());
+        let hour = Duration::from_secs(3_600);
+        let expect = |limits: &[(&str, Duration)]| {
+            state.expect(
+                limits
+                    .iter()
+                    .map(|(name, limit)| ((*name).to_owned(), *limit)),
+            );
+        };
+        expect(&[("a", hour), ("b", hour)]);
+        assert_eq!(state.late_rounds(), [] as [&str; 0]);
+        // Both began an hour and a second ago.
+        let past = Instant::now()
+            .checked_sub(hour + Duration::from_secs(1))
+            .unwrap();
+        for round in state.rounds.lock().values_mut() {
+            round.since = past;
+        }
+        // Without the number of seconds, which grows meanwhile.
+        let late = || {
+            let mut lines = Vec::new();
+            for line in state.late_rounds() {
+                let (head, tail) = line.split_once(" for ").unwrap();
+                let (seconds, problem) = tail.split_once(" s: ").unwrap();
+                assert!(seconds.parse::<u64>().unwrap() > 3_600, "{line}");
+                lines.push(format!("{head}: {problem}"));
+            }
+            lines
+        };
+        let not_ended = "no successful round: the round has not ended";
+        assert_eq!(
+            late(),
+            [format!("a: {not_ended}"), format!("b: {not_ended}")]
+        );
+        state.end_round("a", Some("cause".to_owned()));
+        state.end_round("b", None);
+        state.end_round("unknown", None);
+        assert_eq!(late(), ["a: no successful round: cause"]);
+        // What is expected again keeps its wait, with the new limit; the rest is forgotten.
+        expect(&[("a", 2 * hour)]);
+        assert_eq!(state.late_rounds(), [] as [&str; 0]);
+        expect(&[("a", hour)]);
+        assert_eq!(late()[0], "a: no successful round: cause");
+        expect(&[]);
+        assert_eq!(state.late_rounds(), [] as [&str; 0]);
+    }
+
+    #[tokio::test]
+    async fn confirmations_reach_the_worker_that_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = api_state(folder.path());
+        assert_eq!(state.confirm("p", 3).await, None);
+        let mut received = state.receive_confirmations("p");
+        let gone = state.receive_confirmations("q");
+        assert_eq!(state.providers(), ["p", "q"]);
+        drop(gone);
+        assert_eq!(state.providers(), ["p"]);
+        assert_eq!(state.confirm("q", 3).await, None);
+        let confirmed = Confirmed {
+            changed: 2,
+            problems: vec!["x".to_owned()],
+        };
+        let worker = async {
+            let Confirmation { deletions, reply } = received.recv().await.unwrap();
+            reply.send(confirmed.clone()).unwrap();
+            deletions
+        };
+        let (answer, deletions) = tokio::join!(state.confirm("p", 3), worker);
+        assert_eq!((answer, deletions), (Some(confirmed), 3));
+    }
+
+    #[test]
+    fn sources_are_counted() {
+        let damaged = format!("{DOCUMENTS}---\nkind: Unknown\napiVersion: v1\n");
+        let (_folder, scan, publication) = scanned(&damaged);
+        let metrics = Metrics::new().unwrap();
+        metrics.set_sources(&scan, &publication);
+        metrics.set_sources(&scan, &publication);
+        let of_type = |name: &str| metrics.source_records.with_label_values(&[name]).get();
+        assert_eq!(metrics.source_endpoints.get(), 3);
+        assert_eq!((of_type("A"), of_type("AAAA"), of_type("CNAME")), (3, 0, 0));
+        assert_eq!(
+            metrics.deduplicated_endpoints.get(),
+            1,
+            "a.example.org of two documents"
+        );
+        assert_eq!(
+            (metrics.invalid_endpoints.get(), metrics.source_errors.get()),
+            (1, 2)
+        );
+        let (_folder, scan, publication) = scanned(DOCUMENTS);
+        metrics.set_sources(&scan, &publication);
+        assert_eq!(
+            (metrics.invalid_endpoints.get(), metrics.source_errors.get()),
+            (0, 2)
+        );
+        let empty = Record::parse("a", RecordType::MX, [] as [&str; 0]).unwrap();
+        let expected: BTreeMap<String, usize> = ["A", "AAAA", "CNAME"]
+            .map(|name| (name.to_owned(), 0))
+            .into();
+        assert_eq!(Metrics::count_types([&empty]), expected);
+        assert_eq!((gauge(7), gauge(usize::MAX)), (7, i64::MAX));
+    }
+
+    #[test]
+    fn status_files_keep_what_a_damaged_file_held() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = api_state(folder.path());
+        let file = folder.path().join("a.yml");
+        std::fs::write(&file, DOCUMENTS).unwrap();
+        let mut documents = crate::documents::Folder::new(vec![
+            folder.path().to_owned(),
+            file.with_file_name("none.yml"),
+        ]);
+        let mut writer = StatusWriter::default();
+        let mut write = |writer: &mut StatusWriter, problem: Option<&str>| {
+            let scan = documents.scan();
+            let publication = crate::publication::publish(&scan, &|_| Ok(Vec::new()));
+            *state.scan.lock() = Arc::new(scan);
+            writer.write(&state, &publication, &BTreeMap::new(), problem);
+            let status = StatusFile::read(&file).unwrap();
+            let names: Vec<String> = status
+                .documents
+                .iter()
+                .map(|status| status.id.name.clone())
+                .collect();
+            (
+                names,
+                status.problems.len(),
+                state.overview.lock().problems.clone(),
+            )
+        };
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (found, problems, shown) = write(&mut writer, Some("the fleet is silent"));
+        assert_eq!((found, problems), (names(&["bind", "one", "two"]), 0));
+        assert_eq!(
+            shown.last().map(String::as_str),
+            Some("the fleet is silent")
+        );
+        // A document that is cut off stays in the status, one that is removed does not.
+        std::fs::write(
+            &file,
+            DOCUMENTS.replace(
+                "spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}",
+                "spec: [",
+            ),
+        )
+        .unwrap();
+        let (found, problems, _) = write(&mut writer, None);
+        assert_eq!((found, problems), (names(&["bind", "one", "two"]), 1));
+        // Also by a new process.
+        let mut restarted = StatusWriter::default();
+        let (found, _, _) = write(&mut restarted, None);
+        assert_eq!(found, names(&["bind", "one", "two"]));
+        std::fs::write(
+            &file,
+            DOCUMENTS.rsplit_once("---").unwrap().0.to_owned() + "# end\n",
+        )
+        .unwrap();
+        let (found, problems, _) = write(&mut restarted, None);
+        assert_eq!((found, problems), (names(&["bind", "one"]), 0));
+        assert!(!folder.path().join("none.yml.status").exists());
+        assert!(!folder.path().join("store/.lock.status").exists());
+    }
 }

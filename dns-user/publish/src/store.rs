@@ -415,4 +415,131 @@ mod tests {
         );
         assert_eq!(fs::read(&path).unwrap(), b"this is not a folder");
     }
+
+    #[test]
+    fn resources_have_a_file_and_a_tag() {
+        let folder = Path::new("/s");
+        let list = DocumentId {
+            kind: Kind::List,
+            namespace: String::new(),
+            name: "cluster/p/edge".to_owned(),
+        };
+        assert_eq!(
+            path_of(folder, &id("a")),
+            Path::new("/s/DNSUpdateRecord~shop~a.json")
+        );
+        assert_eq!(
+            path_of(folder, &list),
+            Path::new("/s/DNSUpdateRecordList~~cluster~p~edge.json")
+        );
+        let resource = |generation, prefix: &str| Resource {
+            id: id("a"),
+            generation,
+            body: body(prefix),
+        };
+        let digest = digest(&body("p").to_string());
+        assert_eq!(resource(3, "p").tag(), format!("\"3-{digest}\""));
+        assert_ne!(resource(3, "p").tag(), resource(3, "q").tag());
+    }
+
+    #[test]
+    fn documents_and_resources_convert_both_ways() {
+        let list = |namespace: &str, name: &str| DocumentId {
+            kind: Kind::List,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        for (id, member, value) in [
+            (id("a"), None, ""),
+            (
+                list("shop", "logical-cloud/lc1"),
+                Some("logicalCloud"),
+                "lc1",
+            ),
+            (list("", "cluster/p/edge"), Some("cluster"), "p/edge"),
+        ] {
+            let resource = Resource {
+                id: id.clone(),
+                generation: 7,
+                body: body("p"),
+            };
+            let document = resource.document();
+            assert_eq!(document["apiVersion"], "bosh-dns-publish/v1");
+            assert_eq!(document["kind"], id.kind.name());
+            assert_eq!(document["metadata"]["generation"], 7);
+            let namespace = document["metadata"]
+                .get("namespace")
+                .and_then(Value::as_str);
+            assert_eq!(namespace.unwrap_or(""), id.namespace);
+            assert_eq!(namespace.is_some(), !id.namespace.is_empty());
+            if let Some(member) = member {
+                assert_eq!(document["spec"][member], value);
+            }
+            assert_eq!(
+                document["spec"].as_object().unwrap().len(),
+                2 + usize::from(member.is_some())
+            );
+            assert_eq!(Resource::of_document(document.clone()), Some(resource));
+            for damage in ["kind", "metadata", "spec"] {
+                let mut damaged = document.clone();
+                damaged.as_object_mut().unwrap().remove(damage);
+                assert_eq!(Resource::of_document(damaged), None, "{damage}");
+            }
+            let mut damaged = document;
+            damaged["metadata"]
+                .as_object_mut()
+                .unwrap()
+                .remove("generation");
+            assert_eq!(Resource::of_document(damaged), None);
+        }
+    }
+
+    #[test]
+    fn conditions_see_the_resource_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let refused = store.write(&id("a"), body("1"), Write::Put, &|before| before.is_some());
+        assert_eq!(refused.unwrap().0, Written::Unmet);
+        assert_eq!((store.all().len(), store.get(&id("a"))), (0, None));
+        store
+            .write(&id("a"), body("1"), Write::Create, &|before| {
+                before.is_none()
+            })
+            .unwrap();
+        let tag = store.get(&id("a")).unwrap().tag();
+        let is_same = |before: Option<&Resource>| before.is_some_and(|before| before.tag() == tag);
+        let (written, resource) = store
+            .write(&id("a"), body("2"), Write::Put, &is_same)
+            .unwrap();
+        assert_eq!((written, resource.generation), (Written::Replaced, 2));
+        let (written, resource) = store
+            .write(&id("a"), body("3"), Write::Put, &is_same)
+            .unwrap();
+        assert_eq!((written, resource.generation), (Written::Unmet, 3));
+        assert_eq!(store.get(&id("a")).unwrap().body, body("2"));
+        // Another user must not read its parameters.
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = fs::metadata(path_of(folder.path(), &id("a")))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let in_use = Store::open(folder.path()).unwrap_err().to_string();
+        assert_eq!(
+            in_use,
+            format!(
+                "{}: in use by another bosh-dns-publish; use that one through its control socket",
+                folder.path().display()
+            )
+        );
+    }
+
+    #[test]
+    fn state_is_written_into_a_new_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b/state.json");
+        write_json(&path, &[1, 2]).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[1,2]");
+        assert!(write_json(&path.join("below"), &[1]).is_err());
+    }
 }

@@ -363,7 +363,7 @@ pub struct Node {
 pub enum Value {
     /// `null`, `~`, or an empty value.
     Null,
-    /// The plain scalars `true` and `false`.
+    /// A plain scalar such as `true` or `no`, as in YAML 1.1, which Kubernetes reads.
     Bool(bool),
     /// A number without fraction or exponent.
     Integer(i128),
@@ -885,5 +885,362 @@ mod tests {
         ] {
             assert_eq!(parse_json(text, 1), None, "{text}");
         }
+    }
+
+    /// Reads a document of one member `m` by `read`, and returns what was found and the problems.
+    fn member<T>(
+        text: &str,
+        read: impl FnOnce(&Reader<'_>) -> Option<T>,
+    ) -> (Option<T>, Vec<String>) {
+        let problems = Problems::of("f");
+        let text = format!("m: {text}\n");
+        let node = parse(documents(&text)[0], &problems).unwrap();
+        let mut fields = Reader::root(&node, &problems).fields().unwrap();
+        let found = fields.required_as("m", read);
+        let problems = problems.into_vec().iter().map(Problem::to_string).collect();
+        (found, problems)
+    }
+
+    #[test]
+    fn values_of_other_types_are_described() {
+        for (value, wanted) in [
+            ("[1]", "a list instead of text; give text"),
+            ("{a: 1}", "a map instead of text; give text"),
+            ("12", "12 instead of text; put it in quotes: \"12\""),
+            ("true", "true instead of text; put it in quotes: \"true\""),
+            ("1.5", "1.5 instead of text; put it in quotes: \"1.5\""),
+        ] {
+            let (found, problems) = member(value, |reader| reader.text().map(str::to_owned));
+            assert_eq!(
+                (found, &problems[..]),
+                (None, &[format!("f:1: m: {wanted}")][..])
+            );
+        }
+        for (value, wanted) in [
+            (
+                "x",
+                "the text \"x\" instead of true or false; give true or false",
+            ),
+            ("1", "1 instead of true or false; give true or false"),
+            ("[]", "a list instead of true or false; give true or false"),
+            ("{}", "a map instead of true or false; give true or false"),
+        ] {
+            let (found, problems) = member(value, |reader| reader.boolean());
+            assert_eq!(
+                (found, &problems[..]),
+                (None, &[format!("f:1: m: {wanted}")][..])
+            );
+        }
+        let long = "y".repeat(60);
+        for (text, shown) in [
+            (long.clone(), long.clone()),
+            (format!("{long}z"), format!("{long}...")),
+        ] {
+            let (_, problems) = member(&text, |reader| reader.boolean());
+            assert!(
+                problems[0].contains(&format!("the text {shown:?} instead")),
+                "{problems:?}"
+            );
+        }
+        assert_eq!(
+            member("true", |reader| reader.boolean()),
+            (Some(true), vec![])
+        );
+        assert_eq!(
+            member("false", |reader| reader.boolean()),
+            (Some(false), vec![])
+        );
+        assert_eq!(
+            member("x", |reader| reader.items().map(|_| ())).1,
+            ["f:1: m: the text \"x\" instead of a list; give a list"]
+        );
+        assert_eq!(
+            member("x", |reader| reader.fields().map(|_| ())).1,
+            ["f:1: m: the text \"x\" instead of a map; give a map"]
+        );
+    }
+
+    #[test]
+    fn texts_may_have_to_be_filled() {
+        assert_eq!(
+            member("''", |reader| reader.text().map(str::to_owned)),
+            (Some(String::new()), vec![])
+        );
+        for text in ["''", "'  '"] {
+            let (found, problems) = member(text, |reader| reader.owned_text());
+            assert_eq!(found, None);
+            assert_eq!(
+                problems,
+                ["f:1: m: it is empty; set a value, or remove the member"]
+            );
+        }
+        assert_eq!(
+            member("' a '", |reader| reader.owned_text()),
+            (Some(" a ".to_owned()), vec![])
+        );
+        assert_eq!(
+            member("[a, 1, '', b]", |reader| Some(reader.texts())),
+            (
+                Some(vec!["a".to_owned(), "b".to_owned()]),
+                vec![
+                    "f:1: m[1]: 1 instead of text; put it in quotes: \"1\"".to_owned(),
+                    "f:1: m[2]: it is empty; set a value, or remove the member".to_owned(),
+                ]
+            )
+        );
+    }
+
+    #[test]
+    fn numbers_lie_in_their_range() {
+        for (text, found) in [
+            ("2", Some(2)),
+            ("5", Some(5)),
+            ("1", None),
+            ("6", None),
+            ("-1", None),
+            ("300", None),
+        ] {
+            let (number, problems) = member(text, |reader| reader.integer(2_u8..=5));
+            assert_eq!(number, found, "{text}");
+            let expected = match found {
+                Some(_) => vec![],
+                None => vec![format!(
+                    "f:1: m: {text} is out of range; give a whole number from 2 to 5"
+                )],
+            };
+            assert_eq!(problems, expected);
+        }
+        assert_eq!(
+            member("2.5", |reader| reader.integer(2_u8..=5)).1,
+            ["f:1: m: 2.5 instead of a whole number from 2 to 5; give a whole number from 2 to 5"]
+        );
+    }
+
+    #[test]
+    fn absent_members_are_reported_where_they_are_required() {
+        let read = |text: &str| {
+            problems_of(text, |root| {
+                let mut fields = root.fields().unwrap();
+                if let Some(mut inner) = fields.required_as("outer", Reader::fields) {
+                    inner.required("inner");
+                    inner.finish();
+                }
+                fields.finish();
+            })
+        };
+        let missing = "member \"inner\" is missing; add \"inner\"";
+        assert_eq!(read("outer: {inner: 1}\n"), [] as [&str; 0]);
+        assert_eq!(
+            read("outer: {inner: null}\n"),
+            [format!("zone.yml:1: outer: {missing}")]
+        );
+        assert_eq!(
+            read("\nouter: {}\n"),
+            [format!("zone.yml:2: outer: {missing}")]
+        );
+        assert_eq!(
+            read("outer: null\n"),
+            ["zone.yml:1: member \"outer\" is missing; add \"outer\""]
+        );
+        assert_eq!(
+            read("outer:\n  inner: 1\n  innner: 2\nother: 3\n"),
+            [
+                "zone.yml:3: outer.innner: unknown member \"innner\"; did you mean \"inner\"? If not, remove it",
+                "zone.yml:4: other: unknown member \"other\"; did you mean \"outer\"? If not, remove it",
+            ]
+        );
+    }
+
+    #[test]
+    fn suggestions_are_near() {
+        let meant = |word: &str| format!("did you mean {word:?}? If not, remove it");
+        for (name, known, expected) in [
+            ("", &["ab"][..], meant("ab")),
+            ("", &["abc"], "remove it; known members are abc".to_owned()),
+            ("axy", &["a"], meant("a")),
+            ("axyz", &["a"], "remove it; known members are a".to_owned()),
+            // One slip in four letters: 3 of 12, not of 11.
+            ("abcdefghixyz", &["abcdefghi"], meant("abcdefghi")),
+            (
+                "abcdefghxyz",
+                &["abcdefgh"],
+                "remove it; known members are abcdefgh".to_owned(),
+            ),
+            ("TTL", &["name", "ttl"], meant("ttl")),
+            ("x", &[], "remove it; known members are ".to_owned()),
+        ] {
+            assert_eq!(remedy_for_unknown(name, known), expected, "{name}");
+        }
+        let many = ["aaaaaaaaaaaa"; 13];
+        assert_eq!(remedy_for_unknown("x", &many), "remove it");
+        assert_eq!(
+            remedy_for_unknown("x", &many[..12]),
+            format!("remove it; known members are {}", many[..12].join(", "))
+        );
+    }
+
+    #[test]
+    fn files_are_split_at_their_markers() {
+        let split = |text| {
+            let mut found = Vec::new();
+            for document in documents(text) {
+                found.push((document.line, document.text));
+            }
+            found
+        };
+        for (text, expected) in [
+            ("", &[][..]),
+            ("# only\n\n  # comments\n", &[]),
+            ("---\n---\n...\n", &[]),
+            ("a: 1", &[(1, "a: 1")]),
+            ("a: 1\n---", &[(1, "a: 1\n")]),
+            ("--- a: 1\n", &[(1, " a: 1\n")]),
+            ("---a: 1\n", &[(1, "---a: 1\n")]),
+            (" ---\na: 1\n", &[(1, " ---\na: 1\n")]),
+            (
+                "a: 1\r\n---\r\nb: 2\r\n",
+                &[(1, "a: 1\r\n"), (2, "\r\nb: 2\r\n")],
+            ),
+            (
+                "a: 1\n...\nb: 2\n...\n# end\n",
+                &[(1, "a: 1\n"), (3, "b: 2\n")],
+            ),
+            ("a: 1\n... x\n", &[(1, "a: 1\n... x\n")]),
+        ] {
+            assert_eq!(split(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn json_knows_the_line_of_every_value() {
+        let node =
+            parse_json("{\n\n\"a\":\n[\n1,\r\n\"x\"], \"b\": {\n\"c\": null}}\n", 5).unwrap();
+        let leaf = |line, value| Node { line, value };
+        let list = vec![
+            leaf(9, Value::Integer(1)),
+            leaf(10, Value::Text("x".to_owned())),
+        ];
+        let inner = vec![("c".to_owned(), leaf(11, Value::Null))];
+        let expected = vec![
+            // A value has the line of its name.
+            ("a".to_owned(), leaf(7, Value::List(list))),
+            ("b".to_owned(), leaf(10, Value::Map(inner))),
+        ];
+        assert_eq!(node, leaf(5, Value::Map(expected)));
+    }
+
+    #[test]
+    fn json_is_parsed_to_a_depth() {
+        let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+        assert!(parse_json(&nested(64), 1).is_some());
+        assert!(parse_json(&nested(65), 1).is_none());
+        let maps = |depth: usize| "{\"a\":".repeat(depth) + "[]" + &"}".repeat(depth);
+        assert!(parse_json(&maps(63), 1).is_some());
+        assert!(parse_json(&maps(64), 1).is_none());
+    }
+
+    #[test]
+    fn strict_json_is_recognised() {
+        let one = |text: &str| match parse_json(&format!("[{text}]"), 1)?.value {
+            Value::List(mut items) if items.len() == 1 => Some(items.remove(0).value),
+            other => panic!("{other:?}"),
+        };
+        for (text, expected) in [
+            ("0", Value::Integer(0)),
+            ("-7", Value::Integer(-7)),
+            (
+                "9223372036854775807",
+                Value::Integer(9_223_372_036_854_775_807),
+            ),
+            ("true", Value::Bool(true)),
+            ("false", Value::Bool(false)),
+            (" null\t", Value::Null),
+            ("\"\"", Value::Text(String::new())),
+            ("\" ~é\"", Value::Text(" ~é".to_owned())),
+            (r#""\\""#, Value::Text("\\".to_owned())),
+            (r#""a\"b""#, Value::Text("a\"b".to_owned())),
+            (r#""\u0041\n""#, Value::Text("A\n".to_owned())),
+            ("[ ]", Value::List(Vec::new())),
+            ("{ }", Value::Map(Vec::new())),
+        ] {
+            assert_eq!(one(text), Some(expected), "{text}");
+        }
+        for text in [
+            "-0",
+            "-",
+            "00",
+            "9223372036854775808",
+            "\"\u{1f}\"",
+            "\"\t\"",
+            "\"a",
+            "True",
+            "nul",
+            "\"a\" 1",
+        ] {
+            assert_eq!(one(text), None, "{text}");
+        }
+        // Few members are compared in pairs, many by a set.
+        for count in [2, 8, 9, 30] {
+            let members: Vec<String> = (0..count)
+                .map(|number| format!("\"n{number}\": 0"))
+                .collect();
+            let whole = format!("{{{}}}", members.join(","));
+            assert!(parse_json(&whole, 1).is_some(), "{count}");
+            for repeated in [0, count - 2] {
+                let again = format!("{{{},\"n{repeated}\": 1}}", members[..count - 1].join(","));
+                assert_eq!(parse_json(&again, 1), None, "{count} {repeated}");
+            }
+        }
+    }
+
+    #[test]
+    fn yaml_values_have_their_types() {
+        let text =
+            "a: 1\nb: 1.5\nc: yes\nd: ~\ne: true\nf: '1'\ng: [x]\nh: {}\ni: 18446744073709551615\n";
+        let node = as_yaml(text).unwrap();
+        let leaf = |line, value| Node { line, value };
+        let expected = [
+            ("a", Value::Integer(1)),
+            ("b", Value::Float(1.5)),
+            // As in YAML 1.1, which Kubernetes reads.
+            ("c", Value::Bool(true)),
+            ("d", Value::Null),
+            ("e", Value::Bool(true)),
+            ("f", Value::Text("1".to_owned())),
+            ("g", Value::List(vec![leaf(9, Value::Text("x".to_owned()))])),
+            ("h", Value::Map(Vec::new())),
+            ("i", Value::Integer(u64::MAX.into())),
+        ];
+        let mut members = Vec::new();
+        for (line, (name, value)) in (3..).zip(expected) {
+            members.push((name.to_owned(), leaf(line, value)));
+        }
+        assert_eq!(node, leaf(3, Value::Map(members)));
+    }
+
+    #[test]
+    fn syntax_errors_have_line_cause_and_remedy() {
+        let problems = Problems::of("f");
+        assert_eq!(
+            parse_yaml(
+                RawDocument {
+                    line: 7,
+                    text: "a: 1\nb: 2\nb: 3\n"
+                },
+                &problems
+            ),
+            None
+        );
+        let found = problems.into_vec();
+        assert_eq!((found.len(), found[0].line, &*found[0].path), (1, 9, ""));
+        assert!(
+            found[0]
+                .reason
+                .starts_with("not valid YAML or JSON: duplicate"),
+            "{}",
+            found[0]
+        );
+        assert_eq!(found[0].remedy, "correct the syntax at this line");
+        assert!(!found[0].reason.contains('\n'));
     }
 }

@@ -230,6 +230,30 @@ mod tests {
     }
 
     #[test]
+    fn a_ttl_of_zero_is_none() {
+        for (ttl, expected) in [(0, None), (-1, None), (1, Some(1)), (4_294_967_296, None)] {
+            let endpoint = Endpoint {
+                dns_name: "a.example.org".to_owned(),
+                record_type: "A".to_owned(),
+                record_ttl: ttl,
+                ..Endpoint::default()
+            };
+            assert_eq!(endpoint.record().unwrap().ttl, expected, "{ttl}");
+            let again = serde_json::to_value(Endpoint::of(&endpoint.record().unwrap())).unwrap();
+            let written = again.get("recordTTL").and_then(serde_json::Value::as_u64);
+            assert_eq!(written, expected.map(u64::from));
+        }
+        let bad = Endpoint {
+            dns_name: "a.example.org".to_owned(),
+            targets: vec!["a..b".to_owned()],
+            record_type: "A".to_owned(),
+            ..Endpoint::default()
+        };
+        let error = bad.record().unwrap_err().to_string();
+        assert!(error.ends_with("it is not an IPv4 address"), "{error}");
+    }
+
+    #[test]
     fn empty_lists_may_be_null() {
         let changes: Changes = go_json::from_slice(
             br#"{"create": null, "delete": [{"dnsName": "a.example.org", "targets": null, "recordType": "A",

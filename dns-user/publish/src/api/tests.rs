@@ -630,3 +630,260 @@ async fn tls_admits_listed_clients() {
     fs::copy(folder.join("ca.pem"), others.path().join("ca.pem")).unwrap();
     assert_eq!(ask(address, others.path(), Some("operator")).await, None);
 }
+
+#[tokio::test]
+async fn unknown_members_are_refused_beside_a_valid_resource() {
+    let lab = Lab::new();
+    let all = "/v2/projects/shop/dns-update-records";
+    let mut body = record("etcd", "p");
+    body["status"] = json!({"ready": true});
+    assert_eq!(lab.call(Method::POST, all, body.clone()).await.0, 201);
+    body["metadata"]["name"] = "second".into();
+    body["extra"] = 1.into();
+    let (code, refusal) = lab.call(Method::POST, all, body).await;
+    assert_eq!(
+        (code, &refusal["problems"][0]["path"]),
+        (400, &json!("extra"))
+    );
+    assert_eq!(refusal["problems"].as_array().unwrap().len(), 1);
+    assert_eq!(lab.get(all).await.1.as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn lists_of_other_projects_hold_no_record() {
+    let lab = Lab::new();
+    let records = "/v2/projects/shop/dns-update-records";
+    lab.call(Method::POST, records, record("etcd", "p")).await;
+    let list = json!({
+        "metadata": {"name": "dns-update-record-list"},
+        "spec": {"kv": [{"a": "other", "b": "etcd"}]},
+    });
+    let elsewhere = "/v2/projects/other/logical-clouds/lc1/kv-pairs";
+    assert_eq!(lab.call(Method::POST, elsewhere, list.clone()).await.0, 201);
+    let cluster = "/v2/cluster-providers/p/clusters/edge/kv-pairs";
+    assert_eq!(lab.call(Method::POST, cluster, list).await.0, 201);
+    let one = format!("{records}/etcd");
+    // The list of a cluster may apply to any project.
+    let (code, refusal) = lab.call(Method::DELETE, &one, Value::Null).await;
+    assert_eq!(code, 409);
+    assert_eq!(
+        refusal["problems"][0],
+        json!({
+            "file": "body", "line": 1, "path": "",
+            "reason": "DNSUpdateRecord shop/etcd is named in DNSUpdateRecordList /cluster/p/edge",
+            "remedy": "remove it from that list first",
+        })
+    );
+    let named = format!("{cluster}/dns-update-record-list");
+    assert_eq!(lab.call(Method::DELETE, &named, Value::Null).await.0, 204);
+    assert_eq!(lab.call(Method::DELETE, &one, Value::Null).await.0, 204);
+}
+
+#[tokio::test]
+async fn the_state_is_shown_with_its_resources() {
+    let lab = Lab::new();
+    let all = "/v2/projects/shop/dns-update-records";
+    lab.call(Method::POST, all, record("etcd", "p")).await;
+    let documents = vec![lab.folder.path().join("store")];
+    let scan = Folder::new(documents).scan();
+    let publication = crate::publication::publish(&scan, &|_| Ok(Vec::new()));
+    let mut state = crate::status::ProviderState::failed("cause", &Default::default());
+    let overview = |state: &crate::status::ProviderState| {
+        let states = [("shop/etcd".to_owned(), state.clone())].into();
+        crate::status::statuses(&scan, &publication, &states, &Default::default())
+    };
+    *lab.api_state.overview.lock() = overview(&state);
+    let (code, shown) = lab.get("/status").await;
+    assert_eq!(code, 200);
+    assert_eq!(
+        shown["providers"]["shop/etcd"],
+        json!({"provider": "coredns", "synced": false, "wanted": 0, "owned": 0, "problems": ["cause"], "remarks": []})
+    );
+    let one = lab.get(&format!("{all}/etcd")).await.1;
+    assert_eq!(
+        one["status"],
+        json!({"observedGeneration": 1, "ready": false, "problems": ["cause"], "remarks": []})
+    );
+    assert_eq!(lab.get(all).await.1[0]["status"], one["status"]);
+    state.general.clear();
+    *lab.api_state.overview.lock() = overview(&state);
+    let one = lab.get(&format!("{all}/etcd")).await.1;
+    assert_eq!(one["status"]["ready"], true);
+    assert_eq!(lab.call(Method::POST, "/reload", Value::Null).await.0, 202);
+    // The reload has woken the main loop.
+    lab.api_state.change.notified().await;
+    let (code, refusal) = lab
+        .call(
+            Method::POST,
+            "/confirm",
+            json!({"deletions": 1, "providers": ["x"]}),
+        )
+        .await;
+    assert_eq!(
+        (code, &refusal["problems"][0]["reason"]),
+        (404, &json!("provider \"x\" is not running"))
+    );
+    assert_eq!(
+        lab.call(Method::POST, "/confirm", json!({"deletion": 1}))
+            .await
+            .0,
+        400
+    );
+    assert_eq!(
+        lab.call(Method::POST, "/confirm", json!({"deletions": 1}))
+            .await,
+        (200, json!({}))
+    );
+}
+
+/// An external-dns at the webhook of a publisher.
+struct ExternalDns {
+    address: std::net::SocketAddr,
+    folder: tempfile::TempDir,
+}
+
+impl ExternalDns {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let server = json!({"port": 53, "alias_files_glob": path("*.aliases")}).to_string();
+        fs::write(path("config.json"), server).unwrap();
+        let config = crate::config::WebhookConfig {
+            address: "127.0.0.1:0".parse().unwrap(),
+            domains: crate::webhook::Domains {
+                include: vec!["apps.internal".to_owned()],
+                ..Default::default()
+            },
+            alias_file: path("own.aliases"),
+        };
+        let opened = AliasWriter::new(&config, &path("config.json"), path("webhook.json"));
+        let (writer, client) = opened.unwrap();
+        let listener = TcpListener::bind(config.address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let routes = webhook_routes(writer, client);
+        let server = Server::new("the webhook", Listener::Plain(listener));
+        tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
+        Self { address, folder }
+    }
+
+    /// Sends a request with headers as written; returns the head of the response and its body.
+    async fn ask(&self, request: &str, headers: &str, body: &Value) -> (String, String) {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let head = format!(
+            "{request} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
+        (head.to_ascii_lowercase(), body.to_owned())
+    }
+
+    /// Sends a message of the protocol; returns the code and the body.
+    async fn send(&self, request: &str, body: &Value) -> (String, Value) {
+        let headers = format!("accept: {MEDIA_TYPE}\r\ncontent-type: {MEDIA_TYPE}\r\n");
+        let (head, body) = self.ask(request, &headers, body).await;
+        let code = head.split(' ').nth(1).unwrap().to_owned();
+        (code, serde_json::from_str(&body).unwrap_or_default())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn external_dns_writes_names_of_the_fleet() {
+    let external_dns = ExternalDns::new().await;
+    let (head, body) = external_dns
+        .ask("GET /", &format!("accept: {MEDIA_TYPE}\r\n"), &Value::Null)
+        .await;
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    assert!(
+        head.contains(&format!("content-type: {MEDIA_TYPE}")),
+        "{head}"
+    );
+    assert!(head.contains("vary: content-type"), "{head}");
+    assert_eq!(body, r#"{"include":["apps.internal"]}"#);
+    let entry = |name: &str| json!({"dnsName": name, "recordType": "A", "targets": ["192.0.2.1"]});
+    let wanted = json!([entry("a.apps.internal"), entry("a.example.org")]);
+    let (code, adjusted) = external_dns.send("POST /adjustendpoints", &wanted).await;
+    assert_eq!(
+        (&*code, adjusted),
+        ("200", json!([entry("a.apps.internal")]))
+    );
+    let create = json!({"create": [entry("a.apps.internal")]});
+    assert_eq!(
+        external_dns.send("GET /records", &Value::Null).await.1,
+        json!([])
+    );
+    assert_eq!(external_dns.send("POST /records", &create).await.0, "204");
+    let listed = external_dns.send("GET /records", &Value::Null).await;
+    assert_eq!(
+        listed,
+        ("200".to_owned(), json!([entry("a.apps.internal")]))
+    );
+    let aliases = fs::read_to_string(external_dns.folder.path().join("own.aliases")).unwrap();
+    assert_eq!(
+        serde_json::from_str::<Value>(&aliases).unwrap(),
+        json!({"a.apps.internal": ["192.0.2.1"]})
+    );
+    // external-dns lists again after a conflict, and gives up after what is unfit.
+    assert_eq!(external_dns.send("POST /records", &create).await.0, "503");
+    let unfit = json!({"create": [entry("a.example.org")]});
+    assert_eq!(external_dns.send("POST /records", &unfit).await.0, "400");
+    let (code, refusal) = external_dns.send("POST /records", &json!([1])).await;
+    assert_eq!(
+        (&*code, &refusal["problems"][0]["remedy"]),
+        ("400", &json!("correct it"))
+    );
+    fs::write(external_dns.folder.path().join("webhook.json"), "x").unwrap();
+    assert_eq!(
+        external_dns.send("GET /records", &Value::Null).await.0,
+        "200",
+        "it knows them"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_versions_of_the_webhook_are_refused() {
+    let external_dns = ExternalDns::new().await;
+    for (headers, code, reason, remedy) in [
+        (
+            "accept: text/html\r\n",
+            "406",
+            "Accept is \"text/html\"",
+            "accept",
+        ),
+        (
+            "content-type: text/html\r\n",
+            "415",
+            "Content-Type is \"text/html\"",
+            "send",
+        ),
+        (
+            "accept: a/b\r\ncontent-type: c/d\r\n",
+            "406",
+            "Accept is \"a/b\"",
+            "accept",
+        ),
+    ] {
+        let (head, body) = external_dns
+            .ask("GET /records", headers, &Value::Null)
+            .await;
+        assert!(head.starts_with(&format!("http/1.1 {code}")), "{head}");
+        let problem = &serde_json::from_str::<Value>(&body).unwrap()["problems"][0];
+        assert_eq!(problem["reason"], reason);
+        assert_eq!(problem["remedy"], format!("{remedy} {MEDIA_TYPE}"));
+    }
+    let (head, _) = external_dns.ask("GET /records", "", &Value::Null).await;
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    let (head, body) = external_dns
+        .ask("GET /healthz", "accept: text/html\r\n", &Value::Null)
+        .await;
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    assert_eq!(body, "OK\n");
+}

@@ -264,9 +264,19 @@ async fn read_sources(config: &Config) -> anyhow::Result<(runner::SourceState, b
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
     use test_support::command_page;
 
     use super::*;
+    use crate::{
+        documents::{DocumentId, Kind},
+        plan::Desired,
+        provider::ProviderKind,
+        publication::Publication,
+        record::Record,
+        update_record::{DocumentParameters, Metadata, UpdateRecord},
+    };
 
     #[test]
     fn command_line_is_consistent() {
@@ -310,7 +320,8 @@ mod tests {
     #[test]
     fn default_project_is_implied() {
         assert!(is_named("default/bind", "bind") && is_named("shop/bind", "shop/bind"));
-        assert!(!is_named("shop/bind", "bind"));
+        assert!(is_named("default/bind", "default/bind"));
+        assert!(!is_named("shop/bind", "bind") && !is_named("default/bind", "etcd"));
     }
 
     #[test]
@@ -327,5 +338,96 @@ mod tests {
             "publish-metrics.md",
             &command_page::metrics_of(introduction, &families),
         );
+    }
+
+    /// Returns the target `shop/etcd`, whose provider is opened without a request.
+    pub(super) fn target(records: Vec<Record>) -> Target {
+        Target {
+            id: DocumentId {
+                kind: Kind::UpdateRecord,
+                namespace: "shop".to_owned(),
+                name: "etcd".to_owned(),
+            },
+            record: UpdateRecord {
+                metadata: Metadata::default(),
+                provider: ProviderKind::CoreDns,
+                selector: None,
+                parameters: DocumentParameters::default(),
+            },
+            desired: Desired {
+                records,
+                ..Desired::default()
+            },
+            untargeted: Vec::new(),
+            origins: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            rival: None,
+        }
+    }
+
+    #[test]
+    fn selections_name_existing_targets() {
+        let mut publication = Publication::default();
+        for (namespace, name) in [("default", "bind"), ("shop", "bind"), ("shop", "etcd")] {
+            let mut target = target(Vec::new());
+            target.id.namespace = namespace.to_owned();
+            target.id.name = name.to_owned();
+            let target = Arc::new(target);
+            publication.targets.insert(target.name(), target);
+        }
+        let read = runner::SourceState {
+            scan: Arc::default(),
+            publication,
+            next: Instant::now(),
+            fleet_problem: None,
+        };
+        let select = |names: &[&str]| {
+            let providers = names.iter().map(|name| (*name).to_owned()).collect();
+            let selected = Selection { providers }.of(&read);
+            selected
+                .map(|targets| {
+                    targets
+                        .iter()
+                        .map(|target| target.name())
+                        .collect::<Vec<_>>()
+                })
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            select(&[]).unwrap(),
+            ["default/bind", "shop/bind", "shop/etcd"]
+        );
+        assert_eq!(select(&["bind"]).unwrap(), ["default/bind"]);
+        assert_eq!(
+            select(&["shop/etcd", "default/bind"]).unwrap(),
+            ["default/bind", "shop/etcd"]
+        );
+        assert_eq!(
+            select(&["bind", "etcd"]).unwrap_err(),
+            "DNS Update Record etcd does not exist; existing ones: default/bind, shop/bind, shop/etcd"
+        );
+    }
+
+    #[test]
+    fn colour_is_chosen() {
+        assert!(Colour::Always.is_on() && !Colour::Never.is_on());
+    }
+
+    #[test]
+    fn problems_of_a_provider_fail_a_command() {
+        assert!(!complain_of("p", &[]) && complain_of("p", &["x".to_owned()]));
+    }
+
+    #[test]
+    fn a_named_configuration_must_exist() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("publish.yml");
+        let load = || load(Some(file.clone())).map_err(|error| error.to_string());
+        assert!(load().unwrap_err().contains("cannot be read: "));
+        std::fs::write(&file, "stor: s\ncontrl: {}\n").unwrap();
+        let problems = load().unwrap_err();
+        assert_eq!(problems.lines().count(), 2, "{problems}");
+        std::fs::write(&file, "store: s\n").unwrap();
+        assert_eq!(load().unwrap().store, PathBuf::from("s"));
     }
 }

@@ -480,3 +480,222 @@ fn plan_json(planned: &Planned, failures: &[String]) -> Value {
     document["errors"] = json!(failures);
     document
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::{
+        documents::{DocumentId, DocumentStatus, Kind},
+        engine::ZonePlan,
+        plan::{NameChange, Note, Plan, Reason},
+        provider::{Visibility, Zone},
+        record::{Labels, Name, Record, RecordType},
+    };
+
+    fn record(name: &str) -> Record {
+        let mut record = Record::parse(name, RecordType::A, ["192.0.2.1"]).unwrap();
+        record.labels = Labels::of("me", "");
+        record.ttl = Some(60);
+        record
+    }
+
+    fn note(name: &str) -> Note {
+        Note::on(&record(name), Reason::NoZone)
+    }
+
+    /// A plan with an action of each kind, notes, and deletions that need a confirmation.
+    fn planned() -> Planned {
+        let mut after = record("b.example.org");
+        after.ttl = Some(61);
+        let mut changes = Vec::new();
+        for action in [
+            Action::Create(record("a.example.org")),
+            Action::Update {
+                before: record("b.example.org"),
+                after,
+            },
+            Action::Delete(record("c.example.org")),
+            Action::Release(record("d.example.org")),
+            Action::DropOrphan(record("e.example.org")),
+        ] {
+            let name = action.record().name.clone();
+            let actions = vec![action];
+            changes.push(NameChange { name, actions });
+        }
+        let zone = ZonePlan {
+            id: "z1".to_owned(),
+            plan: Plan {
+                changes,
+                notes: vec![note("f.example.org")],
+            },
+            owned: 5,
+            recent: 0,
+        };
+        Planned {
+            zones: vec![zone],
+            notes: vec![note("g.example.org")],
+            wanted: 0,
+        }
+    }
+
+    const REFUSAL: &str = "the documents want no records, which would delete 1 names; check the documents, or allow \
+                           it with `bosh-dns-publish apply --confirm-deletions 1`";
+
+    #[test]
+    fn plans_are_shown_as_lines() {
+        let failures = ["zone z2: gone".to_owned()];
+        let lines = [
+            ("1", "shop/bind:".to_owned()),
+            ("32", "  + a.example.org 60 A 192.0.2.1".to_owned()),
+            ("33", "  ~ b.example.org A: ttl 60 -> 61".to_owned()),
+            ("31", "  - c.example.org 60 A 192.0.2.1".to_owned()),
+            (
+                "36",
+                "  = d.example.org 60 A 192.0.2.1: remains without an owner".to_owned(),
+            ),
+            (
+                "31",
+                "  - e.example.org A: owner record of \"me\"".to_owned(),
+            ),
+            (
+                "2",
+                "  # f.example.org A: none of the provider's zones contains the name".to_owned(),
+            ),
+            ("1;31", format!("  ! z1: {REFUSAL}")),
+            (
+                "2",
+                "  # g.example.org A: none of the provider's zones contains the name".to_owned(),
+            ),
+            ("1;31", "  ! zone z2: gone".to_owned()),
+        ];
+        let mut plain = String::new();
+        let mut coloured = String::new();
+        for (code, line) in &lines {
+            plain.push_str(&format!("{line}\n"));
+            coloured.push_str(&format!("\x1b[{code}m{line}\x1b[0m\n"));
+        }
+        let planned = planned();
+        let shown =
+            |confirmed, colour| plan_text("shop/bind", &planned, &failures, confirmed, colour);
+        assert_eq!(shown(None, Colour::Never), plain);
+        assert_eq!(shown(None, Colour::Always), coloured);
+        let confirmed = shown(Some(1), Colour::Never);
+        assert_eq!(confirmed, plain.replace(&format!("{}\n", lines[7].1), ""));
+        assert_eq!(shown(Some(0), Colour::Never), plain);
+    }
+
+    #[test]
+    fn a_plan_without_changes_says_so() {
+        let shown = |planned: &Planned, failures: &[String]| {
+            plan_text("p", planned, failures, None, Colour::Never)
+        };
+        let nothing = Planned::default();
+        assert_eq!(shown(&nothing, &[]), "p:\n  nothing to do\n");
+        assert_eq!(shown(&nothing, &["x\ty".to_owned()]), "p:\n  ! x\\ty\n");
+        let noted = Planned {
+            notes: vec![note("g.example.org")],
+            ..Planned::default()
+        };
+        assert!(!shown(&noted, &[]).contains("nothing to do"));
+    }
+
+    #[test]
+    fn plans_have_a_form_for_programs() {
+        let line = |name: &str| format!("{name}.example.org 60 A 192.0.2.1");
+        assert_eq!(
+            plan_json(&planned(), &["gone".to_owned()]),
+            json!({
+                "create": [line("a")],
+                "update": [[line("b"), "b.example.org 61 A 192.0.2.1"]],
+                "delete": [line("c")],
+                "release": [line("d")],
+                "drop_orphan": [line("e")],
+                "notes": [
+                    "f.example.org A: none of the provider's zones contains the name",
+                    "g.example.org A: none of the provider's zones contains the name",
+                ],
+                "needs_confirmation": [REFUSAL],
+                "errors": ["gone"],
+            })
+        );
+        assert_eq!(
+            plan_json(&Planned::default(), &[]),
+            json!({
+                "create": [], "update": [], "delete": [], "release": [], "drop_orphan": [], "notes": [],
+                "needs_confirmation": [], "errors": [],
+            })
+        );
+    }
+
+    #[test]
+    fn states_are_shown_as_lines() {
+        let id = |name: &str| DocumentId {
+            kind: Kind::Endpoint,
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+        };
+        let document = |name: &str, last_error: Option<&str>| DocumentStatus {
+            id: id(name),
+            observed_generation: 3,
+            digest: String::new(),
+            providers: BTreeMap::new(),
+            last_error: last_error.map(str::to_owned),
+            remarks: Vec::new(),
+        };
+        let provider = |synced| ProviderOverview {
+            provider: "rfc2136".to_owned(),
+            synced,
+            wanted: 4,
+            owned: 5,
+            problems: vec!["a problem".to_owned()],
+            remarks: vec!["a remark".to_owned()],
+        };
+        let overview = Overview {
+            providers: BTreeMap::from([
+                ("shop/bind".to_owned(), provider(true)),
+                ("shop/knot".to_owned(), provider(false)),
+            ]),
+            documents: vec![document("one", None), document("two", Some("a cause"))],
+            problems: vec!["of a file".to_owned()],
+        };
+        assert_eq!(
+            text(&overview),
+            "shop/bind (rfc2136): published, 4 record sets wanted, 5 names owned\n  ! a problem\n  # a remark\n\
+             shop/knot (rfc2136): NOT PUBLISHED, 4 record sets wanted, 5 names owned\n  ! a problem\n  # a remark\n\
+             DNSEndpoint shop/one (generation 3): ok\nDNSEndpoint shop/two (generation 3): a cause\n! of a file\n"
+        );
+        assert_eq!(
+            text(&Overview::default()),
+            "no documents; add some to the folder named in the configuration\n"
+        );
+    }
+
+    #[test]
+    fn zones_that_cannot_be_listed_are_named() {
+        let zone = |id: &str, content| Zone {
+            id: id.to_owned(),
+            apex: Name::parse("example.org").unwrap(),
+            visibility: Visibility::Public,
+            content,
+            warnings: Vec::new(),
+        };
+        let view = crate::ownership::Registry::default()
+            .read(&Name::parse("example.org").unwrap(), Vec::new());
+        let error = ProviderError::Settings("the cause".to_owned());
+        let listing = [zone("z1", Ok(view)), zone("z2", Err(error))];
+        assert_eq!(unlisted(&listing), ["zone z2: the cause"]);
+    }
+
+    #[test]
+    fn notes_on_wanted_names_hold_a_plan_back() {
+        let mut target = crate::cli::tests::target(Vec::new());
+        let planned = planned();
+        assert!(!holds_back(&planned, &target));
+        for name in ["f.example.org", "g.example.org"] {
+            target.origins = BTreeMap::from([(Name::parse(name).unwrap(), BTreeSet::new())]);
+            assert!(holds_back(&planned, &target), "{name}");
+        }
+    }
+}

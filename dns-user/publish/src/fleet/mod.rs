@@ -682,4 +682,198 @@ mod tests {
         ));
         assert_eq!(fleet.next_change(begin), None);
     }
+
+    #[test]
+    fn mistakes_of_mappings_are_described() {
+        for (entry, expected) in [
+            (
+                "{name: a.b}",
+                "names[0]: set none of alias, group and query; give exactly one of them",
+            ),
+            (
+                "{name: a.b, alias: x.y, query: q.r}",
+                "names[0]: set more than one of alias, group and query; give exactly one of them",
+            ),
+            (
+                "{name: a.b, group: a.b.c.}",
+                "names[0].group: \"a.b.c.\" is not a group; write it as GROUP.NETWORK.DEPLOYMENT.DOMAIN, such as \
+                 router.default.cf.bosh",
+            ),
+            (
+                "{name: a.b, alias: x.y, ttl: 0}",
+                "names[0].ttl: 0 is out of range; give a whole number from 1 to 2147483647",
+            ),
+            (
+                "{name: a.b, alias: x.y, ttl: 2147483648}",
+                "names[0].ttl: 2147483648 is out of range; give a whole number from 1 to 2147483647",
+            ),
+            (
+                "{name: a.b, alias: x.y, holt: 1s}",
+                "names[0].holt: unknown member \"holt\"; did you mean \"hold\"? If not, remove it",
+            ),
+            (
+                "{alias: x.y}",
+                "names[0]: member \"name\" is missing; add \"name\"",
+            ),
+            ("x", "names[0]: the text \"x\" instead of a map; give a map"),
+        ] {
+            let problems = Problems::of("f");
+            let text = format!("names:\n- {entry}\n");
+            let node = parse(documents(&text)[0], &problems).unwrap();
+            let found = read(&Reader::root(&node, &problems));
+            let is_named = entry.contains("name: a.b");
+            assert_eq!(
+                (found.names.len(), found.damaged.len()),
+                (0, usize::from(is_named)),
+                "{entry}"
+            );
+            assert_eq!(found.is_unreadable, !is_named, "{entry}");
+            let problems: Vec<String> = problems
+                .into_vec()
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            assert_eq!(problems, [format!("f:2: {expected}")]);
+        }
+        let problems = Problems::of("f");
+        let text = "names: [{name: a.b, group: g.n.d.bosh., ttl: 2147483647, hold: '0'}, {name: b.b, query: q-s4.x}]\n";
+        let node = parse(documents(text)[0], &problems).unwrap();
+        let found = read(&Reader::root(&node, &problems));
+        assert_eq!(problems.count(), 0);
+        let name = |external: &str, internal: &str, ttl, hold| FleetName {
+            external: Name::parse(external).unwrap(),
+            internal: FleetDomain::from_text(internal).unwrap(),
+            ttl,
+            hold: Duration::from_secs(hold),
+        };
+        assert_eq!(
+            found.names,
+            [
+                name("a.b", "q-s0.g.n.d.bosh", Some(i32::MAX as u32), 0),
+                name("b.b", "q-s4.x", None, 30)
+            ]
+        );
+    }
+
+    #[test]
+    fn the_next_address_to_withdraw_is_known() {
+        let name = FleetDomain::from_text("a.bosh").unwrap();
+        let begin = Instant::now();
+        let hold = Duration::from_secs(30);
+        let second = Duration::from_secs(1);
+        for order in [[0, 5, 9], [9, 5, 0], [5, 0, 9]] {
+            let mut history = HealthHistory::default();
+            let mut known = BTreeSet::new();
+            for (host, seconds) in order.into_iter().enumerate() {
+                known.insert(format!("10.0.0.{host}").parse().unwrap());
+                // Each is seen ill for the first time at its second.
+                let mut only = HealthHistory::default();
+                only.observe(&name, &ill(&known), begin + seconds * second);
+                for (address, illness) in only.unhealthy.remove(&name).unwrap() {
+                    history
+                        .unhealthy
+                        .entry(name.clone())
+                        .or_default()
+                        .entry(address)
+                        .or_insert(illness);
+                }
+            }
+            let at = |seconds: u32| history.withdrawn(&name, hold, begin + seconds * second);
+            assert_eq!((at(9).0.len(), at(9).1), (0, Some(begin + hold)));
+            assert_eq!(
+                (at(30).0.len(), at(30).1),
+                (1, Some(begin + hold + 5 * second))
+            );
+            assert_eq!(
+                (at(35).0.len(), at(35).1),
+                (2, Some(begin + hold + 9 * second))
+            );
+            assert_eq!((at(39).0.len(), at(39).1), (3, None));
+        }
+        let other = FleetDomain::from_text("b.bosh").unwrap();
+        assert_eq!(
+            HealthHistory::default().withdrawn(&other, hold, begin),
+            (set(&[]), None)
+        );
+    }
+
+    #[test]
+    fn health_is_saved_by_the_wall_clock() {
+        let name = FleetDomain::from_text("a.bosh").unwrap();
+        let begin = Instant::now();
+        let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        let mut history = HealthHistory::default();
+        history.observe(&name, &ill(&set(&["10.0.0.1", "fd00::1"])), begin);
+        history.observe(
+            &FleetDomain::from_text("well.bosh").unwrap(),
+            &ill(&set(&[])),
+            begin,
+        );
+        let saved = history.save(begin + Duration::from_millis(1_500), wall);
+        assert_eq!(
+            serde_json::to_value(&saved).unwrap(),
+            serde_json::json!({"a.bosh.": {"10.0.0.1": 998_500, "fd00::1": 998_500}})
+        );
+        // Other times are no other state, other addresses are.
+        let later = history.save(begin + Duration::from_secs(9), wall);
+        assert!(later != saved && later.is_like(&saved));
+        history.observe(&name, &ill(&set(&["10.0.0.1"])), begin);
+        assert!(!history.save(begin, wall).is_like(&saved));
+        // A time in the future, and a name that is none.
+        let edited: SavedHealth =
+            serde_json::from_str(r#"{"a.bosh.": {"10.0.0.1": 2000000}, "a..b": {"10.0.0.2": 1}}"#)
+                .unwrap();
+        let restored = HealthHistory::restore(&edited, begin, wall);
+        assert_eq!(restored.unhealthy.len(), 1);
+        let hold = Duration::from_secs(30);
+        assert_eq!(
+            restored.withdrawn(&name, hold, begin),
+            (set(&[]), Some(begin + hold))
+        );
+        assert_eq!(milliseconds(SystemTime::UNIX_EPOCH - hold), 0);
+    }
+
+    #[test]
+    fn unchecked_instances_stay_ill_for_ten_minutes() {
+        let name = FleetDomain::from_text("a.bosh").unwrap();
+        let begin = Instant::now();
+        let dead = set(&["10.0.0.1"]);
+        let unchecked = FleetAddresses {
+            unchecked: dead.clone(),
+            ..FleetAddresses::default()
+        };
+        for (seconds, is_ill) in [(599, true), (600, false), (601, false)] {
+            let mut history = HealthHistory::default();
+            history.observe(&name, &ill(&dead), begin);
+            let now = begin + Duration::from_secs(seconds);
+            history.observe(&name, &unchecked, now);
+            assert_eq!(
+                !history.withdrawn(&name, Duration::ZERO, now).0.is_empty(),
+                is_ill,
+                "{seconds}"
+            );
+        }
+    }
+
+    #[test]
+    fn reasons_for_unchanged_records_have_a_remedy() {
+        let name = FleetDomain::from_text("a.bosh").unwrap();
+        for (error, expected) in [
+            (
+                ResolveError::Unresolved(name, NoAddresses::NoInstance),
+                "a.bosh. matches no instance; correct the name",
+            ),
+            (
+                ResolveError::NoServer,
+                "no server is configured; set `server` to the DNS server's config.json",
+            ),
+            (
+                ResolveError::NoAnswer(None),
+                "the server has not answered yet",
+            ),
+            (ResolveError::NoAnswer(Some("x".to_owned())), "x"),
+        ] {
+            assert_eq!(error.to_string(), expected);
+        }
+    }
 }

@@ -686,4 +686,177 @@ mod tests {
             "labels": {"resource": "service/default/web"}}]);
         assert_eq!(adjusted, expected);
     }
+
+    #[test]
+    fn names_have_a_form_in_alias_files() {
+        for (name, expected) in [
+            ("a.example.org", Some("a.example.org")),
+            ("*.example.org", Some("_.example.org")),
+            ("a-b_c.9", Some("a-b_c.9")),
+            ("_a.example.org", Some("_a.example.org")),
+            ("_.example.org", None),
+            ("*._.example.org", None),
+            ("a.*.example.org", None),
+            (r"a\.b.example.org", None),
+            ("a!.example.org", None),
+            (".", None),
+        ] {
+            assert_eq!(
+                alias_of(&Name::parse(name).unwrap()).as_deref(),
+                expected,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn alias_files_match_the_pattern_part_by_part() {
+        for (pattern, file, expected) in [
+            ("/a/*.json", "/a/b.json", true),
+            ("/a/*.json", "/a/b.yml", false),
+            ("/a/*.json", "/a/b/c.json", false),
+            ("/a/*.json", "/b.json", false),
+            ("/*/b.json", "/a/b.json", true),
+            ("/a/[", "/a/b", false),
+        ] {
+            assert_eq!(
+                is_matched(pattern, Path::new(file)),
+                expected,
+                "{pattern} {file}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_targets_elsewhere_are_asked_of_the_server() {
+        let lab = Lab::new();
+        let mut writer = lab.open();
+        let stored = [endpoint("known.apps.internal", "A", &["192.0.2.1"])];
+        writer.apply(&changes("create", &stored), &known()).unwrap();
+        let endpoints: Vec<Endpoint> = serde_json::from_value(json!([
+            endpoint("a.apps.internal", "CNAME", &["known.apps.internal"]),
+            endpoint("b.apps.internal", "CNAME", &["A.apps.internal."]),
+            endpoint("c.apps.internal", "CNAME", &["router.internal"]),
+            endpoint("d.apps.internal", "A", &["192.0.2.2"]),
+            endpoint("t.apps.internal", "TXT", &["text.example"]),
+        ]))
+        .unwrap();
+        let asked = writer.other_targets(endpoints.iter()).unwrap();
+        assert_eq!(asked, known());
+    }
+
+    #[test]
+    fn every_change_of_a_message_is_counted() {
+        let lab = Lab::new();
+        let mut writer = lab.open();
+        let set =
+            |name: &str, address: &str| endpoint(&format!("{name}.apps.internal"), "A", &[address]);
+        let created = [set("a", "192.0.2.1"), set("b", "192.0.2.1")];
+        assert_eq!(
+            writer
+                .apply(&changes("create", &created), &known())
+                .unwrap(),
+            2
+        );
+        let mixed: Changes = serde_json::from_value(json!({
+            "create": [set("c", "192.0.2.1")],
+            "updateOld": [set("a", "192.0.2.1")],
+            "updateNew": [set("a", "192.0.2.2")],
+            "delete": [set("b", "192.0.2.1")],
+        }))
+        .unwrap();
+        assert_eq!(writer.apply(&mixed, &known()).unwrap(), 3);
+        let expected = json!({"a.apps.internal": ["192.0.2.2"], "c.apps.internal": ["192.0.2.1"]});
+        assert_eq!(lab.aliases(), expected);
+        // An alias must not point to a name that goes with the same message.
+        let mut alias = changes(
+            "create",
+            &[endpoint("x.apps.internal", "CNAME", &["c.apps.internal"])],
+        );
+        alias.delete = changes("delete", &[set("c", "192.0.2.1")]).delete;
+        assert_eq!(
+            writer.apply(&alias, &known()).unwrap_err().to_string(),
+            "x.apps.internal: its target c.apps.internal is not a name of the fleet; use an address"
+        );
+        // What was changed by another message is a conflict.
+        let stale = writer.apply(&mixed, &known()).unwrap_err().to_string();
+        assert_eq!(
+            stale,
+            "b.apps.internal: not as the message states; list the records again"
+        );
+        assert_eq!(lab.aliases(), expected);
+    }
+
+    #[test]
+    fn refusals_tell_what_an_alias_can_have() {
+        let lab = Lab::new();
+        let mut writer = lab.open();
+        let mut identified = endpoint("x.apps.internal", "A", &["192.0.2.1"]);
+        identified["setIdentifier"] = "blue".into();
+        for (wanted, expected) in [
+            (
+                endpoint("x.apps.internal", "MX", &["10 a.b"]),
+                "an alias has no records of type MX; use A, AAAA or CNAME",
+            ),
+            (
+                endpoint("x.example.org", "A", &["192.0.2.1"]),
+                "it is outside of the webhook's domains {\"include\":[\"apps.internal\"],\"exclude\":\
+                 [\"closed.apps.internal\"]}",
+            ),
+            (
+                identified,
+                "an alias has no set identifier; use one set of targets",
+            ),
+            (
+                endpoint("x.apps.internal", "A", &[]),
+                "it has no target; add one",
+            ),
+            (
+                endpoint("x!.apps.internal", "A", &["192.0.2.1"]),
+                "the server's alias files cannot express the name; use letters, digits and -",
+            ),
+        ] {
+            let name = wanted["dnsName"].as_str().unwrap().to_owned();
+            let created = changes("create", &[wanted]);
+            let error = writer.apply(&created, &known()).unwrap_err();
+            assert_eq!(error.to_string(), format!("{name}: {expected}"));
+            // It is left out of what external-dns wants, whatever else it wants.
+            let mut all = created.create.clone();
+            all.push(
+                serde_json::from_value(endpoint("y.apps.internal", "A", &["192.0.2.1"])).unwrap(),
+            );
+            let adjusted = writer.adjust(&all, &known());
+            let names: Vec<&str> = adjusted
+                .iter()
+                .map(|endpoint| endpoint.dns_name.as_str())
+                .collect();
+            assert_eq!(names, ["y.apps.internal"]);
+            assert_eq!(writer.refused, BTreeSet::from([name]));
+        }
+    }
+
+    #[test]
+    fn an_unchanged_alias_file_is_not_written() {
+        let lab = Lab::new();
+        let mut writer = lab.open();
+        assert!(writer.list().unwrap().is_empty());
+        let file = lab.path("aliases/external-dns.json");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "{}\n");
+        let before = fs::metadata(&file).unwrap();
+        writer.list().unwrap();
+        use std::os::unix::fs::MetadataExt as _;
+        assert_eq!(fs::metadata(&file).unwrap().ino(), before.ino());
+        fs::write(&file, "{}").unwrap();
+        writer.list().unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "{}\n");
+        // What a killed publisher left is swept.
+        for left in [
+            "aliases/.external-dns.json.part-abc123",
+            ".webhook.json.part-abc123",
+        ] {
+            fs::write(lab.path(left), "x").unwrap();
+            writer.sweep();
+            assert!(!lab.path(left).exists(), "{left}");
+        }
+    }
 }

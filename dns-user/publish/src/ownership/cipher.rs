@@ -92,3 +92,87 @@ impl fmt::Debug for Cipher {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("txt-encrypt-aes-key needs 32 bytes, or their base64; `openssl rand -base64 32` makes one")]
 pub struct KeyError;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The octets 0xfb repeated, whose base64 has the characters in which its two alphabets differ.
+    const STANDARD_KEY: &str = "+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/s=";
+
+    #[test]
+    fn keys_are_octets_or_their_base64() {
+        let text = "heritage=external-dns";
+        let sealed = Cipher::new(STANDARD_KEY).unwrap().encrypt(text).unwrap();
+        let url_safe = STANDARD_KEY.replace('+', "-").replace('/', "_");
+        for key in [
+            STANDARD_KEY,
+            STANDARD_KEY.trim_end_matches('='),
+            &format!(" {STANDARD_KEY}\n"),
+            &url_safe,
+        ] {
+            let found = Cipher::new(key).unwrap().decrypt(&sealed);
+            assert_eq!(found.as_deref(), Some(text), "{key}");
+        }
+        let plain = "kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk";
+        let of_octets = Cipher::new(plain).unwrap().encrypt(text).unwrap();
+        let of_base64 = Cipher::new(&STANDARD.encode(plain)).unwrap();
+        assert_eq!(of_base64.decrypt(&of_octets).as_deref(), Some(text));
+        for key in [
+            "",
+            &plain[1..],
+            &format!("{plain}k"),
+            &STANDARD.encode(&plain[1..]),
+            &STANDARD.encode([plain, "k"].concat()),
+            &"?".repeat(43),
+        ] {
+            assert_eq!(Cipher::new(key).err(), Some(KeyError), "{key}");
+        }
+        assert_eq!(
+            KeyError.to_string(),
+            "txt-encrypt-aes-key needs 32 bytes, or their base64; `openssl rand -base64 32` makes one"
+        );
+        assert_eq!(format!("{:?}", Cipher::new(plain).unwrap()), "Cipher");
+    }
+
+    /// Seals octets that are no gzip, as external-dns may.
+    fn sealed(cipher: &Cipher, octets: &[u8]) -> String {
+        let nonce = [7; NONCE_LEN];
+        let mut sealed = octets.to_vec();
+        cipher
+            .0
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::empty(),
+                &mut sealed,
+            )
+            .unwrap();
+        STANDARD.encode([&nonce[..], &sealed].concat())
+    }
+
+    #[test]
+    fn texts_are_decrypted_up_to_a_limit() {
+        let cipher = Cipher::new(STANDARD_KEY).unwrap();
+        assert_eq!(
+            cipher.decrypt(&sealed(&cipher, b"plain")).as_deref(),
+            Some("plain"),
+            "without gzip"
+        );
+        assert_eq!(cipher.decrypt(&sealed(&cipher, b"\xff")), None, "no UTF-8");
+        let quoted = format!("\"{}\"", sealed(&cipher, b"plain"));
+        assert_eq!(cipher.decrypt(&quoted).as_deref(), Some("plain"));
+        for (length, kept) in [(65_535, 65_535), (65_536, 65_536), (65_537, 65_536)] {
+            let text = cipher.encrypt(&"x".repeat(length)).unwrap();
+            assert_eq!(cipher.decrypt(&text).map(|text| text.len()), Some(kept));
+        }
+        // Shorter than a nonce, and a nonce alone.
+        assert_eq!(cipher.decrypt(&STANDARD.encode([0; NONCE_LEN - 1])), None);
+        assert_eq!(cipher.decrypt(&STANDARD.encode([0; NONCE_LEN])), None);
+    }
+
+    #[test]
+    fn equal_texts_are_sealed_differently() {
+        let cipher = Cipher::new(STANDARD_KEY).unwrap();
+        assert_ne!(cipher.encrypt("same"), cipher.encrypt("same"));
+    }
+}

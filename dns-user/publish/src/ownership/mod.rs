@@ -911,3 +911,6 @@ pub struct ValueError {
     value: String,
     character: char,
 }
+
+#[cfg(test)]
+mod tests;

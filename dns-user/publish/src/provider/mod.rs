@@ -937,4 +937,503 @@ mod tests {
             assert_eq!(is_same(found.as_ref(), &wanted), expected, "{found:?}");
         }
     }
+
+    #[test]
+    fn failures_name_the_server() {
+        let server = "http://u:secret@peer".to_owned();
+        let reason = "a\nb".to_owned();
+        let name = Name::parse("a.example.org").unwrap();
+        let shown = |error: ProviderError| error.to_string();
+        assert_eq!(shown(settings("x; y")), "x; y");
+        assert_eq!(
+            shown(ProviderError::Unreachable {
+                server: "s".to_owned(),
+                reason: reason.clone()
+            }),
+            "s: a\\nb"
+        );
+        let refused = shown(ProviderError::Refused {
+            server,
+            reason: "x".repeat(1_001),
+        });
+        let ending = format!(" refused: {}…", "x".repeat(1_000));
+        assert!(
+            refused.ends_with(&ending) && !refused.contains("secret"),
+            "{refused}"
+        );
+        assert_eq!(shown(bad_answer("s", reason)), "s: invalid response: a\\nb");
+        assert_eq!(
+            shown(ProviderError::Throttled {
+                server: "s".to_owned(),
+                wait: Duration::from_secs(60)
+            }),
+            "s is throttling; next attempt in 60 s"
+        );
+        assert_eq!(shown(unfit(&name, "too long")), "a.example.org: too long");
+        assert_eq!(
+            shown(not_made("s", &name, "see its log")),
+            "s: invalid response: a.example.org: accepted, but the records are not as requested, also after a second \
+             attempt; see its log"
+        );
+    }
+
+    #[test]
+    fn failures_of_the_service_are_told_from_those_of_a_name() {
+        let server = || "s".to_owned();
+        let reason = || "r".to_owned();
+        let name = Name::parse("a").unwrap();
+        for (result, expected) in [
+            (TransactionResult::Applied, false),
+            (TransactionResult::Conflict, false),
+            (TransactionResult::Unproven(settings("x")), false),
+            (TransactionResult::Failed(settings("x")), true),
+            (
+                TransactionResult::Failed(ProviderError::Unreachable {
+                    server: server(),
+                    reason: reason(),
+                }),
+                true,
+            ),
+            (
+                TransactionResult::Failed(ProviderError::Throttled {
+                    server: server(),
+                    wait: QUICK,
+                }),
+                true,
+            ),
+            (TransactionResult::Failed(unfit(&name, "x")), false),
+            (TransactionResult::Failed(bad_answer("s", "x")), false),
+            (
+                TransactionResult::Failed(ProviderError::Refused {
+                    server: server(),
+                    reason: reason(),
+                }),
+                false,
+            ),
+        ] {
+            assert_eq!(result.is_of_service(), expected, "{result:?}");
+        }
+    }
+
+    /// Parses `name target,target`.
+    fn set(line: &str) -> Record {
+        let (name, targets) = line.split_once(' ').unwrap();
+        Record::parse(name, RecordType::A, targets.split(',')).unwrap()
+    }
+
+    #[test]
+    fn steps_are_compared_with_what_the_service_holds() {
+        let found = by_key(vec![set("a 192.0.2.1"), set("b 192.0.2.2")]);
+        let replaced = |before: &str, after: &str| Step::Replace {
+            before: set(before),
+            after: set(after),
+        };
+        let absent =
+            |name: &str, record_type| Step::RequireAbsent(Name::parse(name).unwrap(), record_type);
+        for (step, holds, is_done, is_change) in [
+            (Step::Create(set("a 192.0.2.1")), false, true, true),
+            (Step::Create(set("a 192.0.2.9")), false, false, true),
+            (Step::Create(set("c 192.0.2.1")), true, false, true),
+            (Step::Delete(set("a 192.0.2.1")), true, false, true),
+            (Step::Delete(set("a 192.0.2.9")), false, true, true),
+            (Step::Delete(set("c 192.0.2.1")), false, true, true),
+            (replaced("a 192.0.2.1", "a 192.0.2.9"), true, false, true),
+            (replaced("a 192.0.2.9", "a 192.0.2.1"), false, true, true),
+            (replaced("c 192.0.2.1", "c 192.0.2.9"), false, false, true),
+            (Step::Require(set("a 192.0.2.1")), true, true, false),
+            (Step::Require(set("a 192.0.2.9")), false, true, false),
+            (Step::Require(set("c 192.0.2.1")), false, true, false),
+            (absent("a", RecordType::A), false, true, false),
+            (absent("a", RecordType::AAAA), true, true, false),
+            (absent("c", RecordType::A), true, true, false),
+        ] {
+            let seen = (step.holds(&found), step.is_done(&found), step.is_change());
+            assert_eq!(seen, (holds, is_done, is_change), "{step:?}");
+        }
+    }
+
+    #[test]
+    fn accepted_transactions_leave_what_was_ignored() {
+        let found = by_key(vec![set("a 192.0.2.1"), set("b 192.0.2.2")]);
+        let replaced = |before: &str, after: &str| Step::Replace {
+            before: set(before),
+            after: set(after),
+        };
+        for (steps, expected) in [
+            (vec![], Remainder::Nothing),
+            (vec![Step::Create(set("a 192.0.2.1"))], Remainder::Nothing),
+            (
+                vec![Step::Create(set("c 192.0.2.1"))],
+                Remainder::Steps(vec![Step::Create(set("c 192.0.2.1"))]),
+            ),
+            // Somebody else has created it.
+            (vec![Step::Create(set("a 192.0.2.9"))], Remainder::Changed),
+            // The old set is gone, and the new one missing.
+            (
+                vec![replaced("c 192.0.2.1", "c 192.0.2.2")],
+                Remainder::Steps(vec![Step::Create(set("c 192.0.2.2"))]),
+            ),
+            (
+                vec![replaced("a 192.0.2.1", "a 192.0.2.2")],
+                Remainder::Steps(vec![replaced("a 192.0.2.1", "a 192.0.2.2")]),
+            ),
+            (
+                vec![replaced("a 192.0.2.8", "a 192.0.2.9")],
+                Remainder::Changed,
+            ),
+            (
+                vec![
+                    Step::Require(set("b 192.0.2.9")),
+                    Step::Delete(set("a 192.0.2.1")),
+                    Step::Create(set("b 192.0.2.2")),
+                ],
+                Remainder::Steps(vec![Step::Delete(set("a 192.0.2.1"))]),
+            ),
+            (vec![Step::Delete(set("a 192.0.2.9"))], Remainder::Nothing),
+        ] {
+            let transaction = Transaction {
+                name: Name::parse("a").unwrap(),
+                steps,
+            };
+            assert_eq!(remainder(&transaction, &found), expected, "{transaction:?}");
+        }
+    }
+
+    /// A service that ignores some changes, and answers as its list of results says.
+    struct Forgetful {
+        sets: Found,
+        /// Names whose steps are ignored, with the number of times.
+        ignored: BTreeMap<Name, usize>,
+        /// Failure of the listing.
+        unlisted: Option<ProviderError>,
+        /// Result of repeated transactions in place of unproven.
+        repeated: Option<TransactionResult>,
+        /// Batches that were applied, as lines.
+        applied: Vec<String>,
+    }
+
+    impl Forgetful {
+        fn new(sets: Vec<Record>) -> Self {
+            Self {
+                sets: by_key(sets),
+                ignored: BTreeMap::new(),
+                unlisted: None,
+                repeated: None,
+                applied: Vec::new(),
+            }
+        }
+    }
+
+    impl Provider for Forgetful {
+        fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
+            let content = match self.unlisted.clone() {
+                Some(error) => Err(error),
+                None => Ok(self.sets.values().cloned().collect()),
+            };
+            let zone = Zone {
+                content,
+                ..Zone::of(Name::root())
+            };
+            Box::pin(async { Ok(vec![zone]) })
+        }
+
+        fn apply<'a>(&'a mut self, batch: &'a Batch, _: Progress<'a>) -> Results<'a> {
+            let mut results = Vec::new();
+            let mut line = format!("{:?}", batch.on_conflict);
+            for transaction in &batch.transactions {
+                line.push_str(&format!(
+                    " {}:{}",
+                    transaction.name,
+                    transaction.steps.len()
+                ));
+                if let (Some(result), false) = (&self.repeated, self.applied.is_empty()) {
+                    results.push(result.clone());
+                    continue;
+                }
+                results.push(TransactionResult::Unproven(settings("not made")));
+                let left = self.ignored.entry(transaction.name.clone()).or_default();
+                if *left > 0 {
+                    *left -= 1;
+                    continue;
+                }
+                for step in &transaction.steps {
+                    match step {
+                        Step::Create(record) | Step::Replace { after: record, .. } => {
+                            self.sets.insert(record.key(), record.clone());
+                        }
+                        Step::Delete(record) => drop(self.sets.remove(&record.key())),
+                        Step::Require(_) | Step::RequireAbsent(..) => {}
+                    }
+                }
+            }
+            self.applied.push(line);
+            Box::pin(async { results })
+        }
+    }
+
+    fn batch(transactions: &[(&str, Vec<Step>)]) -> Batch {
+        let mut batch = Batch {
+            zone: ".".to_owned(),
+            ..Batch::default()
+        };
+        for (name, steps) in transactions {
+            batch.transactions.push(Transaction {
+                name: Name::parse(name).unwrap(),
+                steps: steps.clone(),
+            });
+        }
+        batch
+    }
+
+    #[tokio::test]
+    async fn ignored_changes_are_repeated_once() {
+        let made = || TransactionResult::Applied;
+        let failed = || TransactionResult::Failed(settings("not made"));
+        for (times, result, applied) in [
+            (0, made(), &["ListAgain a:1"][..]),
+            (1, made(), &["ListAgain a:1", "Isolate a:1"]),
+            (2, failed(), &["ListAgain a:1", "Isolate a:1"]),
+        ] {
+            let mut provider = Forgetful::new(Vec::new());
+            provider.ignored.insert(Name::parse("a").unwrap(), times);
+            let batch = batch(&[("a", vec![Step::Create(set("a 192.0.2.1"))])]);
+            let found = apply_verified(&mut provider, &batch, &|_| {}).await;
+            assert_eq!(found, [result]);
+            assert_eq!(provider.applied, applied);
+        }
+    }
+
+    #[tokio::test]
+    async fn deletions_are_repeated_before_additions() {
+        let old = set("a 192.0.2.1");
+        let steps = vec![
+            Step::Require(set("c 192.0.2.7")),
+            Step::Delete(old.clone()),
+            Step::Create(set("b 192.0.2.2")),
+        ];
+        let other = vec![Step::Delete(set("d 192.0.2.4"))];
+        let mut provider = Forgetful::new(vec![old.clone(), set("d 192.0.2.4")]);
+        for name in ["a", "d"] {
+            provider.ignored.insert(Name::parse(name).unwrap(), 1);
+        }
+        let whole = batch(&[("a", steps.clone()), ("d", other)]);
+        let found = apply_verified(&mut provider, &whole, &|_| {}).await;
+        assert_eq!(
+            found,
+            [TransactionResult::Applied, TransactionResult::Applied]
+        );
+        assert_eq!(
+            provider.applied,
+            ["ListAgain a:3 d:1", "Isolate a:1 d:1", "Isolate a:1"]
+        );
+        // What is refused at the second time is final, and its additions are not sent.
+        for result in [
+            TransactionResult::Conflict,
+            TransactionResult::Failed(settings("no")),
+        ] {
+            let mut provider = Forgetful::new(vec![old.clone()]);
+            provider.ignored.insert(Name::parse("a").unwrap(), 1);
+            provider.repeated = Some(result.clone());
+            let found =
+                apply_verified(&mut provider, &batch(&[("a", steps.clone())]), &|_| {}).await;
+            assert_eq!(found, [result]);
+            assert_eq!(provider.applied, ["ListAgain a:3", "Isolate a:1"]);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_listed_is_no_success() {
+        let create = batch(&[("a", vec![Step::Create(set("a 192.0.2.1"))])]);
+        let mut provider = Forgetful::new(Vec::new());
+        provider.unlisted = Some(settings("unlisted"));
+        let found = apply_verified(&mut provider, &create, &|_| {}).await;
+        assert_eq!(found, [TransactionResult::Failed(settings("unlisted"))]);
+        let mut elsewhere = create.clone();
+        elsewhere.zone = "z".to_owned();
+        let found = apply_verified(&mut Forgetful::new(Vec::new()), &elsewhere, &|_| {}).await;
+        let gone =
+            "the zone z is no longer served; the changes are unknown, and the next round decides";
+        assert_eq!(found, [TransactionResult::Failed(settings(gone))]);
+        // Another writer was quicker.
+        let mut provider = Forgetful::new(vec![set("a 192.0.2.9")]);
+        provider.ignored.insert(Name::parse("a").unwrap(), 9);
+        let found = apply_verified(&mut provider, &create, &|_| {}).await;
+        assert_eq!(found, [TransactionResult::Conflict]);
+    }
+
+    /// A server that refuses everything, or reports conflicts.
+    struct Stubborn {
+        result: TransactionResult,
+        sent: usize,
+    }
+
+    impl GroupSender for Stubborn {
+        type Item = usize;
+
+        fn fitting(&self, _: &[usize]) -> usize {
+            0
+        }
+
+        async fn send(&mut self, groups: &[&[usize]]) -> Vec<TransactionResult> {
+            assert_eq!((groups.len(), groups[0].len()), (1, 1));
+            self.sent += 1;
+            vec![self.result.clone(); groups.len()]
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_refuses_everything_is_left_alone() {
+        let refused = TransactionResult::Failed(ProviderError::Refused {
+            server: "s".to_owned(),
+            reason: "r".to_owned(),
+        });
+        for (result, sent) in [
+            (refused, 65),
+            (TransactionResult::Conflict, 65),
+            (TransactionResult::Applied, 100),
+            (TransactionResult::Failed(settings("x")), 1),
+        ] {
+            let mut server = Stubborn {
+                result: result.clone(),
+                sent: 0,
+            };
+            let done = std::sync::atomic::AtomicUsize::new(0);
+            let count = |number: usize| {
+                done.fetch_add(number, std::sync::atomic::Ordering::Relaxed);
+            };
+            let items: Vec<usize> = (0..100).collect();
+            let found = send_all(&mut server, &items, OnConflict::Isolate, &count).await;
+            assert_eq!((found, server.sent), (vec![result; 100], sent));
+            assert_eq!(done.into_inner(), if sent == 100 { 100 } else { sent - 1 });
+        }
+    }
+
+    /// A server in conflict about item 5.
+    struct Contested(Vec<Vec<u8>>);
+
+    impl GroupSender for Contested {
+        type Item = u8;
+
+        fn fitting(&self, transactions: &[u8]) -> usize {
+            transactions.len().min(8)
+        }
+
+        async fn send(&mut self, groups: &[&[u8]]) -> Vec<TransactionResult> {
+            self.0.push(groups[0].to_vec());
+            let result = if groups[0].contains(&5) {
+                TransactionResult::Conflict
+            } else {
+                TransactionResult::Applied
+            };
+            vec![result]
+        }
+    }
+
+    #[tokio::test]
+    async fn a_conflict_is_isolated_at_the_second_time() {
+        for (on_conflict, conflicts, messages) in [
+            (OnConflict::ListAgain, (0..8).collect::<Vec<usize>>(), 2),
+            (OnConflict::Isolate, vec![5], 8),
+        ] {
+            let mut server = Contested(Vec::new());
+            let mut items: Vec<Result<u8, ProviderError>> = (0..10).map(Ok).collect();
+            items.push(Err(settings("unfit")));
+            items.push(Ok(11));
+            let found = send_groups(&mut server, items, on_conflict, &|_| {}).await;
+            for (place, result) in found.iter().enumerate() {
+                let expected = match place {
+                    10 => TransactionResult::Failed(settings("unfit")),
+                    place if conflicts.contains(&place) => TransactionResult::Conflict,
+                    _ => TransactionResult::Applied,
+                };
+                assert_eq!(*result, expected, "{place} {on_conflict:?}");
+            }
+            assert_eq!(
+                (found.len(), server.0.len()),
+                (12, messages),
+                "{:?}",
+                server.0
+            );
+        }
+    }
+
+    #[test]
+    fn files_of_tls_come_in_pairs() {
+        let with = |pairs: &[(&str, &str)]| {
+            let mut parameters = Parameters::default();
+            for (name, value) in pairs {
+                parameters.0.insert((*name).to_owned(), (*value).to_owned());
+            }
+            TlsFiles::from_parameters(&parameters).map_err(|error| error.to_string())
+        };
+        let found = with(&[
+            ("tls-ca", "/ca"),
+            ("tls-client-cert", "/c"),
+            ("tls-client-cert-key", "/k"),
+        ])
+        .unwrap();
+        assert_eq!(found.ca, Some(PathBuf::from("/ca")));
+        assert_eq!(
+            found.identity,
+            Some((PathBuf::from("/c"), PathBuf::from("/k")))
+        );
+        let none = with(&[]).unwrap();
+        assert_eq!((none.ca, none.identity), (None, None));
+        for name in ["tls-client-cert", "tls-client-cert-key"] {
+            assert_eq!(
+                with(&[(name, "/f")]).unwrap_err(),
+                "tls-client-cert and tls-client-cert-key require each other; set both or neither"
+            );
+        }
+        let missing = TlsFiles {
+            ca: Some(PathBuf::from("/nowhere/ca")),
+            identity: None,
+        };
+        let error = missing.config(&[]).unwrap_err().to_string();
+        assert!(
+            error.contains("/nowhere/ca") && !error.contains("set tls-ca"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn parameters_belong_to_providers() {
+        let host = Parameter::named("rfc2136-host").unwrap();
+        let policy = Parameter::named("policy").unwrap();
+        for provider in ProviderKind::ALL {
+            assert!(provider.has(policy), "{provider:?}");
+            assert_eq!(
+                provider.has(host),
+                provider == ProviderKind::Rfc2136,
+                "{provider:?}"
+            );
+        }
+        assert_eq!(Parameter::named("x"), None);
+        assert_eq!(
+            ProviderKind::ALL.map(ProviderKind::name),
+            [
+                "aws",
+                "aws-sd",
+                "azure",
+                "azure-dns",
+                "azure-private-dns",
+                "coredns",
+                "rfc2136",
+                "webhook"
+            ]
+        );
+        let peers = ProviderKind::ALL.map(|provider| provider.definition().is_peer);
+        assert_eq!(peers, [false, true, true, true, true, false, false, false]);
+        let empty = Parameters::default();
+        let azure = ProviderKind::AzurePrivateDns.definition();
+        assert_eq!(
+            azure.all_obstacles(&empty),
+            [
+                "azure-resource-group is missing; add it",
+                "azure-subscription-id is missing; add it"
+            ]
+        );
+        assert_eq!((azure.arguments)("x", "y"), None);
+        assert_eq!((azure.remarks)(&empty), [] as [&str; 0]);
+    }
 }

@@ -319,4 +319,128 @@ mod tests {
         assert_eq!(with("/f").path("p"), Some(PathBuf::from("/f")));
         assert_eq!(absent.path("p"), None);
     }
+
+    /// Reads a value of JSON as a parameter of a kind.
+    fn read(kind: ParameterKind, value: &str) -> Result<Setting, String> {
+        let problems = text::Problems::of("f");
+        let whole = format!("[{value}]");
+        let node = text::parse(text::documents(&whole)[0], &problems).unwrap();
+        let root = Reader::root(&node, &problems);
+        let item = root.items().unwrap().next().unwrap();
+        let found = kind.read(&item);
+        let problems = problems.into_vec();
+        assert_eq!(found.is_none(), problems.len() == 1, "{problems:?}");
+        found.ok_or_else(|| problems[0].to_string())
+    }
+
+    #[test]
+    fn settings_have_the_kind_of_their_parameter() {
+        let text = |text: &str| Ok(Setting::Text(text.to_owned()));
+        for (kind, value, expected) in [
+            (Text, "\"a b\"", text("a b")),
+            (List, "\"a,b\"", text("a,b")),
+            (ParameterKind::Secret, "\"s\"", text("s")),
+            (ParameterKind::Switch, "\"x\"", text("x")),
+            (SwitchOrBoolean, "\"x\"", text("x")),
+            (SwitchOrBoolean, "true", Ok(Setting::Boolean(true))),
+            (Boolean, "false", Ok(Setting::Boolean(false))),
+            (Integer, "0", Ok(Setting::Integer(0))),
+            (Integer, "4294967295", Ok(Setting::Integer(u32::MAX))),
+            (Duration, "\"1m30s\"", text("1m30s")),
+            (Choice(&["a", "b"]), "\"b\"", text("b")),
+            (Text, "1", Err("1 instead of text; put it in quotes: \"1\"")),
+            (
+                ParameterKind::Switch,
+                "true",
+                Err("true instead of text; put it in quotes: \"true\""),
+            ),
+            (
+                SwitchOrBoolean,
+                "1",
+                Err("1 instead of text; put it in quotes: \"1\""),
+            ),
+            (
+                Boolean,
+                "\"true\"",
+                Err("the text \"true\" instead of true or false; give true or false"),
+            ),
+            (
+                Integer,
+                "4294967296",
+                Err("4294967296 is out of range; give a whole number from 0 to 4294967295"),
+            ),
+            (
+                Choice(&["a", "b"]),
+                "\"c\"",
+                Err("\"c\" is not a value of this parameter; use one of a, b"),
+            ),
+        ] {
+            let expected = expected.map_err(|reason| format!("f:1: [0]: {reason}"));
+            assert_eq!(read(kind, value), expected, "{kind:?} {value}");
+        }
+        let long = |length: usize| format!("\"{}\"", "x".repeat(length));
+        assert!(read(Text, &long(16_384)).is_ok());
+        assert_eq!(
+            read(Text, &long(16_385)).unwrap_err(),
+            "f:1: [0]: it has 16385 octets; use at most 16384"
+        );
+        let refused = read(Duration, "\"30\"").unwrap_err();
+        assert!(
+            refused.starts_with("f:1: [0]: \"30\" ")
+                && refused.ends_with("; use a number with a unit, such as 30s or 1m"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn settings_become_arguments() {
+        for (setting, argument, shown) in [
+            (Setting::Boolean(true), "--p", "true"),
+            (Setting::Boolean(false), "--no-p", "false"),
+            (Setting::Integer(7), "--p=7", "7"),
+            (Setting::Text("a b".to_owned()), "--p=a b", "a b"),
+        ] {
+            assert_eq!(setting.argument("p"), argument);
+            assert_eq!(setting.to_string(), shown);
+        }
+        assert_eq!(format!("[{:>3}]", Setting::Integer(7)), "[  7]");
+    }
+
+    #[test]
+    fn mistakes_name_the_parameter() {
+        let with = |text: &str| Parameters(BTreeMap::from([("p".to_owned(), text.to_owned())]));
+        let shown = |error: ProviderError| error.to_string();
+        assert_eq!(
+            shown(with("x").number("p", 0).unwrap_err()),
+            "p is \"x\"; write a non-negative number"
+        );
+        assert_eq!(
+            shown(with("x").flag("p").unwrap_err()),
+            "p is \"x\"; write true or false"
+        );
+        assert_eq!(
+            shown(with("x").seconds("p", Time::ZERO).unwrap_err()),
+            "p is \"x\"; write a duration such as 500ms, 1s or 2m"
+        );
+        assert_eq!(
+            shown(with("").required("p").unwrap_err()),
+            "p is missing; set it"
+        );
+        let both = Parameters(BTreeMap::from([
+            ("p".to_owned(), "1".to_owned()),
+            ("q".to_owned(), " 2 ".to_owned()),
+        ]));
+        assert_eq!(
+            both.pair("p", "q").unwrap(),
+            Some(("1".to_owned(), "2".to_owned()))
+        );
+        assert_eq!(both.pair("r", "s").unwrap(), None);
+        for (one, other) in [("p", "r"), ("r", "p")] {
+            assert_eq!(
+                shown(both.pair(one, other).unwrap_err()),
+                format!("{one} and {other} require each other; set both or neither")
+            );
+        }
+        assert_eq!(elements(" a ,, b,").collect::<Vec<_>>(), ["a", "b"]);
+    }
 }

@@ -419,3 +419,96 @@ impl GroupSender for Webhook {
         vec![sent.map_or_else(TransactionResult::Failed, |_| TransactionResult::Applied)]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_of_a_url_become_a_header() {
+        for (text, url, user) in [
+            ("http://localhost:8888", "http://localhost:8888", None),
+            ("https://peer/path//", "https://peer/path", None),
+            ("http://u:p@peer/", "http://peer", Some("u:p")),
+            ("http://u@peer", "http://peer", Some("u:")),
+            ("http://:p@peer", "http://peer", Some(":p")),
+            ("http://a%40b:c+d%2F@peer", "http://peer", Some("a@b:c+d/")),
+        ] {
+            let (found, authorization) = split_url(text).unwrap();
+            assert_eq!(found, url, "{text}");
+            let expected = user.map(|user| format!("Basic {}", STANDARD.encode(user)));
+            let header = authorization
+                .as_ref()
+                .map(|header| header.to_str().unwrap().to_owned());
+            assert_eq!(header, expected, "{text}");
+            assert!(authorization.is_none_or(|header| header.is_sensitive()));
+        }
+        for text in ["peer", "ftp://peer", "", "http://"] {
+            assert_eq!(split_url(text), None, "{text}");
+        }
+    }
+
+    fn settings_of(pairs: &[(&str, &str)]) -> Result<WebhookSettings, String> {
+        let mut parameters = Parameters::default();
+        for (name, value) in pairs {
+            parameters.0.insert((*name).to_owned(), (*value).to_owned());
+        }
+        WebhookSettings::from_parameters(&parameters).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn settings_are_read_from_parameters() {
+        let usual = settings_of(&[]).unwrap();
+        assert_eq!(usual.url, "http://localhost:8888");
+        assert_eq!(
+            (usual.timeout, usual.domains.len()),
+            (Duration::from_secs(30), 0)
+        );
+        let given = settings_of(&[
+            ("webhook-provider-url", "http://peer/"),
+            ("webhook-provider-timeout", "2s"),
+            ("domain-filter", ".Example.org,a..b,example.net"),
+        ])
+        .unwrap();
+        assert_eq!(
+            (given.url.as_str(), given.timeout),
+            ("http://peer", Duration::from_secs(2))
+        );
+        let names: Vec<&str> = given.domains.iter().map(Name::as_str).collect();
+        assert_eq!(names, ["example.org", "example.net"]);
+        let secret = settings_of(&[("webhook-provider-url", "ftp://u:secret@peer")]).unwrap_err();
+        assert!(
+            secret.starts_with("webhook-provider-url is \"ftp://")
+                && secret.ends_with("\"; write it as http://localhost:8888")
+                && !secret.contains("secret"),
+            "{secret}"
+        );
+        let other = settings_of(&[("webhook-provider-url", "http://other")]).unwrap();
+        assert_eq!(given.shared_zones(&given.clone()), [Name::root()]);
+        assert_eq!(given.shared_zones(&other), []);
+        assert_eq!(given.shared_zones(&"another provider"), []);
+    }
+
+    #[test]
+    fn adjustments_apply_to_what_was_sent() {
+        let record =
+            |target: &str| Record::parse("a.example.org", RecordType::A, [target]).unwrap();
+        let mut provider = Webhook::new(settings_of(&[]).unwrap()).unwrap();
+        provider.adjusted = Some((vec![record("192.0.2.1")], vec![record("192.0.2.2")]));
+        for (sent, expected) in [("192.0.2.1", "192.0.2.2"), ("192.0.2.3", "192.0.2.3")] {
+            let mut desired = vec![record(sent)];
+            provider.adjust(&mut desired);
+            assert_eq!(desired, [record(expected)]);
+        }
+        provider.served = DomainFilter::new(["example.org"], []).unwrap();
+        let serves = |name: &str| provider.serves(&Name::parse(name).unwrap());
+        assert!(serves("a.example.org") && !serves("a.example.net"));
+        let transaction = Transaction {
+            name: record("192.0.2.1").name,
+            steps: Vec::new(),
+        };
+        for (count, fitting) in [(1, 1), (100, 100), (101, 100)] {
+            assert_eq!(provider.fitting(&vec![transaction.clone(); count]), fitting);
+        }
+    }
+}

@@ -615,10 +615,16 @@ mod tests {
                 json!({"txt-prefix": "b-"}),
                 false,
             ),
+            (json!({"zone-id-filter": "Z1"}), json!({}), true),
             (
                 json!({"policy": "upsert-only"}),
                 json!({"policy": "upsert-only"}),
                 false,
+            ),
+            (
+                json!({"policy": "upsert-only"}),
+                json!({"policy": "sync"}),
+                true,
             ),
         ] {
             assert_eq!(are_rivals("aws", &one, &other), expected, "{one} {other}");
@@ -690,5 +696,354 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn rules_have_defaults_and_exact_values() {
+        let of = |settings: &[(&str, &str)], parameters: Value| {
+            let options = options(settings);
+            open(&record(parameters), "shop/r", &options)
+                .map(|engine| engine.rules)
+                .map_err(|error| error.to_string())
+        };
+        let usual = of(&[], json!({})).unwrap();
+        assert_eq!(
+            (usual.owner.as_str(), usual.policy),
+            ("default", Policy::Sync)
+        );
+        assert_eq!(usual.managed, BTreeSet::from(RecordType::DEFAULT_MANAGED));
+        assert_eq!(
+            (usual.min_ttl, usual.creates_pointers, usual.migrate_from),
+            (0, false, None)
+        );
+        for (text, expected) in [("60", 60), ("2m", 120), ("9999999999", u32::MAX)] {
+            assert_eq!(
+                of(&[("min-ttl", text)], json!({})).unwrap().min_ttl,
+                expected
+            );
+        }
+        let noop = of(&[], json!({"registry": "noop", "policy": "create-only"})).unwrap();
+        assert_eq!((noop.owner.as_str(), noop.policy), ("", Policy::CreateOnly));
+        let pattern = of(&[("regex-domain-filter", "^a")], json!({})).unwrap();
+        assert!(pattern.domains.matches(&Name::parse("ab").unwrap()));
+        assert!(!pattern.domains.matches(&Name::parse("ba").unwrap()));
+        for (settings, parameters, expected) in [
+            (
+                ("managed-record-types", "A,X"),
+                json!({}),
+                "managed-record-types: unknown record type \"X\"; use A, AAAA, CNAME, DNAME, TXT, SRV, NS, PTR, MX, \
+                 NAPTR or TYPE<number>",
+            ),
+            (
+                ("regex-domain-filter", "("),
+                json!({}),
+                "regex-domain-filter or regex-domain-exclusion: ",
+            ),
+            (
+                ("x", "y"),
+                json!({"domain-filter": "a..b"}),
+                "domain-filter or exclude-domains: \"a..b\" is not",
+            ),
+            (
+                ("default-targets", "a,192.0.2.1"),
+                json!({}),
+                "default-targets: a host name excludes other targets; name one, or addresses",
+            ),
+            (
+                ("default-targets", "a..b"),
+                json!({}),
+                "default-targets: \"a..b\" is not valid data for a record of type CNAME: ",
+            ),
+            (
+                ("force-default-targets", "x"),
+                json!({}),
+                "force-default-targets is \"x\"; write true or false",
+            ),
+            (
+                ("create-ptr", "x"),
+                json!({}),
+                "create-ptr is \"x\"; write true or false",
+            ),
+            (
+                ("txt-suffix", "-a"),
+                json!({"txt-prefix": "b-"}),
+                "txt-prefix or txt-suffix: txt-prefix and txt-suffix are both set; remove one of them",
+            ),
+            (
+                ("x", "y"),
+                json!({"domain-filter": " ", "registry": "aws-sd"}),
+                "domain-filter is empty, which filters nothing; name domains, or remove it; registry aws-sd is not \
+                 available",
+            ),
+        ] {
+            let error = of(&[settings], parameters).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    fn of_provider(provider: &str) -> UpdateRecord {
+        let body = json!({"metadata": {"name": "r"}, "spec": {"provider": provider, "external-dns-parameters": {
+            "azure-config-file": "/f", "interval": "5m", "policy": "upsert-only", "domain-filter": "a,b",
+            "txt-prefix": "t-", "registry": "txt",
+        }}})
+        .to_string();
+        let problems = Problems::of("body");
+        let node = parse(documents(&body)[0], &problems).unwrap();
+        UpdateRecord::read(&mut Reader::root(&node, &problems).fields().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_peer_needs_an_address() {
+        let azure = of_provider("azure");
+        let error = open(&azure, "shop/r", &options(&[]))
+            .err()
+            .unwrap()
+            .to_string();
+        assert_eq!(
+            error,
+            "azure is served by external-dns through its webhook: start it beside the publisher as `external-dns \
+             --webhook-server --provider=azure --azure-config-file=/f --domain-filter=a --domain-filter=b`, and set \
+             webhook-provider-url in provider_settings.shop/r, for example http://localhost:8888"
+        );
+        let with_url = options(&[("webhook-provider-url", "http://localhost:1")]);
+        assert!(open(&azure, "shop/r", &with_url).is_ok());
+    }
+
+    fn publication(names: &[&str]) -> Publication {
+        let mut publication = Publication::default();
+        for name in names {
+            let (namespace, own) = name.split_once('/').unwrap();
+            let target = Target {
+                id: crate::documents::DocumentId {
+                    kind: crate::documents::Kind::UpdateRecord,
+                    namespace: namespace.to_owned(),
+                    name: own.to_owned(),
+                },
+                record: record(json!({})),
+                desired: Default::default(),
+                untargeted: Vec::new(),
+                origins: BTreeMap::new(),
+                counts: BTreeMap::new(),
+                rival: None,
+            };
+            publication
+                .targets
+                .insert((*name).to_owned(), Arc::new(target));
+        }
+        publication
+    }
+
+    #[test]
+    fn settings_without_effect_are_named() {
+        let mut config = Config::default();
+        let mut set = |record: &str, setting: &str| {
+            let settings: &mut BTreeMap<_, _> = config
+                .provider_settings
+                .entry(record.to_owned())
+                .or_default();
+            settings.insert(setting.to_owned(), "x".to_owned());
+        };
+        set("shop/bind", "rfc2136-port");
+        set("shop/bind", "txt-sufix");
+        set("shop/bind", "txt-prefix");
+        set("shop/bnd", "min-ttl");
+        set("completely/else", "etcd-urls");
+        assert_eq!(
+            options_problems(&config, &publication(&["shop/bind", "shop/etcd"])),
+            [
+                "provider_settings.completely/else: there is no such DNS Update Record; remove it; known members are \
+                 shop/bind, shop/etcd",
+                "provider_settings.shop/bind.txt-sufix: unknown setting; did you mean \"txt-suffix\"? If not, remove it",
+                "provider_settings.shop/bnd: there is no such DNS Update Record; did you mean \"shop/bind\"? If not, \
+                 remove it",
+            ]
+        );
+        let known = known_settings();
+        assert!(known.is_sorted() && known.windows(2).all(|pair| pair[0] != pair[1]));
+        assert!(known.contains(&"aws-region") && known.contains(&"create-ptr"));
+    }
+
+    #[test]
+    fn records_of_one_owner_in_one_zone_are_rivals() {
+        let mut found = publication(&["shop/a", "shop/b", "shop/c"]);
+        let other = record(json!({"txt-owner-id": "other"}));
+        Arc::make_mut(found.targets.get_mut("shop/c").unwrap()).record = other;
+        mark_rivals(&mut found, &options(&[]));
+        let rival = |name: &str| {
+            format!(
+                "it has the same txt-owner-id \"default\" in the same zones as DNS Update Record {name}, so each would \
+                 delete the other's names; give each its own txt-owner-id, or a domain-filter that excludes the \
+                 other's names"
+            )
+        };
+        let marks: Vec<Option<String>> = found
+            .targets
+            .values()
+            .map(|target| target.rival.clone())
+            .collect();
+        assert_eq!(marks, [Some(rival("shop/b")), Some(rival("shop/a")), None]);
+        let error = launch(&found.targets["shop/a"], &options(&[]))
+            .err()
+            .unwrap();
+        assert_eq!(error.to_string(), rival("shop/b"));
+        // Without ownership nothing is deleted.
+        let mut noop = publication(&["shop/a", "shop/b"]);
+        for target in noop.targets.values_mut() {
+            Arc::make_mut(target).record = record(json!({"registry": "noop"}));
+        }
+        mark_rivals(&mut noop, &options(&[]));
+        assert!(noop.targets.values().all(|target| target.rival.is_none()));
+    }
+
+    #[test]
+    fn zones_of_rivals_are_named() {
+        let mut found = publication(&["shop/a", "shop/b"]);
+        for target in found.targets.values_mut() {
+            let spec = json!({"provider": "rfc2136", "external-dns-parameters": {
+                "rfc2136-host": "ns", "rfc2136-zone": "example.org", "rfc2136-insecure": true}});
+            let body = json!({"metadata": {"name": "r"}, "spec": spec}).to_string();
+            let problems = Problems::of("body");
+            let node = parse(documents(&body)[0], &problems).unwrap();
+            let read = UpdateRecord::read(&mut Reader::root(&node, &problems).fields().unwrap());
+            Arc::make_mut(target).record = read.unwrap();
+        }
+        mark_rivals(&mut found, &options(&[]));
+        let rival = found.targets["shop/a"].rival.as_deref().unwrap();
+        assert!(
+            rival.contains(" in zone example.org as DNS Update Record shop/b,"),
+            "{rival}"
+        );
+    }
+
+    #[test]
+    fn empty_entries_get_default_targets() {
+        let entry = || {
+            let id = crate::documents::DocumentId {
+                kind: crate::documents::Kind::Endpoint,
+                namespace: "shop".to_owned(),
+                name: "one".to_owned(),
+            };
+            let name = Name::parse("a.example.org").unwrap();
+            (id, crate::record::Record::new(name, RecordType::A, []))
+        };
+        let filled = |settings: &[(&str, &str)], has_entry: bool| {
+            let mut publication = publication(&["shop/r"]);
+            let target = Arc::make_mut(publication.targets.get_mut("shop/r").unwrap());
+            let (id, _) = entry();
+            target.counts.insert(id.clone(), 1);
+            let mut own =
+                crate::record::Record::parse("b.example.org", RecordType::A, ["192.0.2.9"])
+                    .unwrap();
+            own.labels = crate::record::Labels::of("", &id.resource());
+            target.desired.records.push(own);
+            if has_entry {
+                target.untargeted.push(entry());
+            }
+            fill_targets(&mut publication, &options(settings));
+            let records = &publication.targets["shop/r"].desired.records;
+            let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
+            let problems: Vec<String> = publication.problems.into_values().flatten().collect();
+            (lines, problems)
+        };
+        let own = "b.example.org 0 A 192.0.2.9".to_owned();
+        let given = "a.example.org 0 A 198.51.100.1".to_owned();
+        let defaults = ("default-targets", "198.51.100.1");
+        let problem = "a.example.org: its entry has no target, so its records stay unchanged; add a target, or set \
+                       default-targets in provider_settings"
+            .to_owned();
+        assert_eq!(filled(&[], false), (vec![own.clone()], vec![]));
+        assert_eq!(
+            filled(&[], true),
+            (
+                vec![own.clone(), "a.example.org 0 A ".to_owned()],
+                vec![problem]
+            )
+        );
+        assert_eq!(
+            filled(&[defaults], true),
+            (vec![own.clone(), given.clone()], vec![])
+        );
+        assert_eq!(filled(&[defaults], false), (vec![own.clone()], vec![]));
+        let forced = [defaults, ("force-default-targets", "true")];
+        let replaced = "b.example.org 0 A 198.51.100.1".to_owned();
+        assert_eq!(filled(&forced, true), (vec![given, replaced], vec![]));
+        // Without default targets, nothing is forced.
+        assert_eq!(filled(&forced[1..], false), (vec![own], vec![]));
+    }
+
+    #[test]
+    fn deletions_are_saved_for_the_next_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config {
+            store: folder.path().join("store"),
+            ..Config::default()
+        };
+        let options = LaunchOptions::of(&config).unwrap();
+        let file = folder.path().join("deletions.json");
+        options.save_deletions("shop/a", &RecentDeletions::default());
+        assert!(!file.exists(), "nothing was deleted");
+        let now = std::time::SystemTime::now();
+        let mut deletions = RecentDeletions::default();
+        deletions.add("z", 3, now);
+        options.save_deletions("shop/a", &deletions);
+        options.save_deletions("shop/b", &RecentDeletions::default());
+        let mut other = RecentDeletions::default();
+        other.add("z", 5, now);
+        options.save_deletions("shop/r", &other);
+        let written = fs::read_to_string(&file).unwrap();
+        options.save_deletions("shop/r", &other);
+        assert_eq!(fs::read_to_string(&file).unwrap(), written);
+        let saved = options.saved_deletions().unwrap();
+        assert_eq!(saved.keys().collect::<Vec<_>>(), ["shop/a", "shop/r"]);
+        assert_eq!(saved["shop/a"], deletions);
+        let found = publication(&["shop/r"]);
+        assert_eq!(
+            launch(&found.targets["shop/r"], &options)
+                .unwrap()
+                .deletions,
+            other
+        );
+        let found = publication(&["shop/x"]);
+        assert_eq!(
+            launch(&found.targets["shop/x"], &options)
+                .unwrap()
+                .deletions,
+            RecentDeletions::default()
+        );
+        // A damaged file is replaced by the next deletion.
+        fs::write(&file, "[").unwrap();
+        assert!(options.saved_deletions().is_err());
+        assert!(launch(&found.targets["shop/x"], &options).is_ok());
+        options.save_deletions("shop/a", &deletions);
+        assert_eq!(options.saved_deletions().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn keys_of_owner_records_come_from_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("key");
+        let config = Config {
+            txt_encryption_key: Some(file.clone()),
+            ..Config::default()
+        };
+        fs::write(&file, format!("{}\n", "k".repeat(32))).unwrap();
+        let options = LaunchOptions::of(&config).unwrap();
+        assert!(options.cipher.is_some());
+        let engine = open(&record(json!({})), "shop/r", &options).unwrap();
+        assert!(engine.registry.cipher.is_some());
+        fs::write(&file, "short").unwrap();
+        assert_eq!(
+            LaunchOptions::of(&config).unwrap_err().to_string(),
+            format!(
+                "{}: txt-encrypt-aes-key needs 32 bytes, or their base64; `openssl rand -base64 32` makes one",
+                file.display()
+            )
+        );
+        assert!(
+            LaunchOptions::of(&Config::default())
+                .unwrap()
+                .cipher
+                .is_none()
+        );
     }
 }

@@ -687,3 +687,332 @@ fn seconds_now() -> f64 {
     let since = SystemTime::UNIX_EPOCH.elapsed();
     since.unwrap_or_default().as_secs_f64()
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::BoxFuture;
+
+    use super::*;
+    use crate::{
+        documents::{DocumentId, Kind},
+        ownership::Registry,
+        plan::{Desired, PlanRules},
+        provider::{Batch, Progress, Provider, Results, TransactionResult, Zone},
+        record::{Name, Record, RecordType},
+        text::{Problems, Reader, documents, parse},
+        update_record::UpdateRecord,
+    };
+
+    /// A service that holds the same zones whatever is applied.
+    struct Fixed(Result<Vec<Zone>, ProviderError>);
+
+    impl Provider for Fixed {
+        fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
+            let listed = self.0.clone();
+            Box::pin(async { listed })
+        }
+
+        fn apply<'a>(&'a mut self, batch: &'a Batch, _: Progress<'a>) -> Results<'a> {
+            Box::pin(async { vec![TransactionResult::Applied; batch.transactions.len()] })
+        }
+    }
+
+    fn zone(id: &str, content: Result<Vec<Record>, ProviderError>) -> Zone {
+        Zone {
+            id: id.to_owned(),
+            apex: Name::parse("example.org").unwrap(),
+            visibility: Default::default(),
+            content,
+            warnings: Vec::new(),
+        }
+    }
+
+    fn engine(listed: Result<Vec<Zone>, ProviderError>) -> Engine {
+        Engine::new(
+            Box::new(Fixed(listed)),
+            Registry::default(),
+            PlanRules::of("me"),
+        )
+    }
+
+    fn failure() -> ProviderError {
+        ProviderError::Settings("cause".to_owned())
+    }
+
+    fn set(name: &str) -> Record {
+        Record::parse(&format!("{name}.example.org"), RecordType::A, ["192.0.2.1"]).unwrap()
+    }
+
+    fn target(parameters: &str, names: &[&str]) -> Target {
+        let body = format!(
+            "{{\"metadata\": {{\"name\": \"p\"}}, \"spec\": {{\"provider\": \"coredns\", \
+             \"external-dns-parameters\": {parameters}}}}}"
+        );
+        let problems = Problems::of("body");
+        let node = parse(documents(&body)[0], &problems).unwrap();
+        let record = UpdateRecord::read(&mut Reader::root(&node, &problems).fields().unwrap());
+        Target {
+            id: DocumentId {
+                kind: Kind::UpdateRecord,
+                namespace: "shop".to_owned(),
+                name: "p".to_owned(),
+            },
+            record: record.unwrap(),
+            desired: Desired {
+                records: names.iter().map(|name| set(name)).collect(),
+                ..Desired::default()
+            },
+            untargeted: Vec::new(),
+            origins: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            rival: None,
+        }
+    }
+
+    fn shared(folder: &Path) -> Shared {
+        let config = Config {
+            store: folder.join("store"),
+            ..Config::default()
+        };
+        let store = Store::open(&config.store).unwrap();
+        Shared {
+            api_state: Arc::new(ApiState::new(store, Metrics::new().unwrap())),
+            states: Mutex::default(),
+            changed: Notify::new(),
+            options: LaunchOptions::of(&config).unwrap(),
+        }
+    }
+
+    #[test]
+    fn three_rounds_and_a_minute_may_pass() {
+        for (parameters, seconds) in [("{}", 240), ("{\"interval\": \"10s\"}", 90)] {
+            assert_eq!(
+                time_limit(&target(parameters, &[])),
+                Duration::from_secs(seconds)
+            );
+        }
+    }
+
+    /// The gauges of provider `p`: sets, owned names, skipped ones, deletions that wait, and failed rounds in a row;
+    /// then its counters of rounds without a change and of errors.
+    fn counted(shared: &Shared) -> ([i64; 5], [u64; 2]) {
+        let metrics = &shared.api_state.metrics;
+        let gauges = [
+            &metrics.registry_endpoints,
+            &metrics.registry_records,
+            &metrics.skipped,
+            &metrics.awaiting_confirmation,
+            &metrics.soft_errors,
+        ];
+        let counters = [&metrics.no_op_runs, &metrics.registry_errors];
+        (
+            gauges.map(|family| family.with_label_values(&["p"]).get()),
+            counters.map(|family| family.with_label_values(&["p"]).get()),
+        )
+    }
+
+    #[tokio::test]
+    async fn rounds_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = shared(folder.path());
+        let metrics = &shared.api_state.metrics;
+        shared
+            .api_state
+            .expect([("p".to_owned(), Duration::from_secs(3_600))]);
+        let two = target("{}", &["a", "b"]);
+        let time = |family: &prometheus::GaugeVec| family.with_label_values(&["p"]).get();
+        let verified = || {
+            metrics
+                .verified_records
+                .with_label_values(&["p", "A"])
+                .get()
+        };
+        let round = async |listed, confirmed, target: &Target| {
+            let mut engine = engine(listed);
+            shared.round("p", &mut engine, target, confirmed).await
+        };
+        // Nothing was there, and everything is published.
+        assert_eq!(round(Ok(vec![zone("z", Ok(vec![]))]), None, &two).await, 2);
+        assert_eq!(counted(&shared), ([2, 2, 0, 0, 0], [0, 0]));
+        assert_eq!(verified(), 2);
+        assert!(time(&metrics.last_sync) > 1e9 && time(&metrics.last_reconcile) > 1e9);
+        // Another's name is there, and nothing changes.
+        let one = target("{}", &["a"]);
+        assert_eq!(
+            round(
+                Ok(vec![zone("z", Ok(vec![set("a"), set("c")]))]),
+                None,
+                &one
+            )
+            .await,
+            0
+        );
+        assert_eq!(counted(&shared), ([2, 0, 1, 0, 0], [1, 0]));
+        assert_eq!(verified(), 1);
+        metrics.last_sync.with_label_values(&["p"]).set(1.0);
+        // One of two zones fails: it keeps its last counts, and the other one changes.
+        let broken = vec![zone("z", Err(failure())), zone("y", Ok(vec![]))];
+        assert_eq!(round(Ok(broken), None, &one).await, 1);
+        assert_eq!(counted(&shared), ([3, 1, 0, 0, 1], [1, 1]));
+        assert_eq!(time(&metrics.last_sync), 1.0);
+        let state = shared.state("p");
+        assert_eq!(state.general, ["zone z: cause"]);
+        // The service fails as a whole.
+        assert_eq!(round(Err(failure()), None, &one).await, 0);
+        assert_eq!(counted(&shared), ([3, 1, 0, 0, 2], [1, 2]));
+        assert_eq!(shared.state("p").general, ["cause"]);
+        assert_eq!(shared.state("p").owned(), 1);
+        // Deletions wait for a confirmation.
+        let text = Record::parse(
+            "a-a.example.org",
+            RecordType::TXT,
+            ["heritage=external-dns,external-dns/owner=me"],
+        );
+        let owned = || vec![zone("z", Ok(vec![set("a"), text.clone().unwrap()]))];
+        let none = target("{}", &[]);
+        assert_eq!(round(Ok(owned()), None, &none).await, 0);
+        assert_eq!(counted(&shared), ([1, 1, 0, 1, 3], [1, 2]));
+        assert_eq!(round(Ok(owned()), Some(1), &none).await, 1);
+        assert_eq!(counted(&shared), ([0, 0, 0, 0, 0], [1, 2]));
+        assert_eq!(shared.state("unknown"), ProviderState::default());
+    }
+
+    #[tokio::test]
+    async fn dry_rounds_change_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = shared(folder.path());
+        let dry = target("{\"dry-run\": true}", &["a", "b", "c"]);
+        let listed = vec![zone("z", Ok(vec![set("a")])), zone("y", Err(failure()))];
+        let mut engine = engine(Ok(listed));
+        let report = dry_round("p", &mut engine, &dry).await.unwrap();
+        assert_eq!(
+            (report.applied(), report.rounds, report.notes.len()),
+            (0, 1, 0)
+        );
+        let zones: Vec<(&str, usize, usize, usize, bool)> = report
+            .zones
+            .iter()
+            .map(|zone| {
+                (
+                    &*zone.id,
+                    zone.records,
+                    zone.owned,
+                    zone.notes.len(),
+                    zone.failure.is_some(),
+                )
+            })
+            .collect();
+        assert_eq!(zones, [("z", 1, 0, 0, false), ("y", 0, 0, 0, true)]);
+        assert_eq!(shared.round("p", &mut engine, &dry, None).await, 0);
+        assert_eq!(counted(&shared).0, [1, 0, 0, 0, 1]);
+    }
+
+    #[tokio::test]
+    async fn only_news_of_a_round_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = shared(folder.path());
+        shared.api_state.expect([("p".to_owned(), Duration::ZERO)]);
+        let state = ProviderState::failed("first", &ProviderState::default());
+        shared.report("p", state.clone(), Some("first".to_owned()));
+        assert_eq!(shared.state("p"), state);
+        assert!(shared.api_state.late_rounds()[0].ends_with(" s: first"));
+        // The main loop was woken.
+        shared.changed.notified().await;
+        let well = ProviderState {
+            ran: true,
+            ..ProviderState::default()
+        };
+        shared.report("p", well.clone(), None);
+        assert_eq!(shared.state("p"), well);
+        assert_eq!(counted(&shared).0[4], 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn sources_are_read_again_after_an_interval() {
+        let folder = tempfile::tempdir().unwrap();
+        let documents = folder.path().join("publish.d");
+        std::fs::create_dir(&documents).unwrap();
+        let record = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: NAME, namespace: shop}\n\
+                      spec: {provider: coredns}\n---\napiVersion: bosh-dns-publish/v1\nkind: FleetName\n\
+                      metadata: {name: f, namespace: shop, labels: {dnsprovider: NAME}}\n\
+                      spec: {names: [{name: r.example.org, alias: router.internal}]}\n";
+        std::fs::write(documents.join("a.yml"), record.replace("NAME", "p")).unwrap();
+        let mut config = Config {
+            documents: vec![documents.clone()],
+            store: folder.path().join("store"),
+            ..Config::default()
+        };
+        let begin = Instant::now();
+        let state = read_once(&config).await.unwrap();
+        assert!(
+            state.next >= begin + SCAN_INTERVAL && state.next <= Instant::now() + SCAN_INTERVAL
+        );
+        assert_eq!(
+            state.publication.targets.keys().collect::<Vec<_>>(),
+            ["shop/p"]
+        );
+        assert_eq!(state.fleet_problem, None);
+        let problems = |state: &SourceState| -> Vec<String> {
+            state
+                .publication
+                .problems
+                .values()
+                .flatten()
+                .cloned()
+                .collect()
+        };
+        assert_eq!(
+            problems(&state),
+            [
+                "r.example.org: no server is configured; set `server` to the DNS server's config.json; its records \
+                 stay unchanged"
+            ]
+        );
+        // Resources of the store are read as well, if there is one; two of one owner are rivals.
+        std::fs::create_dir(&config.store).unwrap();
+        std::fs::write(
+            config.store.join("s.yml"),
+            record.replace("NAME", "q").split("---").next().unwrap(),
+        )
+        .unwrap();
+        let state = read_once(&config).await.unwrap();
+        assert_eq!(
+            state.publication.targets.keys().collect::<Vec<_>>(),
+            ["shop/p", "shop/q"]
+        );
+        assert!(
+            state
+                .publication
+                .targets
+                .values()
+                .all(|target| target.rival.is_some())
+        );
+        // With a server that does not answer, it is asked again soon.
+        let server = folder.path().join("config.json");
+        std::fs::write(&server, "{\"port\": 53}").unwrap();
+        config.server = Some(server);
+        let begin = Instant::now();
+        let mut sources = Sources::new(&config).unwrap();
+        let state = sources.read().await;
+        assert!(
+            state.next >= begin + FLEET_INTERVAL && state.next <= Instant::now() + FLEET_INTERVAL
+        );
+        let problem = state.fleet_problem.as_deref().unwrap();
+        assert!(
+            problem.starts_with("the fleet's addresses and health are unknown: "),
+            "{problem}"
+        );
+        assert_eq!(problems(&state).len(), 1);
+        assert!(
+            problems(&state)[0].contains(problem),
+            "{:?}",
+            problems(&state)
+        );
+        let followed = sources.fleet.unwrap();
+        assert_eq!(followed.problem.as_deref(), Some(problem));
+        assert_eq!(
+            followed.health_file,
+            Some(folder.path().join("health.json"))
+        );
+    }
+}

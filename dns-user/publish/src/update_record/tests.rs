@@ -464,3 +464,258 @@ fn host_name_stands_alone_in_an_intent() {
             .any(|problem| problem.contains("no cluster has an address"))
     );
 }
+
+#[test]
+fn identifiers_are_valid_in_kubernetes() {
+    for (text, expected) in [
+        ("a", true),
+        ("A.b_c-9", true),
+        (&"a".repeat(63), true),
+        (&"a".repeat(64), false),
+        ("", false),
+        ("-a", false),
+        ("a-", false),
+        (".a", false),
+        ("a_", false),
+        ("a b", false),
+        ("a/b", false),
+        ("aéb", false),
+    ] {
+        assert_eq!(is_identifier(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn records_select_endpoints_by_label() {
+    let labels = |pairs: &[(&str, &str)]| -> Labels {
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    };
+    let mut by_name = record("coredns", json!({})).unwrap();
+    by_name.metadata.name = "etcd".to_owned();
+    for (given, expected) in [
+        (labels(&[("dnsprovider", "etcd")]), true),
+        (labels(&[("dnsprovider", "other")]), false),
+        (labels(&[]), false),
+    ] {
+        assert_eq!(by_name.selects(&given), expected);
+    }
+    let body = json!({"metadata": {"name": "etcd"}, "spec": {"provider": "coredns", "selector": "tier in (a, b)"}});
+    let selecting = read(&body.to_string(), UpdateRecord::read).unwrap();
+    assert!(selecting.selects(&labels(&[("tier", "b")])));
+    assert!(!selecting.selects(&labels(&[("dnsprovider", "etcd")])));
+    assert_eq!(
+        selecting.to_json(),
+        json!({"metadata": {"name": "etcd"},
+               "spec": {"provider": "coredns", "external-dns-parameters": {}, "selector": "tier in (a,b)"}})
+    );
+}
+
+#[test]
+fn metadata_is_returned_as_written() {
+    let body = json!({
+        "metadata": {"name": "etcd", "description": "d", "userdata1": "u1", "userData2": "u2", "labels": {}},
+        "spec": {"provider": "coredns", "external-dns-parameters": {"once": true, "coredns-prefix": "p", "txt-prefix": null}},
+    });
+    let record = read(&body.to_string(), UpdateRecord::read).unwrap();
+    let expected = json!({
+        "metadata": {"name": "etcd", "description": "d", "userdata1": "u1", "userdata2": "u2"},
+        "spec": {"provider": "coredns", "external-dns-parameters": {"once": true, "coredns-prefix": "p"}},
+    });
+    assert_eq!(record.to_json(), expected);
+    assert_eq!(record.metadata.to_json("userData")["userData2"], "u2");
+    let twice = json!({"metadata": {"name": "a", "userdata1": "x", "userData1": "y"}, "spec": {"provider": "coredns"}});
+    assert_eq!(
+        read(&twice.to_string(), UpdateRecord::read).unwrap_err(),
+        ["body:1: metadata.userData1: userdata1 is also set; keep one of userdata1 and userData1"]
+    );
+}
+
+#[test]
+fn parameters_have_texts_and_defaults() {
+    let record = record(
+        "coredns",
+        json!({"once": true, "dry-run": false, "txt-prefix": " ", "interval": "30s", "coredns-prefix": "p"}),
+    )
+    .unwrap();
+    let parameters = &record.parameters;
+    for (name, text) in [
+        ("interval", Some("30s")),
+        ("coredns-prefix", Some("p")),
+        ("txt-prefix", None),
+        ("policy", Some("sync")),
+        ("once", None),
+        ("zone-id-filter", None),
+        ("unknown", None),
+    ] {
+        assert_eq!(parameters.text(name), text, "{name}");
+    }
+    for (name, is_set, is_blank) in [
+        ("once", true, false),
+        ("dry-run", false, false),
+        ("txt-prefix", false, true),
+        ("interval", false, false),
+        ("domain-filter", false, false),
+    ] {
+        assert_eq!(
+            (parameters.is_set(name), parameters.is_blank(name)),
+            (is_set, is_blank),
+            "{name}"
+        );
+    }
+    assert_eq!(
+        parameters.duration("interval"),
+        Some(Duration::from_secs(30))
+    );
+    assert_eq!(parameters.duration("txt-cache-interval"), None);
+    let texts = parameters.texts();
+    for (name, text) in [
+        ("once", "true"),
+        ("dry-run", "false"),
+        ("txt-prefix", " "),
+        ("policy", "sync"),
+        ("txt-owner-id", "default"),
+    ] {
+        assert_eq!(texts[name], text);
+    }
+    assert!(!texts.contains_key("zone-id-filter"));
+    let names: Vec<&str> = parameters
+        .iter()
+        .map(|(parameter, _)| parameter.name)
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "coredns-prefix",
+            "dry-run",
+            "interval",
+            "once",
+            "txt-prefix"
+        ]
+    );
+}
+
+#[test]
+fn contradictions_are_obstacles() {
+    let obstacles = |parameters: Value| record("coredns", parameters).unwrap().obstacles();
+    let pair = "tls-client-cert and tls-client-cert-key require each other; set both or neither";
+    for (parameters, expected) in [
+        (json!({}), vec![]),
+        (
+            json!({"tls-client-cert": "c", "tls-client-cert-key": "k"}),
+            vec![],
+        ),
+        (json!({"tls-client-cert": "c"}), vec![pair]),
+        (json!({"tls-client-cert-key": "k"}), vec![pair]),
+        (
+            json!({"domain-filter": " ", "exclude-domains": ""}),
+            vec![
+                "domain-filter is empty, which filters nothing; name domains, or remove it",
+                "exclude-domains is empty, which filters nothing; name domains, or remove it",
+            ],
+        ),
+        (
+            json!({"registry": "aws-sd"}),
+            vec![
+                "registry aws-sd is not available in bosh-dns-publish; use txt or noop, or run external-dns itself \
+                 (bosh-dns-publish render)",
+            ],
+        ),
+    ] {
+        assert_eq!(obstacles(parameters), expected);
+    }
+}
+
+#[test]
+fn intents_and_lists_are_checked() {
+    let intent = |spec: Value| {
+        let body = json!({"metadata": {"name": "i"}, "spec": spec});
+        read(&body.to_string(), Intent::read).map(|intent| intent.ttl)
+    };
+    for (ttl, expected) in [
+        (json!(1), Ok(Some(1))),
+        (json!(2_147_483_647_u32), Ok(Some(2_147_483_647))),
+        (
+            json!(0),
+            Err("0 is out of range; give a whole number from 1 to 2147483647"),
+        ),
+        (
+            json!(2_147_483_648_u32),
+            Err("2147483648 is out of range; give a whole number from 1 to 2147483647"),
+        ),
+    ] {
+        let found = intent(json!({"app": "a", "ttl": ttl}));
+        assert_eq!(
+            found,
+            expected.map_err(|reason| vec![format!("body:1: spec.ttl: {reason}")])
+        );
+    }
+    for (spec, expected) in [
+        (
+            json!({"app": "a", "localDomain": "d"}),
+            "spec: domain is set, but not externalName; add externalName",
+        ),
+        (
+            json!({"app": "a", "externalName": "a..b"}),
+            "spec.externalName: \"a..b\" is not a domain name: it has an empty label; remove the extra dot; use a domain \
+             name",
+        ),
+        (
+            json!({"app": "a", "placements": [{"logicalCloud": "l"}]}),
+            "spec.placements[0]: member \"clusters\" is missing; add \"clusters\"",
+        ),
+        (
+            json!({"app": "a", "placements": [{"logicalCloud": "l", "clusters": [{"cluster": "p/a/b"}]}]}),
+            "spec.placements[0].clusters[0].cluster: \"p/a/b\" is not a cluster; write it as PROVIDER/NAME",
+        ),
+        (
+            json!({"app": "a", "placements": [{"logicalCloud": "l", "clusters": [{"cluster": "p/a", "x": 1}]}]}),
+            "spec.placements[0].clusters[0].x: unknown member \"x\"; remove it; known members are cluster, \
+             publicAddresses, localAddresses",
+        ),
+    ] {
+        assert_eq!(intent(spec).unwrap_err(), [format!("body:1: {expected}")]);
+    }
+    let list = |spec: Value| {
+        let body = json!({"metadata": {"name": "dns-update-record-list"}, "spec": spec});
+        read(&body.to_string(), RecordList::read)
+    };
+    let pairs = list(json!({"kv": [{"a": "x", "b": "y"}, {"c": "x"}]})).unwrap();
+    assert_eq!(pairs.records(), ["x", "y"]);
+    assert_eq!(
+        pairs.to_json(),
+        json!({"metadata": {"name": "dns-update-record-list"},
+               "spec": {"kv": [{"a": "x"}, {"b": "y"}, {"c": "x"}]}})
+    );
+    assert_eq!(
+        list(json!({"kv": [{"a": "x y"}], "more": 1}))
+            .unwrap_err()
+            .len(),
+        1,
+        "the rest is not read"
+    );
+    assert_eq!(
+        list(json!({"kv": [], "more": 1})).unwrap_err(),
+        ["body:1: spec.more: unknown member \"more\"; remove it; known members are kv"]
+    );
+    for (owner, shown) in [
+        (
+            ListOwner::LogicalCloud {
+                project: "shop".to_owned(),
+                name: "lc".to_owned(),
+            },
+            "logical cloud lc of project shop",
+        ),
+        (
+            ListOwner::Cluster {
+                provider: "p".to_owned(),
+                name: "edge".to_owned(),
+            },
+            "cluster p/edge",
+        ),
+    ] {
+        assert_eq!(owner.to_string(), shown);
+    }
+}

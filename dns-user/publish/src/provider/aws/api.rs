@@ -603,4 +603,138 @@ mod tests {
             "{with_token}"
         );
     }
+
+    fn parse(text: &str) -> Element {
+        Element::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn documents_are_read_as_trees() {
+        let document = parse(
+            "<?xml version=\"1.0\"?>\n<!-- c --><x:A xmlns=\"urn:x\">\n <B> t &amp; &#65;&lt; <![CDATA[<c>]]></B>\n <C/>\n \
+             <D><E>1</E>lost<E>2</E></D>\n</x:A>\n",
+        );
+        let expected = Element::of(
+            "A",
+            [
+                Element::text("B", " t & A< <c>"),
+                Element::text("C", ""),
+                Element::of("D", [Element::text("E", "1"), Element::text("E", "2")]),
+            ],
+        );
+        assert_eq!(document, expected);
+        assert_eq!(document.text_of("B"), "t & A< <c>");
+        assert_eq!((document.text_of("C"), document.text_of("X")), ("", ""));
+        let texts: Vec<&str> = document.list("D").map(|one| one.text.as_str()).collect();
+        assert_eq!(texts, ["1", "2"]);
+        assert_eq!(document.list("X").count(), 0);
+        assert_eq!(document.find("E").map(|one| one.text.as_str()), Some("1"));
+        assert_eq!(document.find("A"), Some(&document));
+        assert_eq!(document.find("X"), None);
+        assert_eq!(document.child("E"), None, "of a child");
+    }
+
+    #[test]
+    fn broken_documents_are_refused() {
+        let error = |text: &str| Element::parse(text.as_bytes()).unwrap_err().to_string();
+        assert_eq!(error(""), "it has no element");
+        assert_eq!(error("<a><b></b>"), "it is truncated");
+        assert_eq!(error("<a>&x;</a>"), "unknown entity x");
+        let nested = |depth: usize| "<a>".repeat(depth) + &"</a>".repeat(depth);
+        assert!(Element::parse(nested(32).as_bytes()).is_ok());
+        assert_eq!(error(&nested(33)), "elements are nested too deeply");
+        assert!(Element::parse(b"<a></b>").is_err());
+        assert!(Element::parse(b"</a>").is_err());
+    }
+
+    #[test]
+    fn documents_are_written_with_their_namespace() {
+        let element = Element::of("A", [Element::text("B", "<&>"), Element::text("C", "")]);
+        assert_eq!(
+            element.document("urn:x"),
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?><A xmlns=\"urn:x\"><B>&lt;&amp;&gt;</B><C></C></A>"
+        );
+    }
+
+    #[test]
+    fn profiles_of_a_shared_file_have_keys() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("credentials");
+        fs::write(
+            &file,
+            "aws_access_key_id = none\n[default]\naws_access_key_id = id\n aws_secret_access_key=secret\n# x = y\n\
+             [ other ]\naws_access_key_id = id2\naws_secret_access_key = secret2\naws_session_token = token2\n\
+             region = here\n[empty]\naws_access_key_id = id3\naws_secret_access_key =\n[half\naws_secret_access_key = s\n",
+        )
+        .unwrap();
+        for (profile, key_id, secret, token) in [
+            ("default", "id", "secret", None),
+            ("other", "id2", "secret2", Some("token2")),
+        ] {
+            let found = of_shared_file(&file, profile).unwrap();
+            assert_eq!(
+                (&*found.key_id, &*found.secret, found.token.as_deref()),
+                (key_id, secret, token)
+            );
+        }
+        for profile in ["none", "half"] {
+            assert_eq!(
+                of_shared_file(&file, profile).unwrap_err().to_string(),
+                format!(
+                    "{}: the profile {profile:?} has no access key; set AWS_PROFILE",
+                    file.display()
+                )
+            );
+        }
+        let missing = of_shared_file(Path::new("/nowhere/credentials"), "default").unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            "/nowhere/credentials: No such file or directory (os error 2)"
+        );
+    }
+
+    #[test]
+    fn requests_are_signed_for_their_host() {
+        let credentials = Credentials {
+            key_id: "ID".to_owned(),
+            secret: "secret".to_owned(),
+            token: Some("a-token".to_owned()),
+        };
+        let query = [("marker", "a b"), ("maxitems", "100")];
+        let mut unsigned = Unsigned {
+            service: "route53",
+            region: "us-east-1",
+            method: "POST",
+            path: "/2013-04-01/hostedzone",
+            query: &query,
+            content_type: "text/xml",
+            body: "<a/>",
+        };
+        let request = unsigned
+            .sign("https://route53.example.org:8443", &credentials)
+            .unwrap();
+        assert_eq!(request.method(), "POST");
+        assert_eq!(
+            request.uri().to_string(),
+            "https://route53.example.org:8443/2013-04-01/hostedzone?marker=a%20b&maxitems=100"
+        );
+        let header = |name: &str| request.headers()[name].to_str().unwrap();
+        assert_eq!(header("host"), "route53.example.org:8443");
+        assert_eq!(header("content-type"), "text/xml");
+        assert_eq!(header("x-amz-security-token"), "a-token");
+        let authorization = header("authorization");
+        assert!(
+            authorization.starts_with("AWS4-HMAC-SHA256 Credential=ID/")
+                && authorization.contains("/us-east-1/route53/aws4_request"),
+            "{authorization}"
+        );
+        unsigned.query = &[];
+        let request = unsigned.sign("http://h", &credentials).unwrap();
+        assert_eq!(request.uri().to_string(), "http://h/2013-04-01/hostedzone");
+        let error = unsigned.sign("http://a b", &credentials).unwrap_err();
+        assert!(
+            error.to_string().starts_with("endpoint http://a b: "),
+            "{error}"
+        );
+    }
 }

@@ -557,3 +557,337 @@ fn is_conflict(message: &str) -> bool {
     .iter()
     .any(|text| message.contains(text))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings_of(pairs: &[(&str, &str)]) -> Result<AwsSettings, String> {
+        let mut parameters = Parameters::default();
+        for (name, value) in pairs {
+            parameters.0.insert((*name).to_owned(), (*value).to_owned());
+        }
+        AwsSettings::from_parameters(&parameters).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn regions_select_a_partition() {
+        for (region, expected) in [
+            (
+                "eu-west-1",
+                [
+                    "us-east-1",
+                    "https://route53.amazonaws.com",
+                    "https://sts.us-east-1.amazonaws.com",
+                ],
+            ),
+            (
+                "cn-north-1",
+                [
+                    "cn-northwest-1",
+                    "https://route53.amazonaws.com.cn",
+                    "https://sts.cn-northwest-1.amazonaws.com.cn",
+                ],
+            ),
+            (
+                "us-gov-east-1",
+                [
+                    "us-gov-west-1",
+                    "https://route53.us-gov.amazonaws.com",
+                    "https://sts.us-gov-west-1.amazonaws.com",
+                ],
+            ),
+        ] {
+            let found = settings_of(&[("aws-region", region)]).unwrap();
+            let found = [found.region, found.endpoint, found.token_endpoint];
+            assert_eq!(found, expected, "{region}");
+        }
+        let given = settings_of(&[
+            ("aws-endpoint", "http://a//"),
+            ("aws-sts-endpoint", "http://b/"),
+            ("aws-metadata-endpoint", "http://c"),
+        ])
+        .unwrap();
+        assert_eq!(
+            [
+                given.endpoint,
+                given.token_endpoint,
+                given.metadata_endpoint
+            ],
+            ["http://a", "http://b", "http://c"]
+        );
+    }
+
+    #[test]
+    fn settings_are_read_from_parameters() {
+        let found = settings_of(&[
+            ("aws-access-key-id", "id"),
+            ("aws-secret-access-key", "secret"),
+            ("aws-session-token", "token"),
+            ("aws-assume-role", "arn"),
+            ("aws-zone-type", "private"),
+            ("aws-zone-tags", "env=a=b, x"),
+            ("zone-id-filter", "/hostedzone/Z1,Z2"),
+            ("domain-filter", "example.org"),
+            ("exclude-domains", "x.example.org"),
+            ("aws-batch-change-size", "7"),
+            ("aws-batch-change-interval", "3s"),
+            ("aws-api-retries", "4"),
+            ("aws-prefer-cname", "true"),
+            ("aws-profile", "p"),
+            ("aws-shared-credentials-file", "/f"),
+            ("aws-web-identity-token-file", "/token"),
+            ("aws-role-arn", "role"),
+        ])
+        .unwrap();
+        let credentials = found.credentials.unwrap();
+        assert_eq!(
+            (
+                &*credentials.key_id,
+                &*credentials.secret,
+                credentials.token.as_deref()
+            ),
+            ("id", "secret", Some("token"))
+        );
+        assert_eq!(found.role.as_deref(), Some("arn"));
+        assert_eq!(found.visibility, Some(Visibility::Private));
+        assert_eq!(
+            found.tags,
+            [
+                ("env".to_owned(), Some("a=b".to_owned())),
+                ("x".to_owned(), None)
+            ]
+        );
+        assert_eq!(found.zone_ids, ["Z1", "Z2"]);
+        let matches = |name: &str| found.domains.matches(&Name::parse(name).unwrap());
+        assert!(matches("a.example.org") && !matches("x.example.org") && !matches("example.net"));
+        assert_eq!((found.batch_size, found.retries), (7, 4));
+        assert_eq!(found.batch_interval, Duration::from_secs(3));
+        assert_eq!(found.timeout, Duration::from_secs(30));
+        assert_eq!(found.balancers, BalancerRecords::Cname);
+        assert_eq!(
+            found.shared_file,
+            Some((PathBuf::from("/f"), "p".to_owned()))
+        );
+        assert_eq!(
+            found.web_identity,
+            Some((PathBuf::from("/token"), "role".to_owned()))
+        );
+        let usual = settings_of(&[]).unwrap();
+        assert!(
+            usual.credentials.is_none() && usual.role.is_none() && usual.web_identity.is_none()
+        );
+        assert_eq!(
+            (usual.visibility, usual.tags.len(), usual.zone_ids.len()),
+            (None, 0, 0)
+        );
+        assert_eq!((usual.batch_size, usual.retries), (1_000, 3));
+        assert_eq!(usual.batch_interval, Duration::from_secs(1));
+        assert_eq!(usual.metadata_endpoint, "http://169.254.169.254");
+        for (size, expected) in [("0", 1), ("1", 1), ("1000", 1_000), ("1001", 1_000)] {
+            let found = settings_of(&[("aws-batch-change-size", size)]).unwrap();
+            assert_eq!(found.batch_size, expected);
+        }
+    }
+
+    #[test]
+    fn health_is_evaluated_unless_a_parameter_forbids_it() {
+        for (given, evaluate_health) in [
+            (&[][..], true),
+            (&[("aws-evaluate-target-health", "true")], true),
+            (&[("aws-evaluate-target-health", "false")], false),
+            (&[("no-aws-evaluate-target-health", "true")], false),
+            (
+                &[
+                    ("aws-evaluate-target-health", "true"),
+                    ("no-aws-evaluate-target-health", "true"),
+                ],
+                false,
+            ),
+            (&[("no-aws-evaluate-target-health", "false")], true),
+        ] {
+            let expected = BalancerRecords::Alias { evaluate_health };
+            assert_eq!(settings_of(given).unwrap().balancers, expected, "{given:?}");
+            let mut parameters = Parameters::default();
+            for (name, value) in given {
+                parameters.0.insert((*name).to_owned(), (*value).to_owned());
+            }
+            let expected: &[&str] = match given {
+                [(_, "true"), (_, "true")] => &[
+                    "aws-evaluate-target-health and no-aws-evaluate-target-health are both true; the latter wins",
+                ],
+                _ => &[],
+            };
+            assert_eq!(remarks(&parameters), expected);
+        }
+    }
+
+    #[test]
+    fn contradictory_settings_are_refused() {
+        for (given, expected) in [
+            (
+                ("aws-zone-type", "both"),
+                "aws-zone-type is \"both\"; write public or private",
+            ),
+            (
+                ("aws-access-key-id", "id"),
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither",
+            ),
+            (
+                ("aws-secret-access-key", "s"),
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither",
+            ),
+            (
+                ("aws-web-identity-token-file", "/f"),
+                "aws-role-arn is missing; set it",
+            ),
+            (
+                ("domain-filter", "a..b"),
+                "domain-filter: \"a..b\" is not a domain name: it has an empty label; remove the extra dot",
+            ),
+            (
+                ("aws-prefer-cname", "x"),
+                "aws-prefer-cname is \"x\"; write true or false",
+            ),
+        ] {
+            assert_eq!(settings_of(&[given]).unwrap_err(), expected);
+        }
+        assert_eq!(
+            settings_of(&[("aws-zone-type", "public")])
+                .unwrap()
+                .visibility,
+            Some(Visibility::Public)
+        );
+    }
+
+    fn zone(id: &str, name: &str, private: &str) -> Element {
+        let config = Element::of("Config", [Element::text("PrivateZone", private)]);
+        Element::of(
+            "HostedZone",
+            [
+                Element::text("Id", &format!("/hostedzone/{id}")),
+                Element::text("Name", name),
+                config,
+            ],
+        )
+    }
+
+    #[test]
+    fn zones_pass_the_filters() {
+        let accepted = |filters: &[(&str, &str)], zone: &Element| {
+            let aws = Aws::new(settings_of(filters).unwrap()).unwrap();
+            aws.accept(zone).map_err(|error| error.to_string())
+        };
+        let public = zone("Z1A", "example.org.", "false");
+        let private = zone("Z2B", "example.org.", "true");
+        let found = accepted(&[], &private).unwrap().unwrap();
+        assert_eq!(
+            (&*found.id, found.apex.as_str(), found.visibility),
+            ("Z2B", "example.org", Visibility::Private)
+        );
+        let found = accepted(&[], &public).unwrap().unwrap();
+        assert_eq!((&*found.id, found.visibility), ("Z1A", Visibility::Public));
+        for (filter, passes) in [
+            (("aws-zone-type", "public"), [true, false]),
+            (("aws-zone-type", "private"), [false, true]),
+            (("zone-id-filter", "1A"), [true, false]),
+            (("zone-id-filter", "Z1,Z2B"), [false, true]),
+            (("domain-filter", "a.example.org"), [true, true]),
+            (("domain-filter", "example.net"), [false, false]),
+        ] {
+            let found =
+                [&public, &private].map(|zone| accepted(&[filter], zone).unwrap().is_some());
+            assert_eq!(found, passes, "{filter:?}");
+        }
+        assert_eq!(
+            accepted(&[], &zone("Z", "a..b", "false")).unwrap_err(),
+            "https://route53.amazonaws.com: invalid response: \"a..b\" is not a domain name: it has an empty label; \
+             remove the extra dot"
+        );
+    }
+
+    #[test]
+    fn tags_have_a_key_and_perhaps_a_value() {
+        let tag = |key: &str, value: &str| {
+            Element::of(
+                "Tag",
+                [Element::text("Key", key), Element::text("Value", value)],
+            )
+        };
+        let tagged = Element::of(
+            "Set",
+            [Element::of("Tags", [tag("env", "a"), tag("x", "")])],
+        );
+        for (key, value, expected) in [
+            ("env", Some("a"), true),
+            ("env", Some("b"), false),
+            ("env", None, true),
+            ("x", Some(""), true),
+            ("x", None, true),
+            ("a", None, false),
+        ] {
+            assert_eq!(has_tag(&tagged, key, value), expected, "{key} {value:?}");
+        }
+    }
+
+    #[test]
+    fn unfit_changes_are_left_out() {
+        let record = |targets: usize| {
+            let targets: Vec<String> = (0..targets)
+                .map(|n| format!("10.0.{}.{}", n / 256, n % 256))
+                .collect();
+            Record::parse("a.example.org", RecordType::A, targets).unwrap()
+        };
+        let converted = |steps: Vec<Step>, max_changes: usize| {
+            let name = Name::parse("a.example.org").unwrap();
+            let transaction = Transaction { name, steps };
+            convert(&transaction, &BTreeMap::new(), max_changes).map_err(|error| error.to_string())
+        };
+        assert!(converted(vec![Step::Create(record(1_000))], 1).is_ok());
+        let limit = "a.example.org: its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
+                     use fewer targets";
+        assert_eq!(
+            converted(vec![Step::Create(record(1_001))], 1).unwrap_err(),
+            limit
+        );
+        let mut weighed = record(1);
+        weighed.set_property("aws/weight", "heavy");
+        let reason =
+            "a.example.org: its property aws/weight is \"heavy\"; write a number from 0 to 255";
+        let replaced = Step::Replace {
+            before: record(1),
+            after: weighed.clone(),
+        };
+        assert_eq!(converted(vec![replaced], 10).unwrap_err(), reason);
+        assert_eq!(
+            converted(vec![Step::Create(weighed.clone())], 10).unwrap_err(),
+            reason
+        );
+        // What is listed may have what this program does not know.
+        assert!(converted(vec![Step::Delete(weighed)], 10).is_ok());
+    }
+
+    #[test]
+    fn conflicts_are_told_by_their_text() {
+        for (message, expected) in [
+            (
+                "[Tried to create resource record set [...] but it already exists]",
+                true,
+            ),
+            (
+                "[Tried to delete resource record set [...] but it was not found]",
+                true,
+            ),
+            (
+                "[Tried to delete ... but the values provided do not match the current values]",
+                true,
+            ),
+            (
+                "[RRSet of type CNAME with DNS name a. is not permitted]",
+                false,
+            ),
+        ] {
+            assert_eq!(is_conflict(message), expected, "{message}");
+        }
+    }
+}

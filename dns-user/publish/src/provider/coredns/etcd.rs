@@ -482,4 +482,155 @@ mod tests {
             assert_eq!(shown.join(","), expected, "{value}");
         }
     }
+
+    #[test]
+    fn comparisons_have_the_form_of_the_gateway() {
+        let mut txn = Txn::default();
+        txn.compare_revision(b"/a", 7);
+        txn.compare_unchanged(b"/a", 9);
+        txn.write(b"/a", Some(b"v"));
+        txn.write(b"/a", None);
+        assert_eq!(
+            Value::from(txn.compare),
+            json!([
+                {"key": "L2E=", "target": "MOD", "result": "EQUAL", "mod_revision": "7"},
+                {"key": "L2E=", "target": "MOD", "result": "LESS", "mod_revision": "10"},
+                // From `/a/` to `/a0`.
+                {"key": "L2Ev", "range_end": "L2Ew", "target": "MOD", "result": "LESS", "mod_revision": "10"},
+            ])
+        );
+        assert_eq!(
+            Value::from(txn.operations),
+            json!([
+                {"request_put": {"key": "L2E=", "value": "dg=="}},
+                {"request_delete_range": {"key": "L2E="}},
+            ])
+        );
+    }
+
+    #[test]
+    fn keys_have_the_labels_in_reverse_order() {
+        let name = |text: &str| Name::parse(text).unwrap();
+        let key = key_of("/skydns/", &name("a.example.org"));
+        assert_eq!(key, b"/skydns/org/example/a");
+        for (key, strip, expected) in [
+            ("/skydns/org/example/a", 0, Some("a.example.org")),
+            ("/skydns/org/example/a/x1", 1, Some("a.example.org")),
+            ("/skydns/org/example/a/y/x1", 2, Some("a.example.org")),
+            ("/skydns/org/example", 2, None),
+            ("/skydns/org/example", 3, None),
+            ("/other/org", 0, None),
+            ("/skydns/org//a", 0, None),
+        ] {
+            let found = name_of("/skydns/", key.as_bytes(), strip);
+            assert_eq!(found, expected.map(name), "{key} {strip}");
+        }
+        assert_eq!(name_of("/skydns/", b"/skydns/\xff", 0), None);
+    }
+
+    #[test]
+    fn texts_and_hosts_are_written_as_external_dns_writes_them() {
+        let service = |record_type, text: &str| {
+            let target = Target::parse(record_type, text).unwrap();
+            serde_json::to_value(Service::of(record_type, &target)).unwrap()
+        };
+        assert_eq!(
+            service(RecordType::A, "192.0.2.1"),
+            json!({"host": "192.0.2.1"})
+        );
+        assert_eq!(
+            service(RecordType::TXT, "a note"),
+            json!({"text": "a note"})
+        );
+        assert_eq!(service(RecordType::TXT, "a\\b"), json!({"text": "a\\b"}));
+        assert_eq!(
+            service(RecordType::TXT, "heritage=external-dns"),
+            json!({"text": "\"heritage=external-dns\""})
+        );
+        let whole = Service {
+            host: "h".to_owned(),
+            text: "t".to_owned(),
+            ttl: Some(0),
+            targetstrip: 1,
+            group: Some("g".to_owned()),
+            owner: Some("o".to_owned()),
+            others: BTreeMap::from([("priority".to_owned(), json!(5))]),
+        };
+        assert_eq!(
+            serde_json::to_value(&whole).unwrap(),
+            json!({"host": "h", "text": "t", "ttl": 0, "targetstrip": 1, "group": "g", "owner": "o", "priority": 5})
+        );
+        assert_eq!(
+            Service::read(&serde_json::to_vec(&whole).unwrap()).unwrap(),
+            whole
+        );
+        let without = |record_type| whole.clone().without(record_type);
+        assert_eq!(
+            (&*without(RecordType::A).host, &*without(RecordType::A).text),
+            ("", "t")
+        );
+        assert_eq!(
+            (
+                &*without(RecordType::TXT).host,
+                &*without(RecordType::TXT).text
+            ),
+            ("h", "")
+        );
+        assert!(!without(RecordType::A).is_empty() && !without(RecordType::TXT).is_empty());
+        assert!(without(RecordType::A).without(RecordType::TXT).is_empty());
+    }
+
+    #[test]
+    fn targets_are_compared_by_their_type() {
+        let value = |host: &str, text: &str| Service {
+            host: host.to_owned(),
+            text: text.to_owned(),
+            ..Service::default()
+        };
+        let one = value("2001:DB8::1", "t");
+        for (other, record_type, expected) in [
+            (value("2001:db8::1", "x"), RecordType::AAAA, true),
+            (value("2001:db8::2", "t"), RecordType::AAAA, false),
+            (value("", "t"), RecordType::TXT, true),
+            (value("2001:db8::1", "x"), RecordType::TXT, false),
+        ] {
+            assert_eq!(
+                one.has_target_of(&other, record_type),
+                expected,
+                "{other:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_below_a_reverse_zone_have_pointers() {
+        for (host, name, expected) in [
+            ("a.b", "1.2.0.192.in-addr.arpa", RecordType::PTR),
+            ("a.b", "1.ip6.arpa", RecordType::PTR),
+            ("a.b", "x.example.org", RecordType::CNAME),
+            ("a.b", "in-addr.arpa.example.org", RecordType::CNAME),
+            ("192.0.2.1", "1.2.0.192.in-addr.arpa", RecordType::A),
+            ("::1", "x.example.org", RecordType::AAAA),
+        ] {
+            assert_eq!(
+                host_type(host, &Name::parse(name).unwrap()),
+                expected,
+                "{host} {name}"
+            );
+        }
+    }
+
+    #[test]
+    fn malformed_responses_name_the_server() {
+        assert_eq!(number("http://e", "12").unwrap(), 12);
+        assert_eq!(
+            number("http://e", "x").unwrap_err().to_string(),
+            "http://e: invalid response: a revision is not a number"
+        );
+        assert_eq!(decode("http://e", "dg==").unwrap(), b"v");
+        assert_eq!(
+            decode("http://e", "?").unwrap_err().to_string(),
+            "http://e: invalid response: a key or value is not base64"
+        );
+    }
 }

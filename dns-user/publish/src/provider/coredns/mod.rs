@@ -470,4 +470,276 @@ mod tests {
             assert_eq!(converted.is_ok(), fits, "{count} targets");
         }
     }
+
+    fn settings_of(pairs: &[(&str, &str)]) -> Result<CoreDnsSettings, String> {
+        let mut parameters = Parameters::default();
+        for (name, value) in pairs {
+            parameters.0.insert((*name).to_owned(), (*value).to_owned());
+        }
+        CoreDnsSettings::from_parameters(&parameters).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn settings_are_read_from_parameters() {
+        let usual = settings_of(&[]).unwrap();
+        assert_eq!(usual.urls, ["http://localhost:2379"]);
+        assert_eq!((usual.prefix.as_str(), usual.user), ("/skydns/", None));
+        assert_eq!(
+            (usual.strict_owner, usual.timeout),
+            (None, Duration::from_secs(10))
+        );
+        let given = settings_of(&[
+            ("etcd-urls", "http://a:1/, https://b:2"),
+            ("coredns-prefix", "/x/y/"),
+            ("etcd-username", "u"),
+            ("etcd-password", "p"),
+            ("coredns-strictly-owned", "true"),
+            ("txt-owner-id", "me"),
+        ])
+        .unwrap();
+        assert_eq!(given.urls, ["http://a:1", "https://b:2"]);
+        assert_eq!(given.prefix, "/x/y/");
+        assert_eq!(given.user, Some(("u".to_owned(), "p".to_owned())));
+        assert_eq!(given.strict_owner.as_deref(), Some("me"));
+        let strict = settings_of(&[("coredns-strictly-owned", "true")]).unwrap();
+        assert_eq!(strict.strict_owner.as_deref(), Some("default"));
+        for (given, expected) in [
+            (
+                ("etcd-urls", "ftp://a:1"),
+                "etcd-urls has \"ftp://a:1\"; write http://host:2379 or https://host:2379",
+            ),
+            (
+                ("etcd-urls", "a:1"),
+                "etcd-urls has \"a:1\"; write http://host:2379 or https://host:2379",
+            ),
+            (
+                ("etcd-username", "u"),
+                "etcd-username and etcd-password require each other; set both or neither",
+            ),
+        ] {
+            assert_eq!(settings_of(&[given]).unwrap_err(), expected);
+        }
+    }
+
+    /// Returns a provider that has listed these keys, all at revision 7 of a store at 9.
+    fn listing(pairs: &[(&str, &str)]) -> (CoreDns, Vec<Record>) {
+        let mut provider = CoreDns::new(settings_of(&[]).unwrap()).unwrap();
+        let mut records = BTreeMap::new();
+        let mut listed = Listed {
+            revision: 9,
+            ..Listed::default()
+        };
+        for (key, value) in pairs {
+            let key = format!("/skydns/{key}").into_bytes();
+            let service = Service::read(value.as_bytes()).unwrap();
+            let name = name_of("/skydns/", &key, service.targetstrip).unwrap();
+            let pair = Pair {
+                key,
+                value: Vec::new(),
+                mod_revision: 7,
+            };
+            listed.add(&name, pair, service, &mut records);
+        }
+        provider.listed = listed;
+        (provider, records.into_values().collect())
+    }
+
+    /// Returns the operations of steps as lines, with stars for random numbers.
+    fn operations(provider: &CoreDns, steps: Vec<Step>) -> Result<(usize, Vec<String>), String> {
+        use base64::{Engine as _, engine::general_purpose::STANDARD};
+        let name = Name::parse("a.example.org").unwrap();
+        let converted = provider.convert(&Transaction { name, steps });
+        let txn = converted.map_err(|error| error.to_string())?;
+        let decoded = |value: &Value| {
+            let octets = STANDARD.decode(value.as_str().unwrap()).unwrap();
+            String::from_utf8(octets).unwrap()
+        };
+        let mut lines = Vec::new();
+        for operation in &txn.operations {
+            let put = &operation["request_put"];
+            lines.push(if put.is_null() {
+                format!("- {}", decoded(&operation["request_delete_range"]["key"]))
+            } else {
+                let key = decoded(&put["key"]);
+                let key = match key.rsplit_once('/') {
+                    Some((directory, number)) if number.len() == 8 => format!("{directory}/*"),
+                    _ => key,
+                };
+                format!("{key} {}", decoded(&put["value"]))
+            });
+        }
+        Ok((txn.compare.len(), lines))
+    }
+
+    fn set(line: &str) -> Record {
+        let words: Vec<&str> = line.splitn(3, ' ').collect();
+        let record_type: RecordType = words[1].parse().unwrap();
+        Record::parse(words[0], record_type, words[2].split('|')).unwrap()
+    }
+
+    #[test]
+    fn values_become_record_sets() {
+        let (_, records) = listing(&[
+            (
+                "org/example/a/1",
+                r#"{"host": "192.0.2.1", "ttl": 60, "targetstrip": 1}"#,
+            ),
+            (
+                "org/example/a/2",
+                r#"{"host": "192.0.2.2", "ttl": 90, "targetstrip": 1}"#,
+            ),
+            (
+                "org/example/a/3",
+                r#"{"host": "2001:db8::1", "targetstrip": 1, "group": "g"}"#,
+            ),
+            ("org/example/b", r#"{"host": "c.example.org", "text": "x"}"#),
+            ("arpa/in-addr/192/0/2/1", r#"{"host": "a.example.org"}"#),
+        ]);
+        let lines: Vec<String> = records
+            .iter()
+            .map(|record| format!("{record} {}", record.property(GROUP)))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "1.2.0.192.in-addr.arpa 0 PTR a.example.org ",
+                "a.example.org 60 A 192.0.2.1,192.0.2.2 ",
+                "a.example.org 0 AAAA 2001:db8::1 g",
+                "b.example.org 0 CNAME c.example.org ",
+                "b.example.org 0 TXT x ",
+            ]
+        );
+    }
+
+    #[test]
+    fn targets_have_keys_of_their_own() {
+        let (provider, _) = listing(&[]);
+        let mut created = set("a.example.org A 192.0.2.1|192.0.2.2");
+        created.ttl = Some(60);
+        created.set_property(GROUP, "g");
+        let key = "/skydns/org/example/a/*";
+        assert_eq!(
+            operations(&provider, vec![Step::Create(created)])
+                .unwrap()
+                .1
+                .len(),
+            2
+        );
+        let one = Record {
+            ttl: Some(60),
+            ..set("a.example.org CNAME b.example.org")
+        };
+        assert_eq!(
+            operations(&provider, vec![Step::Create(one)]),
+            Ok((
+                2,
+                vec![format!(
+                    "{key} {{\"host\":\"b.example.org\",\"ttl\":60,\"targetstrip\":1}}"
+                )]
+            ))
+        );
+        // A pointer's key is the name itself, which has one value.
+        assert_eq!(
+            operations(
+                &provider,
+                vec![Step::Create(set(
+                    "1.2.0.192.in-addr.arpa PTR a.example.org|b.example.org"
+                ))]
+            ),
+            Ok((
+                2,
+                vec!["/skydns/arpa/in-addr/192/0/2/1 {\"host\":\"a.example.org\"}".to_owned()]
+            ))
+        );
+        assert_eq!(
+            operations(
+                &provider,
+                vec![Step::Create(set("a.example.org MX 10 m.example.org"))]
+            )
+            .unwrap_err(),
+            "a.example.org: CoreDNS's etcd format has no records of type MX"
+        );
+        assert_eq!(
+            operations(
+                &provider,
+                vec![Step::Create(set("a/b.example.org A 192.0.2.1"))]
+            )
+            .unwrap_err(),
+            "a/b.example.org: a slash within a label would divide it in CoreDNS's etcd format; choose another name"
+        );
+    }
+
+    #[test]
+    fn changes_keep_what_they_do_not_concern() {
+        let (provider, _) = listing(&[
+            (
+                "org/example/a/1",
+                r#"{"host": "192.0.2.1", "targetstrip": 1, "priority": 5}"#,
+            ),
+            (
+                "org/example/a/2",
+                r#"{"host": "192.0.2.2", "text": "t", "targetstrip": 1}"#,
+            ),
+        ]);
+        let listed = set("a.example.org A 192.0.2.1|192.0.2.2");
+        // Two comparisons of the directory, and one of each listed key.
+        assert_eq!(
+            operations(&provider, vec![Step::Require(listed.clone())]),
+            Ok((4, vec![]))
+        );
+        let absent = Step::RequireAbsent(listed.name.clone(), RecordType::CNAME);
+        assert_eq!(operations(&provider, vec![absent.clone()]), Ok((2, vec![])));
+        assert_eq!(
+            operations(&provider, vec![Step::Require(listed.clone()), absent]),
+            Ok((4, vec![])),
+            "one comparison of a name"
+        );
+        assert_eq!(
+            operations(&provider, vec![Step::Delete(listed.clone())]),
+            Ok((
+                4,
+                vec![
+                    "- /skydns/org/example/a/1".to_owned(),
+                    "/skydns/org/example/a/2 {\"text\":\"t\",\"targetstrip\":1}".to_owned(),
+                ]
+            ))
+        );
+        let mut after = set("a.example.org A 192.0.2.1|192.0.2.3");
+        after.ttl = Some(60);
+        let replaced = Step::Replace {
+            before: listed.clone(),
+            after,
+        };
+        let mut lines = operations(&provider, vec![replaced]).unwrap().1;
+        lines.sort();
+        assert_eq!(
+            lines,
+            [
+                "/skydns/org/example/a/* {\"host\":\"192.0.2.3\",\"ttl\":60,\"targetstrip\":1}",
+                "/skydns/org/example/a/1 {\"host\":\"192.0.2.1\",\"ttl\":60,\"targetstrip\":1,\"priority\":5}",
+                "/skydns/org/example/a/2 {\"text\":\"t\",\"targetstrip\":1}",
+            ]
+        );
+        // Host and text of one value go in two steps.
+        let text = set("a.example.org TXT t");
+        let lines = operations(&provider, vec![Step::Delete(listed), Step::Delete(text)])
+            .unwrap()
+            .1;
+        assert_eq!(
+            lines,
+            ["- /skydns/org/example/a/1", "- /skydns/org/example/a/2"]
+        );
+    }
+
+    #[test]
+    fn only_the_group_is_kept_of_properties() {
+        let (provider, _) = listing(&[]);
+        let mut record = set("a.example.org A 192.0.2.1");
+        record.set_property(GROUP, "g");
+        record.set_property("aws/weight", "1");
+        let mut desired = vec![record];
+        provider.adjust(&mut desired);
+        let expected = BTreeMap::from([(GROUP.to_owned(), "g".to_owned())]);
+        assert_eq!(desired[0].properties, expected);
+    }
 }

@@ -981,7 +981,7 @@ mod tests {
         assert_eq!(reader.u16(), Err(WireError("it is truncated")));
         assert_eq!(
             (reader.at, reader.octets(1), reader.at),
-            (9, Ok(&[7][..]), 9)
+            (9, Ok(&[7][..]), 10)
         );
         assert_eq!(reader.octets(0), Ok(&[][..]));
         assert_eq!(

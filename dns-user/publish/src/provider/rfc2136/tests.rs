@@ -5,15 +5,20 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::{
-    MAX_PIPELINED, TsigKey, arguments, is_cheaper_than_transfer,
+    Failure, MAX_PIPELINED, Rfc2136, Rfc2136Settings, Server, TsigKey, UpdateSender, WireError,
+    arguments, explain, is_cheaper_than_transfer,
     messages::{
         self, CLASS_IN, Encoded, MessageReader, Records, TYPE_AXFR, Transfer, TransferError,
         append, decode, encode, question,
     },
+    obstacles,
     tsig::TsigError,
 };
 use crate::{
-    provider::{Step, Transaction},
+    provider::{
+        Parameters, Provider as _, ProviderSettings as _, Step, Transaction, TransactionResult,
+        settings,
+    },
     record::{Name, Record, RecordType, Target},
 };
 
@@ -272,5 +277,389 @@ fn port_is_told_from_the_end_of_an_address() {
         ("ns:54", &["--rfc2136-host=ns", "--rfc2136-port=54"]),
     ] {
         assert_eq!(arguments("rfc2136-host", text).unwrap(), expected, "{text}");
+    }
+}
+
+fn parameters(pairs: &[(&str, &str)]) -> Parameters {
+    let mut parameters = Parameters::default();
+    for (name, value) in pairs {
+        parameters.0.insert((*name).to_owned(), (*value).to_owned());
+    }
+    parameters
+}
+
+const MINIMAL: [(&str, &str); 3] = [
+    ("rfc2136-host", "ns.example.org"),
+    ("rfc2136-zone", "example.org"),
+    ("rfc2136-insecure", "true"),
+];
+
+fn settings_of(more: &[(&str, &str)]) -> Result<Rfc2136Settings, String> {
+    Rfc2136Settings::from_parameters(&parameters(&[&MINIMAL[..], more].concat()))
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn servers_have_a_host_and_a_port() {
+    for (text, expected, shown) in [
+        ("ns", Some(("ns", 53, false)), "ns:53"),
+        (" ns:54 ", Some(("ns", 54, false)), "ns:54"),
+        ("192.0.2.1", Some(("192.0.2.1", 53, false)), "192.0.2.1:53"),
+        (
+            "2001:db8::1",
+            Some(("2001:db8::1", 53, false)),
+            "[2001:db8::1]:53",
+        ),
+        (
+            "[2001:db8::1]",
+            Some(("2001:db8::1", 53, false)),
+            "[2001:db8::1]:53",
+        ),
+        (
+            "[2001:db8::1]:54",
+            Some(("2001:db8::1", 54, false)),
+            "[2001:db8::1]:54",
+        ),
+        ("tls://ns", Some(("ns", 853, true)), "tls://ns:853"),
+        ("tls://ns:1", Some(("ns", 1, true)), "tls://ns:1"),
+        ("tls://[::1]:1", Some(("::1", 1, true)), "tls://[::1]:1"),
+        ("", None, ""),
+        (":53", None, ""),
+        ("ns:", None, ""),
+        ("ns:65536", None, ""),
+        ("ns:dns", None, ""),
+        ("[::1", None, ""),
+        ("http://ns", None, ""),
+        ("ns/x", None, ""),
+    ] {
+        let found = Server::parse(text);
+        let expected = expected.map(|(host, port, tls)| Server {
+            host: host.to_owned(),
+            port,
+            tls,
+        });
+        assert_eq!(found.as_ref().ok(), expected.as_ref(), "{text}");
+        match found {
+            Ok(server) => assert_eq!(server.to_string(), shown),
+            Err(error) => assert_eq!(
+                error.to_string(),
+                format!(
+                    "rfc2136-host is {text:?}; write host, host:port, [address]:port or tls://host:port"
+                )
+            ),
+        }
+    }
+    let server = |text| Server::parse(text).unwrap();
+    for (one, other, expected) in [
+        ("ns", "NS:53", true),
+        ("ns", "tls://ns:53", true),
+        ("ns", "ns:54", false),
+        ("ns", "other", false),
+    ] {
+        assert_eq!(
+            server(one).is_same(&server(other)),
+            expected,
+            "{one} {other}"
+        );
+    }
+}
+
+#[test]
+fn settings_are_read_from_parameters() {
+    let found = settings_of(&[
+        ("rfc2136-host", "a, tls://b:1"),
+        ("rfc2136-zone", "Example.org., example.net"),
+        ("rfc2136-min-ttl", "2m"),
+    ])
+    .unwrap();
+    let servers: Vec<String> = found.servers.iter().map(ToString::to_string).collect();
+    assert_eq!(servers, ["a:53", "tls://b:1"]);
+    assert_eq!(found.zones, [apex(), Name::parse("example.net").unwrap()]);
+    assert!(found.key.is_none());
+    assert_eq!((found.min_ttl, found.timeout.as_secs()), (120, 10));
+    let ported = settings_of(&[("rfc2136-host", "a,b:1"), ("rfc2136-port", "5300")]).unwrap();
+    assert!(ported.servers.iter().all(|server| server.port == 5300));
+    let signed = settings_of(&[
+        ("rfc2136-insecure", "false"),
+        ("rfc2136-tsig-keyname", "k"),
+        ("rfc2136-tsig-secret", "c2VjcmV0"),
+    ])
+    .unwrap();
+    assert_eq!(format!("{:?}", signed.key), "Some(TsigKey(k, hmac-sha256))");
+    for (more, expected) in [
+        (
+            &[("rfc2136-host", "")][..],
+            "rfc2136-host is missing; set it",
+        ),
+        (
+            &[("rfc2136-zone", " , ")],
+            "rfc2136-zone is missing; name the zones to update",
+        ),
+        (
+            &[("rfc2136-zone", "a..b")],
+            "rfc2136-zone: \"a..b\" is not a domain name: it has an empty label; remove the extra dot",
+        ),
+        (&[("rfc2136-port", "65536")], "rfc2136-port is above 65535"),
+        (
+            &[("rfc2136-gss-tsig", "true")],
+            "rfc2136 does not support GSS-TSIG (rfc2136-gss-tsig); use a TSIG key",
+        ),
+        (
+            &[("rfc2136-insecure", "false")],
+            "rfc2136-tsig-keyname is missing; set it",
+        ),
+        (
+            &[("rfc2136-insecure", "false"), ("rfc2136-tsig-keyname", "k")],
+            "rfc2136-tsig-secret is missing; set it",
+        ),
+    ] {
+        assert_eq!(settings_of(more).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn obstacles_name_what_is_missing() {
+    let missing =
+        |name: &str| format!("{name} is missing; add it, or set rfc2136-insecure to true");
+    let keyname = missing("rfc2136-tsig-keyname");
+    let secret = missing("rfc2136-tsig-secret");
+    let not_base64 =
+        "rfc2136-tsig-secret is not base64; copy it from the server's key file".to_owned();
+    let unknown = "rfc2136-tsig-secret-alg \"md5\" is unknown; use one of hmac-sha1, hmac-sha224, hmac-sha256, \
+                   hmac-sha384, hmac-sha512"
+        .to_owned();
+    let gss = "the provider rfc2136 does not support GSS-TSIG in bosh-dns-publish; use a shared key (hmac-sha256), or \
+               run external-dns itself (bosh-dns-publish render)"
+        .to_owned();
+    let key = ("rfc2136-tsig-keyname", "k");
+    let good = ("rfc2136-tsig-secret", "c2VjcmV0");
+    let bad = ("rfc2136-tsig-secret", "?");
+    for (given, expected) in [
+        (vec![], vec![keyname.clone(), secret.clone()]),
+        (vec![key], vec![secret]),
+        (vec![good], vec![keyname]),
+        (vec![key, good], vec![]),
+        (vec![key, bad], vec![not_base64.clone()]),
+        (
+            vec![key, good, ("rfc2136-tsig-secret-alg", "HMAC-SHA512.")],
+            vec![],
+        ),
+        (
+            vec![key, bad, ("rfc2136-tsig-secret-alg", "MD5")],
+            vec![not_base64, unknown],
+        ),
+        (vec![bad, ("rfc2136-insecure", "true")], vec![]),
+        (
+            vec![
+                ("rfc2136-tsig-secret-alg", "GSS-TSIG."),
+                ("rfc2136-insecure", "true"),
+            ],
+            vec![gss],
+        ),
+    ] {
+        assert_eq!(obstacles(&parameters(&given)), expected, "{given:?}");
+    }
+}
+
+#[test]
+fn hosts_become_flags_of_external_dns() {
+    for (name, text, expected) in [
+        ("rfc2136-host", "ns", Some(&["--rfc2136-host=ns"][..])),
+        (
+            "rfc2136-host",
+            "tls://ns",
+            Some(&["--rfc2136-host=ns", "--rfc2136-use-tls"]),
+        ),
+        ("rfc2136-host", "ns:x", Some(&["--rfc2136-host=ns:x"])),
+        ("rfc2136-zone", "ns:1", None),
+    ] {
+        let found = arguments(name, text);
+        let expected = expected.map(|words| words.iter().map(ToString::to_string).collect());
+        assert_eq!(found, expected, "{text}");
+    }
+}
+
+#[test]
+fn wanted_records_get_the_minimum_ttl() {
+    for (least, ttl, expected) in [
+        ("0s", None, None),
+        ("0s", Some(5), Some(5)),
+        ("10s", Some(5), Some(10)),
+        ("10s", Some(50), Some(50)),
+        // Without one, the default applies, unless the minimum is above it.
+        ("60s", None, None),
+        ("61s", None, Some(61)),
+    ] {
+        let provider = Rfc2136::new(settings_of(&[("rfc2136-min-ttl", least)]).unwrap());
+        let mut record = Record::parse("a.example.org", RecordType::A, ["192.0.2.1"]).unwrap();
+        record.ttl = ttl;
+        record.set_property("aws/weight", "1");
+        let mut desired = vec![record.clone()];
+        provider.adjust(&mut desired);
+        record.ttl = expected;
+        record.properties.clear();
+        assert_eq!(desired, [record], "{least} {ttl:?}");
+    }
+}
+
+#[test]
+fn zones_of_a_common_server_are_shared() {
+    let settings = |host: &str, zones: &str| {
+        settings_of(&[("rfc2136-host", host), ("rfc2136-zone", zones)]).unwrap()
+    };
+    let one = settings("a,b", "x.org,y.org");
+    let shared = |other: Rfc2136Settings| {
+        let zones = one.shared_zones(&other);
+        zones.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(shared(settings("B:53", "y.org,z.org")), ["y.org"]);
+    assert_eq!(shared(settings("c", "y.org")), [] as [&str; 0]);
+    assert_eq!(shared(settings("a", "z.org")), [] as [&str; 0]);
+    assert_eq!(one.shared_zones(&"another provider"), []);
+}
+
+#[test]
+fn response_codes_have_a_remedy() {
+    for (code, expected) in [
+        (1, "FORMERR; the server does not understand the message"),
+        (
+            2,
+            "SERVFAIL; see the server's log; its journal may not be writable",
+        ),
+        (
+            4,
+            "NOTIMP; the server accepts no updates; set rfc2136-host to the primary",
+        ),
+        (
+            5,
+            "REFUSED; allow the key to transfer and to update the zone, set rfc2136-host to the primary, or correct a \
+             name that the server's check-names rejects",
+        ),
+        (
+            9,
+            "NOTAUTH; the server does not serve the zone; check rfc2136-zone and rfc2136-host",
+        ),
+        (
+            10,
+            "NOTZONE; a name is outside the zone; check rfc2136-zone",
+        ),
+        (11, "response code 11; see the server's log"),
+    ] {
+        assert_eq!(explain(code), expected);
+    }
+}
+
+/// Returns the result of a response code for names of one set each, with this number of targets.
+fn result_of(code: u8, names: usize, targets: usize) -> TransactionResult {
+    let mut provider = Rfc2136::new(settings_of(&[]).unwrap());
+    let sender = UpdateSender {
+        provider: &mut provider,
+        zone: apex(),
+        connection: None,
+    };
+    let mut group = Vec::new();
+    for number in 0..names {
+        let targets: Vec<String> = (0..targets).map(|host| format!("10.0.0.{host}")).collect();
+        let name = format!("n{number}.example.org");
+        let record = Record::parse(&name, RecordType::A, targets).unwrap();
+        let transaction = Transaction {
+            name: record.name.clone(),
+            steps: vec![Step::Create(record)],
+        };
+        group.push(Encoded::new(&apex(), &transaction, &HashMap::new()).unwrap());
+    }
+    sender.result(code, &group)
+}
+
+#[test]
+fn results_follow_the_response_code() {
+    assert_eq!(result_of(0, 1, 1), TransactionResult::Applied);
+    // A prerequisite does not hold: another writer was here.
+    for code in [3, 6, 7, 8] {
+        assert_eq!(result_of(code, 1, 1), TransactionResult::Conflict, "{code}");
+    }
+    let failed = |code, names, targets| match result_of(code, names, targets) {
+        TransactionResult::Failed(error) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let refused = "ns.example.org:53 refused: ";
+    let servfail =
+        "zone example.org: SERVFAIL; see the server's log; its journal may not be writable";
+    assert_eq!(failed(2, 2, 1), format!("{refused}{servfail}"));
+    assert_eq!(
+        failed(2, 1, 1),
+        format!("{refused}n0.example.org: {servfail}")
+    );
+    assert_eq!(
+        failed(2, 1, 100),
+        format!("{refused}n0.example.org: {servfail}")
+    );
+    assert_eq!(
+        failed(2, 1, 101),
+        format!(
+            "{refused}n0.example.org: SERVFAIL; its set of 101 records probably exceeds a limit of the server \
+             (max-records-per-type of BIND, by default 100); raise the limit, or use fewer targets"
+        )
+    );
+    for code in [1, 4, 5, 9, 10, 15] {
+        let expected = format!(
+            "{refused}n0.example.org: zone example.org: {}",
+            explain(code)
+        );
+        assert_eq!(failed(code, 1, 101), expected);
+    }
+}
+
+#[test]
+fn failures_name_server_and_zone() {
+    let server = Server::parse("ns").unwrap();
+    let shown = |failure: Failure| failure.of(&server, &apex()).to_string();
+    let unknown_key = TsigError::UnknownKey(Name::parse("k").unwrap());
+    for (failure, expected) in [
+        (Failure::from(settings("x")), "x"),
+        (
+            Failure::from(std::io::Error::other("broken")),
+            "ns:53: zone example.org: broken",
+        ),
+        (
+            Failure::from(WireError("x")),
+            "ns:53: invalid response: zone example.org: x",
+        ),
+        (
+            Failure::from(TransferError::Code(10)),
+            "ns:53 refused: zone example.org: NOTZONE; a name is outside the zone; check rfc2136-zone",
+        ),
+        (
+            Failure::from(TransferError::Trailing),
+            "ns:53: invalid response: zone example.org: records follow the last SOA",
+        ),
+        (
+            Failure::from(unknown_key),
+            "ns:53 refused: zone example.org: the server does not know the key k; check rfc2136-tsig-keyname and \
+             rfc2136-tsig-secret-alg",
+        ),
+        (
+            Failure::from(TsigError::Rejected),
+            "ns:53 refused: zone example.org: the server rejects the signature; check rfc2136-tsig-secret",
+        ),
+        (
+            Failure::from(TsigError::Clock(400)),
+            "ns:53 refused: zone example.org: the clocks of server and publisher differ by 400 s; synchronise them by \
+             NTP",
+        ),
+        (
+            Failure::from(TsigError::Other(22)),
+            "ns:53 refused: zone example.org: the server reports TSIG error 22",
+        ),
+        (
+            Failure::from(TsigError::Missing),
+            "ns:53: invalid response: zone example.org: the response is not signed",
+        ),
+        (
+            Failure::from(TsigError::BadSignature),
+            "ns:53: invalid response: zone example.org: the signature is wrong",
+        ),
+    ] {
+        assert_eq!(shown(failure), expected);
     }
 }

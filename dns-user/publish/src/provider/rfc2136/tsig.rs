@@ -395,4 +395,267 @@ mod tests {
             assert_eq!(verifier.unsigned, unsigned + 1);
         }
     }
+
+    #[test]
+    fn codes_are_those_of_the_rfcs() {
+        // RFC 2202 and RFC 4231, test case 2.
+        for (name, expected) in [
+            ("hmac-sha1", "effcdf6ae5eb2fa2d27416d5f184df9c259a7c79"),
+            (
+                "hmac-sha224",
+                "a30e01098bc6dbbf45690f3a7e9e6d0f8bbea2a39e6148008fd05e44",
+            ),
+            (
+                "HMAC-SHA256.",
+                "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843",
+            ),
+            (
+                " hmac-sha384 ",
+                "af45d2e376484031617f78d2b58a6b1b9c7ef464f5a01b47e42ec3736322445e8e2240ca5e69e2c78b3239ecfab21649",
+            ),
+            (
+                "hmac-sha512",
+                "164b7a7bfcf819e2e395fbe73b56e0a387bd64222e831fd610270cd7ea2505549758bf75c05a994a6d034f65f8f0e6fd\
+                 caeab1a34d4a6b4b636e070a38bce737",
+            ),
+        ] {
+            let algorithm: Algorithm = name.parse().unwrap();
+            let octets = b"what do ya want for nothing?";
+            let code = (algorithm.code)(b"Jefe", octets);
+            assert_eq!(dns_kit::hex(&code), expected, "{name}");
+            assert!((algorithm.is_code)(b"Jefe", octets, &code));
+            assert!(!(algorithm.is_code)(b"Jefe", &octets[1..], &code));
+            assert!(!(algorithm.is_code)(b"jefe", octets, &code));
+            assert!(
+                !(algorithm.is_code)(b"Jefe", octets, &code[..10]),
+                "truncated"
+            );
+        }
+        assert_eq!(
+            "hmac-md5".parse::<Algorithm>().unwrap_err().to_string(),
+            "rfc2136-tsig-secret-alg is \"hmac-md5\"; use one of hmac-sha1, hmac-sha224, hmac-sha256, hmac-sha384, \
+             hmac-sha512"
+        );
+    }
+
+    fn key() -> TsigKey {
+        TsigKey::new("Publisher.", "hmac-sha256".parse().unwrap(), " c2VjcmV0\n").unwrap()
+    }
+
+    #[test]
+    fn keys_are_shown_without_their_secret() {
+        assert_eq!(format!("{:?}", key()), "TsigKey(publisher, hmac-sha256)");
+        let algorithm: Algorithm = "hmac-sha256".parse().unwrap();
+        let error = TsigKey::new("a..b", algorithm, "").unwrap_err().to_string();
+        assert!(
+            error.starts_with("rfc2136-tsig-keyname: \"a..b\" is not"),
+            "{error}"
+        );
+        let error = TsigKey::new("a", algorithm, "?").unwrap_err().to_string();
+        assert!(
+            error.starts_with("rfc2136-tsig-secret is not base64: "),
+            "{error}"
+        );
+        assert!(error.ends_with("; `tsig-keygen` makes one"), "{error}");
+    }
+
+    #[test]
+    fn signatures_have_the_form_of_the_rfc() {
+        let key = key();
+        let mut message = vec![0xab, 0xcd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let verifier = key.sign(&mut message, 0x0102_0304_0506).unwrap();
+        let code = &message[message.len() - 38..message.len() - 6];
+        assert_eq!(verifier.covered, [&[0, 32], code].concat());
+        assert!(verifier.is_first && verifier.unsigned == 0);
+        let mut expected = vec![0xab, 0xcd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+        expected.extend(b"\x09publisher\0");
+        // Type TSIG, class ANY, no TTL, and the length of the data.
+        expected.extend([0, 250, 0, 255, 0, 0, 0, 0, 0, 61]);
+        expected.extend(b"\x0bhmac-sha256\0");
+        expected.extend([1, 2, 3, 4, 5, 6, 1, 44, 0, 32]);
+        expected.extend(code);
+        expected.extend([0xab, 0xcd, 0, 0, 0, 0]);
+        assert_eq!(message, expected);
+        // It covers the message before, and the variables of the signature.
+        let mut covered = vec![0xab, 0xcd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        covered.extend(b"\x09publisher\0");
+        covered.extend([0, 255, 0, 0, 0, 0]);
+        covered.extend(b"\x0bhmac-sha256\0");
+        covered.extend([1, 2, 3, 4, 5, 6, 1, 44, 0, 0, 0, 0]);
+        assert!((key.algorithm.is_code)(b"secret", &covered, code));
+    }
+
+    /// A server with the same key: signs a response to what `verifier` expects.
+    fn signed(key: &TsigKey, covered: &[u8], error: u16, other: &[u8], time: u64) -> Vec<u8> {
+        let plain = vec![0xab, 0xcd, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let variables = key.variables((time, FUDGE), error, other);
+        let code = (key.algorithm.code)(&key.secret, &[covered, &plain, &variables].concat());
+        with_code(key, plain, &code, error, other, time)
+    }
+
+    fn with_code(
+        key: &TsigKey,
+        mut message: Vec<u8>,
+        code: &[u8],
+        error: u16,
+        other: &[u8],
+        time: u64,
+    ) -> Vec<u8> {
+        let mut data = Vec::new();
+        push_name(&mut data, &key.algorithm_name);
+        data.extend(&time.to_be_bytes()[2..]);
+        data.extend(FUDGE.to_be_bytes());
+        data.extend((code.len() as u16).to_be_bytes());
+        data.extend(code);
+        data.extend(&message[..2]);
+        data.extend(error.to_be_bytes());
+        data.extend((other.len() as u16).to_be_bytes());
+        data.extend(other);
+        let mut record = Records::default();
+        let tsig = RecordType(TYPE_TSIG);
+        record
+            .push(&Name::root(), &key.name, tsig, CLASS_ANY, 0, &data)
+            .unwrap();
+        append(&mut message, 3, &record);
+        message
+    }
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn request() -> Vec<u8> {
+        vec![0xab, 0xcd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    }
+
+    #[test]
+    fn responses_are_verified_and_freed_of_their_signature() {
+        let key = key();
+        let mut message = request();
+        let mut verifier = key.sign(&mut message, NOW).unwrap();
+        let mut response = signed(&key, &verifier.covered, 0, &[], NOW);
+        // A forwarder may replace the id; the signature has the original one.
+        response[..2].copy_from_slice(&[1, 2]);
+        assert_eq!(verifier.verify(&mut response, NOW), Ok(()));
+        assert_eq!(response, [1, 2, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(!verifier.is_first && verifier.unsigned == 0);
+        assert_eq!(verifier.finish(), Ok(()));
+        // Later messages cover the last signature, what came between, and the time alone.
+        let mut between = vec![0xab, 0xcd, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let before = verifier.covered.clone();
+        assert_eq!(verifier.verify(&mut between, NOW), Ok(()));
+        assert_eq!(verifier.finish(), Err(TsigError::Missing));
+        assert_eq!(verifier.covered, [&before[..], &between].concat());
+        let plain = between.clone();
+        let times = [&NOW.to_be_bytes()[2..], &FUDGE.to_be_bytes()].concat();
+        let covered = [&verifier.covered[..], &plain, &times].concat();
+        let code = (key.algorithm.code)(&key.secret, &covered);
+        let mut last = with_code(&key, plain, &code, 0, &[], NOW);
+        assert_eq!(verifier.verify(&mut last, NOW), Ok(()));
+        assert_eq!(verifier.covered, with_length(&code));
+        assert_eq!(verifier.finish(), Ok(()));
+    }
+
+    #[test]
+    fn wrong_signatures_are_told_apart() {
+        let server_time = (NOW + 1_000).to_be_bytes();
+        let mut weaker = key();
+        weaker.algorithm_name = Name::parse("hmac-sha1").unwrap();
+        let mut other = key();
+        other.name = Name::parse("other").unwrap();
+        let key = key();
+        let verify = |made: &dyn Fn(&[u8]) -> Vec<u8>| {
+            let mut message = request();
+            let mut verifier = key.sign(&mut message, NOW).unwrap();
+            let mut response = made(&verifier.covered);
+            verifier.verify(&mut response, NOW)
+        };
+        let of = |error: u16, other: &'static [u8]| {
+            let key = &key;
+            move |covered: &[u8]| signed(key, covered, error, other, NOW)
+        };
+        assert_eq!(verify(&of(0, &[])), Ok(()));
+        assert_eq!(verify(&of(0, b"other")), Ok(()));
+        assert_eq!(verify(&of(16, &[])), Err(TsigError::Rejected));
+        assert_eq!(
+            verify(&of(17, &[])),
+            Err(TsigError::UnknownKey(key.name.clone()))
+        );
+        assert_eq!(verify(&of(22, &[])), Err(TsigError::Other(22)));
+        // BADTIME tells the time of the server, if it does.
+        assert_eq!(verify(&of(18, &[])), Err(TsigError::Clock(0)));
+        let late = |covered: &[u8]| signed(&key, covered, 18, &server_time[2..], NOW);
+        assert_eq!(verify(&late), Err(TsigError::Clock(1_000)));
+        assert_eq!(
+            verify(&|covered: &[u8]| signed(&other, covered, 0, &[], NOW)),
+            Err(TsigError::OtherKey)
+        );
+        assert_eq!(
+            verify(&|covered: &[u8]| signed(&weaker, covered, 0, &[], NOW)),
+            Err(TsigError::OtherKey)
+        );
+        assert_eq!(
+            verify(&|_: &[u8]| signed(&key, b"another request", 0, &[], NOW)),
+            Err(TsigError::BadSignature)
+        );
+        let trailing = |covered: &[u8]| [&signed(&key, covered, 0, &[], NOW)[..], &[0]].concat();
+        let octets = Err(TsigError::Wire(WireError("octets after the signature")));
+        assert_eq!(verify(&trailing), octets);
+        // Another record at the end is no signature.
+        let mut record = Records::default();
+        record
+            .push(&Name::root(), &key.name, RecordType::A, CLASS_ANY, 0, &[])
+            .unwrap();
+        let unsigned = |_: &[u8]| {
+            let mut message = request();
+            append(&mut message, 3, &record);
+            message
+        };
+        assert_eq!(verify(&unsigned), Err(TsigError::Missing));
+        for (error, text) in [
+            (TsigError::Missing, "the response is not signed"),
+            (TsigError::BadSignature, "the signature is wrong"),
+            (
+                TsigError::OtherKey,
+                "it is signed with another key or algorithm",
+            ),
+            (
+                TsigError::UnknownKey(key.name.clone()),
+                "the server does not know the key publisher; check rfc2136-tsig-keyname and rfc2136-tsig-secret-alg",
+            ),
+            (
+                TsigError::Rejected,
+                "the server rejects the signature; check rfc2136-tsig-secret",
+            ),
+            (
+                TsigError::Clock(7),
+                "the clocks of server and publisher differ by 7 s; synchronise them by NTP",
+            ),
+            (TsigError::Other(22), "the server reports TSIG error 22"),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_signature_follows_questions_and_records() {
+        let key = key();
+        let zone = Name::parse("example.org").unwrap();
+        let mut message = crate::provider::rfc2136::messages::question(7, 0, &zone, 252);
+        for section in [1, 1, 2, 3] {
+            let mut record = Records::default();
+            record
+                .push(&zone, &zone, RecordType(99), 1, 0, &[1])
+                .unwrap();
+            append(&mut message, section, &record);
+        }
+        let start = message.len();
+        assert!(Signature::find(&message).unwrap().is_none());
+        key.sign(&mut message, NOW).unwrap();
+        let found = Signature::find(&message).unwrap().unwrap();
+        assert_eq!((found.start, found.time, found.fudge), (start, NOW, 300));
+        assert_eq!(
+            (found.original_id, found.error, found.code.len()),
+            ([0, 7], 0, 32)
+        );
+        assert_eq!(found.other, [] as [u8; 0]);
+    }
 }
