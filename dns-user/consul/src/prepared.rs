@@ -502,4 +502,243 @@ mod tests {
         );
         assert_eq!(fill("open ${match(1"), "open ${match(1");
     }
+
+    const CATALOG: &str = r#"{
+        "nodes": [
+            {"node": "n1", "address": "10.0.0.1", "meta": {"rack": "r1", "x": "y"}},
+            {"node": "n2", "address": "10.0.0.2", "meta": {"rack": "r1"}},
+            {"node": "n3", "address": "10.0.0.3", "meta": {"rack": "r1"}},
+            {"node": "n4", "address": "10.0.0.4", "meta": {"rack": "r2"}},
+            {"node": "n5", "address": "10.0.0.5", "checks": [{"id": "disk", "status": "critical"}]}],
+        "services": [
+            {"node": "n1", "name": "web", "id": "a", "tags": ["v1", "old"], "meta": {"tier": "gold"}},
+            {"node": "n2", "name": "web", "id": "b", "tags": ["V1"], "check": {"id": "up", "status": "warning"}},
+            {"node": "n3", "name": "web", "id": "c", "tags": ["v1"], "check": {"id": "up", "status": "critical"}},
+            {"node": "n4", "name": "web", "id": "d"},
+            {"node": "n5", "name": "web", "id": "e"},
+            {"node": "n1", "name": "db", "id": "x"},
+            {"node": "n1", "name": "proxy", "id": "p", "proxy": {"destination_service": "web"}}],
+        "queries": [
+            {"id": "id-1", "name": "All", "service": "WEB"},
+            {"id": "id-2", "name": "passing", "service": "web", "only_passing": true, "dns_ttl": "11s"},
+            {"id": "id-3", "name": "ignored", "service": "web", "only_passing": true, "ignore_check_ids": ["x", "up"]},
+            {"id": "id-4", "name": "disk", "service": "web", "ignore_check_ids": ["disk"]},
+            {"id": "id-5", "name": "tag", "service": "web", "tags": ["v1"]},
+            {"id": "id-6", "name": "no-tag", "service": "web", "tags": ["!old"]},
+            {"id": "id-7", "name": "tags", "service": "web", "tags": ["v1", "!OLD"]},
+            {"id": "id-8", "name": "node-meta", "service": "web", "node_meta": {"rack": "r1", "x": "y"}},
+            {"id": "id-9", "name": "meta", "service": "web", "service_meta": {"tier": "gold"}},
+            {"id": "id-10", "name": "mesh", "service": "web", "connect": true},
+            {"id": "id-11", "name": "Geo-", "service": "${match(1)}", "template": {"regexp": "^geo-(.*)$"}},
+            {"id": "id-12", "name": "geo-x-", "service": "web", "tags": ["v1"], "template": {}},
+            {"id": "id-13", "name": "geo-x-exact", "service": "web", "node_meta": {"rack": "r2"}},
+            {"id": "id-14", "name": "bad-", "service": "web", "template": {"regexp": "("}},
+            {"id": "id-15", "name": "there", "service": "web", "datacenter": "dc2"},
+            {"id": "id-16", "name": "sick", "service": "web", "node_meta": {"rack": "r3"}}],
+        "datacenters": [{"name": "dc2"}, {"name": "dc3", "reachable": false}],
+        "distance": {"n1": ["n1", "n4", "N2"], "n2": ["n4"]}}"#;
+
+    fn zone_of_file(catalog: &str) -> Zone {
+        let text = br#"{"consul": {"node_name": "n1", "dns_config": {"service_ttl": {"web": "7s", "*": "3s"}}}}"#;
+        let (config, _) = Config::of_document("test", text).whole().unwrap().unwrap();
+        let definitions =
+            crate::definition::Definitions::read([("a.json", catalog.as_bytes())], &config);
+        let registrations = definitions.whole().unwrap().registrations;
+        let catalog = Catalog::build(registrations, &config, Visibility::all());
+        Zone { config, catalog }
+    }
+
+    /// Returns the ids of the instances in this order, and the TTL.
+    fn executed(
+        zone: &Zone,
+        name: &str,
+        datacenter: Option<&str>,
+        client: Option<IpAddr>,
+    ) -> Result<(String, u32), Failure> {
+        let random = &mut fastrand::Rng::with_seed(3);
+        let Executed { instances, ttl } = zone.execute(name, datacenter, client, random)?;
+        let ids = instances
+            .iter()
+            .map(|&id| zone.catalog.instance(id).id.as_str());
+        Ok((ids.collect::<Vec<_>>().join(""), ttl))
+    }
+
+    #[test]
+    fn queries_filter_instances() {
+        // The last template with the longest prefix is found in any order.
+        let mut reversed: serde_json::Value = serde_json::from_str(CATALOG).unwrap();
+        reversed["queries"].as_array_mut().unwrap().reverse();
+        for zone in [zone_of_file(CATALOG), zone_of_file(&reversed.to_string())] {
+            for (name, datacenter, expected) in [
+                // Keys of `service_ttl` are compared with the service as the query writes it.
+                ("all", None, Ok(("abd", 3))),
+                ("ID-1", Some("dc1"), Ok(("abd", 3))),
+                ("passing", None, Ok(("ad", 11))),
+                ("ignored", None, Ok(("abcd", 7))),
+                ("disk", None, Ok(("abde", 7))),
+                ("tag", None, Ok(("ab", 7))),
+                ("no-tag", None, Ok(("bd", 7))),
+                ("tags", None, Ok(("b", 7))),
+                ("node-meta", None, Ok(("a", 7))),
+                ("meta", None, Ok(("a", 7))),
+                ("mesh", None, Ok(("p", 7))),
+                ("geo-db", None, Ok(("x", 3))),
+                ("geo-none", None, Err(Failure::NoSuchName)),
+                ("geo-x-1", None, Ok(("ab", 7))),
+                ("geo-x-exact", None, Ok(("d", 7))),
+                ("id-11", None, Err(Failure::Server)),
+                ("bad-1", None, Err(Failure::Server)),
+                ("sick", None, Err(Failure::NoSuchName)),
+                ("none", None, Err(Failure::NoSuchName)),
+                ("there", None, Err(Failure::NoSuchName)),
+                ("all", Some("dc2"), Err(Failure::NoSuchName)),
+                ("all", Some("dc3"), Err(Failure::Server)),
+                ("all", Some("dc4"), Err(Failure::NoSuchName)),
+            ] {
+                let found = executed(&zone, name, datacenter, None).map(|(ids, ttl)| {
+                    let mut sorted: Vec<char> = ids.chars().collect();
+                    sorted.sort_unstable();
+                    (sorted.into_iter().collect::<String>(), ttl)
+                });
+                let expected = expected.map(|(ids, ttl)| (ids.to_owned(), ttl));
+                assert_eq!(found, expected, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn nearest_instances_come_first() {
+        let near = |near: &str, client: Option<&str>| {
+            let mut catalog: serde_json::Value = serde_json::from_str(CATALOG).unwrap();
+            catalog["queries"] =
+                serde_json::json!([{"id": "1", "name": "q", "service": "web", "near": near}]);
+            let zone = zone_of_file(&catalog.to_string());
+            let client = client.map(|client| client.parse().unwrap());
+            executed(&zone, "q", None, client).unwrap().0
+        };
+        for (from, client, expected) in [
+            ("n1", None, "adb"),
+            ("N1", None, "adb"),
+            ("_agent", Some("10.0.0.2"), "adb"),
+            // The node itself is first, though its own list lacks it; a is at an unknown distance.
+            ("n2", None, "bda"),
+            ("_ip", Some("10.0.0.2"), "bda"),
+            ("_ip", Some("10.9.0.1"), "adb"),
+            ("_ip", None, "adb"),
+        ] {
+            assert_eq!(near(from, client), expected, "{from} {client:?}");
+        }
+        // Without a node to measure from, or distances from it, the order is random.
+        assert_eq!(near("", None).len(), 3);
+    }
+
+    #[test]
+    fn templates_fill_every_member() {
+        let text = |text: &str| text.to_owned();
+        let meta = |value: &str| BTreeMap::from([(text("${name.full}"), text(value))]);
+        let targets = |datacenter: &str, peer: &str| Failover {
+            nearest: 2,
+            targets: vec![
+                FailoverTarget::Datacenter(text(datacenter)),
+                FailoverTarget::Peer(text(peer)),
+            ],
+        };
+        let mut template = Template {
+            regexp: text("^geo-([a-z]+)-?([a-z]+)?$"),
+            remove_empty_tags: true,
+        };
+        let query = PreparedQuery {
+            id: text("1"),
+            name: text("geo-"),
+            datacenter: Some(text("dc2")),
+            service: text("${ match( 1 ) }"),
+            tags: [
+                "${match(2)}",
+                "!${match(2)}",
+                "${x}",
+                "!${x}",
+                "a-${name.suffix}",
+            ]
+            .map(text)
+            .into(),
+            only_passing: true,
+            ignore_check_ids: vec![text("${match(1)}")],
+            node_meta: meta("${match(0)}"),
+            service_meta: meta("${match(2)}!"),
+            connect: true,
+            near: text("${match(2)}"),
+            ttl: Some(9),
+            failover: targets("dc-${match(2)}", "p-${match(1)}"),
+            template: Some(template.clone()),
+        };
+        let filled = |tags: &[&str], [service, near, all]: [&str; 3]| PreparedQuery {
+            service: text(service),
+            tags: tags.iter().map(|tag| text(tag)).collect(),
+            node_meta: meta(all),
+            service_meta: meta(&format!("{near}!")),
+            near: text(near),
+            failover: targets(&format!("dc-{near}"), &format!("p-{service}")),
+            template: None,
+            ..query.clone()
+        };
+        let found = fill_in(&query, &template, "geo-db-eu");
+        let tags = ["eu", "!eu", "a-db-eu"];
+        assert_eq!(found, Some(filled(&tags, ["db", "eu", "geo-db-eu"])));
+        // A group that took no part is empty, like one that does not exist.
+        let found = fill_in(&query, &template, "geo-db");
+        assert_eq!(found, Some(filled(&["a-db"], ["db", "", "geo-db"])));
+        template.remove_empty_tags = false;
+        let found = fill_in(&query, &template, "geo-db");
+        let tags = ["", "!", "", "!", "a-db"];
+        assert_eq!(found, Some(filled(&tags, ["db", "", "geo-db"])));
+        // The expression does not match.
+        let found = fill_in(&query, &template, "geo-1");
+        let tags = ["", "!", "", "!", "a-1"];
+        assert_eq!(found, Some(filled(&tags, ["", "", ""])));
+        template.regexp.clear();
+        let found = fill_in(&query, &template, "geo-2");
+        let tags = ["", "!", "", "!", "a-2"];
+        assert_eq!(found, Some(filled(&tags, ["", "", ""])));
+        template.regexp = text("(");
+        assert_eq!(fill_in(&query, &template, "geo-2"), None);
+    }
+
+    #[test]
+    fn failover_tries_each_place_once() {
+        let zone = zone(&["dc1", "dc2", "dc5"]);
+        let datacenter_target = |name: &str| FailoverTarget::Datacenter(name.to_owned());
+        let places = |nearest, targets: &[FailoverTarget]| {
+            let query = PreparedQuery {
+                failover: Failover {
+                    nearest,
+                    targets: targets.to_vec(),
+                },
+                ..PreparedQuery::default()
+            };
+            let mut names = Vec::new();
+            for place in zone.places_of(&query, "dc1") {
+                names.push(match place {
+                    Place::Datacenter(name) => name.to_string(),
+                    Place::Peer(name) => format!("peer {name}"),
+                });
+            }
+            names.join(", ")
+        };
+        let peer = FailoverTarget::Peer("East".to_owned());
+        let dc2 = datacenter_target("DC2");
+        assert_eq!(places(0, &[]), "dc1");
+        assert_eq!(places(1, &[]), "dc1, dc2");
+        assert_eq!(places(9, &[]), "dc1, dc2, dc5");
+        assert_eq!(
+            places(0, &[dc2.clone(), peer.clone(), dc2.clone(), peer.clone()]),
+            "dc1, dc2, peer east"
+        );
+        assert_eq!(
+            places(
+                1,
+                &[dc2, datacenter_target("dc1"), datacenter_target("dc9")]
+            ),
+            "dc1, dc2"
+        );
+    }
 }

@@ -523,4 +523,25 @@ mod shards_tests {
         map.discard(&7, |value| *value == 2);
         assert!(map.is_empty());
     }
+
+    #[test]
+    fn keys_are_spread_over_the_shards() {
+        let mut map: Shards<u32, Arc<u32>> = Shards::default();
+        assert!(map.is_empty());
+        assert_eq!(map.len(), 0);
+        for key in 0..5000 {
+            assert!(map.insert(key, Arc::new(key)).is_none());
+        }
+        assert!(!map.is_empty());
+        assert_eq!(
+            map.iter().map(|(key, _)| u64::from(*key)).sum::<u64>(),
+            12_497_500
+        );
+        // About 20 in each, so that a change copies few.
+        let largest = map.shards.iter().map(|shard| shard.len()).max();
+        assert!(largest < Some(500), "{largest:?}");
+        assert_eq!(map.insert(7, Arc::new(8)).as_deref(), Some(&7));
+        assert_eq!(map.remove(&7).as_deref(), Some(&8));
+        assert_eq!(map.remove(&7), None);
+    }
 }

@@ -505,3 +505,204 @@ impl Instance {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::registrations::{NamedPort, TaggedAddress};
+
+    /// A configuration of `dc1` that translates addresses of other datacenters.
+    fn config() -> Config {
+        let text = br#"{"consul": {"translate_wan_addrs": true}}"#;
+        let (config, _) = Config::of_document("test", text).whole().unwrap().unwrap();
+        config
+    }
+
+    fn node(datacenter: &str, address: &str, tags: &[(&str, &str)]) -> Node {
+        let mut node = Node {
+            datacenter: datacenter.to_owned(),
+            address: address.to_owned(),
+            ..Node::default()
+        };
+        for &(tag, address) in tags {
+            node.tagged_addresses
+                .insert(tag.to_owned(), address.to_owned());
+        }
+        node
+    }
+
+    fn instance(address: &str, tags: &[(&str, &str)]) -> Instance {
+        let mut instance = Instance {
+            address: address.to_owned(),
+            ..Instance::default()
+        };
+        for &(tag, address) in tags {
+            let address = address.to_owned();
+            let tagged = TaggedAddress { address, port: 0 };
+            instance.tagged_addresses.insert(tag.to_owned(), tagged);
+        }
+        instance
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    const ACCEPTS: [Accept; 3] = [Accept::V4, Accept::V6, Accept::Any];
+
+    #[test]
+    fn tagged_addresses_follow_family_and_datacenter() {
+        const LAN: &[(&str, &str)] = &[("lan_ipv4", "10.0.0.2"), ("lan_ipv6", "fd00::2")];
+        const ALL: &[(&str, &str)] = &[
+            ("lan_ipv4", "10.0.0.2"),
+            ("lan_ipv6", "fd00::2"),
+            ("wan", "192.0.2.1"),
+            ("wan_ipv4", "192.0.2.4"),
+            ("wan_ipv6", "2001:db8::6"),
+        ];
+        let config = config();
+        for (datacenter, tags, expected) in [
+            ("dc1", &[][..], ["10.0.0.1"; 3]),
+            ("dc2", &[], ["10.0.0.1"; 3]),
+            ("dc1", LAN, ["10.0.0.2", "fd00::2", "fd00::2"]),
+            ("dc2", LAN, ["10.0.0.2", "fd00::2", "fd00::2"]),
+            ("DC1", ALL, ["10.0.0.2", "fd00::2", "fd00::2"]),
+            ("dc2", ALL, ["192.0.2.4", "2001:db8::6", "2001:db8::6"]),
+            ("dc1", &ALL[2..3], ["10.0.0.1"; 3]),
+            ("dc2", &ALL[2..3], ["192.0.2.1"; 3]),
+            // Each family alone: `lan_ipv4` without `wan_ipv4` precedes `wan`.
+            (
+                "dc2",
+                &[LAN[0], ALL[2]],
+                ["10.0.0.2", "192.0.2.1", "10.0.0.2"],
+            ),
+            (
+                "dc2",
+                &[LAN[0], ALL[4]],
+                ["10.0.0.2", "2001:db8::6", "2001:db8::6"],
+            ),
+            (
+                "dc2",
+                &[("wan", ""), ("wan_ipv4", ""), LAN[0]],
+                ["10.0.0.2", "10.0.0.1", "10.0.0.2"],
+            ),
+        ] {
+            let node = node(datacenter, "10.0.0.1", tags);
+            let found = ACCEPTS.map(|accept| node.location(&config, accept));
+            let locations = expected.map(|address| Some(Location::Ip(ip(address))));
+            assert_eq!(found, locations, "{datacenter} {tags:?}");
+            // Instances have the same rules; without addresses, the node's apply, under a name of its own if
+            // a tag chose it.
+            let tagged = instance("10.0.0.1", tags);
+            let plain = self::node(datacenter, "10.0.0.7", &[]);
+            let found = ACCEPTS.map(|accept| tagged.target(&plain, &config, accept, None));
+            let targets = expected.map(|address| Some(Target::Address(ip(address))));
+            assert_eq!(found, targets, "{datacenter} {tags:?}");
+            let bare = instance("", &[]);
+            let found = ACCEPTS.map(|accept| bare.target(&node, &config, accept, None));
+            let targets = expected.map(|address| {
+                Some(if address == "10.0.0.1" {
+                    Target::Node(ip(address))
+                } else {
+                    Target::Address(ip(address))
+                })
+            });
+            assert_eq!(found, targets, "{datacenter} {tags:?}");
+            // Kept once if it is the same for each family.
+            let targets_of = Targets::of(&bare, &node, &config);
+            let found = ACCEPTS.map(|accept| targets_of.get(accept).cloned());
+            assert_eq!(found, targets);
+            assert!(targets_of.are_addresses());
+            let is_one = matches!(targets_of, Targets::One(_));
+            assert_eq!(is_one, expected == [expected[0]; 3]);
+        }
+    }
+
+    #[test]
+    fn host_names_are_targets_unless_they_are_asked_for() {
+        let config = config();
+        let name = |text: &str| Name::from_text(text).unwrap();
+        let by_ip = node("dc1", "10.0.0.1", &[]);
+        let by_name = node("dc1", "node.example", &[]);
+        let nowhere = node("dc1", "", &[]);
+        let host = |text: &str| Some(Target::Host(name(text)));
+        let asked = name("web.service.consul");
+        for (address, on, expected) in [
+            ("web.example", &by_ip, host("web.example")),
+            (
+                "Web.Service.Consul",
+                &by_ip,
+                Some(Target::Node(ip("10.0.0.1"))),
+            ),
+            ("web.service.consul.", &by_name, host("web.service.consul")),
+            ("web.service.consul.", &nowhere, host("web.service.consul")),
+            ("", &by_name, host("node.example")),
+            ("", &nowhere, None),
+            ("a..b", &by_ip, None),
+        ] {
+            let found = instance(address, &[]).target(on, &config, Accept::V4, Some(&asked));
+            assert_eq!(found, expected, "{address}");
+        }
+        for (text, expected) in [
+            ("", None),
+            ("10.0.0.1", Some(Location::Ip(ip("10.0.0.1")))),
+            ("fd00::1", Some(Location::Ip(ip("fd00::1")))),
+            ("A.example", Some(Location::Host(name("a.example")))),
+            ("a..b", None),
+        ] {
+            assert_eq!(Location::from_text(text), expected, "{text}");
+        }
+        let mixed = instance("10.0.0.1", &[("lan_ipv6", "a.example")]);
+        let targets = Targets::of(&mixed, &by_ip, &config);
+        assert!(!targets.are_addresses());
+        assert_eq!(
+            targets.get(Accept::V4),
+            Some(&Target::Address(ip("10.0.0.1")))
+        );
+        assert_eq!(targets.get(Accept::V6), host("a.example").as_ref());
+    }
+
+    #[test]
+    fn ports_follow_names_defaults_and_tags() {
+        let config = config();
+        let named = |name: &str, port, default| NamedPort {
+            name: name.to_owned(),
+            port,
+            default,
+        };
+        let [http, admin] = [named("HTTP", 8080, false), named("admin", 9000, true)];
+        let none: &[NamedPort] = &[];
+        let main = std::slice::from_ref(&http);
+        let both = &[http.clone(), admin][..];
+        for (port, impossible, ports, wan, datacenter, name, expected) in [
+            (80, None, none, 0, "dc1", None, Some(80)),
+            (0, None, none, 0, "dc1", None, Some(0)),
+            (80, None, none, 0, "dc1", Some("http"), None),
+            (80, None, main, 0, "dc1", Some("http"), Some(8080)),
+            (80, None, both, 0, "dc1", Some("ADMIN"), Some(9000)),
+            (80, None, main, 0, "dc1", None, Some(80)),
+            (0, None, main, 0, "dc1", None, Some(8080)),
+            (80, None, both, 0, "dc1", None, Some(9000)),
+            (0, None, both, 0, "dc1", None, Some(9000)),
+            // A port that is none leaves no SRV record, unless another one is the default.
+            (0, Some(-1), none, 0, "dc1", None, None),
+            (0, Some(-1), main, 0, "dc1", None, None),
+            (0, Some(-1), both, 0, "dc1", None, Some(9000)),
+            (80, None, both, 443, "dc2", None, Some(443)),
+            (80, None, both, 443, "dc1", None, Some(9000)),
+            (80, None, none, 0, "dc2", None, Some(80)),
+            (80, None, both, 443, "dc2", Some("http"), Some(8080)),
+        ] {
+            let mut one = instance("", &[("wan", "192.0.2.1")]);
+            one.tagged_addresses.get_mut("wan").unwrap().port = wan;
+            one.port = port;
+            one.impossible_port = impossible;
+            one.ports = ports.to_vec();
+            let found = one.port(&node(datacenter, "10.0.0.1", &[]), &config, name);
+            assert_eq!(
+                found, expected,
+                "{port} {impossible:?} {ports:?} {wan} {datacenter} {name:?}"
+            );
+        }
+    }
+}

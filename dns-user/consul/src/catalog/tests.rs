@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::{
     live::{LiveService, ServiceInstances},
-    registrations::Check,
+    registrations::{Check, Datacenter},
     *,
 };
 
@@ -312,4 +312,300 @@ fn parts_and_queries_may_be_missing() {
     assert!(!live.is_incomplete(&own()));
     live.queries.insert("dc1".into(), Default::default());
     assert!(!live.lacks_queries("dc1"));
+}
+
+#[test]
+fn live_datacenters_precede_those_of_files() {
+    let known = |name: &str, reachable| Datacenter {
+        name: name.to_owned(),
+        reachable,
+    };
+    let files = Registrations {
+        nodes: vec![Arc::new(Node {
+            peer: Some("West".to_owned()),
+            ..(*node("p", "dc9", "10.0.0.1")).clone()
+        })],
+        datacenters: vec![known("DC2", true), known("dc3", false), known("dc4", false)],
+        ..Registrations::default()
+    };
+    let mut catalog = Catalog::build(files, &config(), Visibility::all());
+    let reach =
+        |catalog: &Catalog| ["dc1", "dc2", "dc3", "dc4", "dc5"].map(|name| catalog.reach(name));
+    let [yes, no, unknown] = [Reach::Reachable, Reach::Unreachable, Reach::Unknown];
+    assert_eq!(reach(&catalog), [yes, yes, no, no, unknown]);
+    assert!(catalog.is_peer("west") && !catalog.is_peer("east") && !catalog.is_peer("dc2"));
+    assert!(!catalog.lacks_datacenters(), "files name all of them");
+    assert_eq!(catalog.nearest_datacenters("dc1"), [""; 0]);
+
+    let mut live = Live::unknown("dc1");
+    catalog.update(Some(live.clone()));
+    assert!(catalog.lacks_datacenters());
+    live.datacenters = vec![known("dc1", false), known("dc2", false), known("dc3", true)];
+    live.places
+        .insert(Place::Peer("east".into()), Default::default());
+    catalog.update(Some(live));
+    assert_eq!(reach(&catalog), [yes, no, yes, no, unknown]);
+    assert!(catalog.is_peer("west") && catalog.is_peer("east"));
+    assert!(!catalog.lacks_datacenters());
+    assert_eq!(catalog.nearest_datacenters("dc2"), ["dc1", "dc3"]);
+    assert_eq!(catalog.node_count(), 1);
+}
+
+#[test]
+fn queries_belong_to_a_datacenter() {
+    let query = |id: &str, datacenter: Option<&str>| PreparedQuery {
+        id: id.to_owned(),
+        datacenter: datacenter.map(str::to_owned),
+        ..PreparedQuery::default()
+    };
+    let files = Registrations {
+        queries: vec![
+            query("a", None),
+            query("b", Some("DC1")),
+            query("c", Some("dc2")),
+        ],
+        ..Registrations::default()
+    };
+    let mut catalog = Catalog::build(files, &config(), Visibility::all());
+    let mut live = Live::unknown("dc1");
+    live.queries
+        .insert("dc2".to_owned(), Arc::new(vec![query("d", None)]));
+    catalog.update(Some(live));
+    let ids = |datacenter: &str| -> String {
+        catalog
+            .queries(datacenter)
+            .map(|query| &*query.id)
+            .collect()
+    };
+    assert_eq!(
+        (ids("dc1"), ids("dc2"), ids("dc3")),
+        ("ab".into(), "cd".into(), "".into())
+    );
+}
+
+#[test]
+fn distances_are_listed_or_estimated() {
+    use live::{Coordinate, Coordinates};
+
+    let files = Registrations {
+        distances: [("N1".to_owned(), vec!["n3".to_owned(), "N2".to_owned()])].into(),
+        ..Registrations::default()
+    };
+    let mut catalog = Catalog::build(files, &config(), Visibility::all());
+    let mut nodes = std::collections::HashMap::new();
+    for (name, x) in [("n1", 1.0), ("n2", 3.0), ("far", 9.0)] {
+        let coordinate = Coordinate {
+            position: vec![x],
+            ..Coordinate::default()
+        };
+        nodes.insert(name.to_owned(), coordinate);
+    }
+    let mut live = Live::unknown("dc1");
+    live.coordinates = Arc::new(Coordinates {
+        nodes,
+        ..Coordinates::default()
+    });
+    let distances = |catalog: &Catalog, from: &str| {
+        let distance = catalog.distances(from);
+        [("n1", "dc1"), ("N2", "DC1"), ("n3", "dc1"), ("far", "dc2")]
+            .map(|(name, datacenter)| distance(&node(name, datacenter, "")))
+    };
+    let listed = [None, Some(1.0), Some(0.0), None];
+    assert_eq!(distances(&catalog, "n1"), listed);
+    assert_eq!(distances(&catalog, "n2"), [None; 4]);
+    catalog.update(Some(live));
+    assert_eq!(
+        distances(&catalog, "n1"),
+        listed,
+        "a list of files comes first"
+    );
+    // Coordinates of other datacenters are not comparable.
+    assert_eq!(
+        distances(&catalog, "N2"),
+        [Some(2.0), Some(0.0), None, None]
+    );
+    assert_eq!(distances(&catalog, "n3"), [None; 4]);
+}
+
+#[test]
+fn weights_follow_the_worst_check() {
+    use registrations::Weights;
+
+    let with = |id: &str, status: Option<CheckStatus>| {
+        let mut one = instance("web", "n", id, "");
+        one.weights = Weights {
+            passing: 7,
+            warning: 3,
+        };
+        for status in status.into_iter().chain([CheckStatus::Passing]) {
+            let id = String::new();
+            one.checks.push(Check { id, status });
+        }
+        Arc::new(one)
+    };
+    let files = Registrations {
+        nodes: vec![node("n", "dc1", "10.0.0.1")],
+        instances: vec![
+            with("c", Some(CheckStatus::Critical)),
+            with("b", Some(CheckStatus::Warning)),
+            with("A", None),
+        ],
+        ..Registrations::default()
+    };
+    let catalog = Catalog::build(files, &config(), Visibility::all());
+    let ids = catalog.service(&own(), "web");
+    let weights: Vec<(CheckStatus, u16)> = ids
+        .iter()
+        .map(|&id| (catalog.status(id), catalog.weight(id)))
+        .collect();
+    let expected = [
+        (CheckStatus::Passing, 7),
+        (CheckStatus::Warning, 3),
+        (CheckStatus::Critical, 0),
+    ];
+    assert_eq!(weights, expected, "sorted by id, in any letter case");
+    for (word, status) in [
+        ("passing", Some(CheckStatus::Passing)),
+        ("warning", Some(CheckStatus::Warning)),
+        ("critical", Some(CheckStatus::Critical)),
+        ("maintenance", Some(CheckStatus::Critical)),
+        ("Passing", None),
+        ("", None),
+    ] {
+        assert_eq!(CheckStatus::from_text(word), status, "{word}");
+    }
+}
+
+#[test]
+fn gateways_serve_what_is_bound_to_them() {
+    let gateway = |gateway: &str, services: &[&str]| Gateway {
+        gateway: gateway.to_owned(),
+        services: services.iter().map(|&service| service.to_owned()).collect(),
+    };
+    let native = Instance {
+        connect_native: true,
+        ..instance("native", "n", "native", "")
+    };
+    let proxy = Instance {
+        proxy_for: Some("meshed".to_owned()),
+        ..instance("proxy", "n", "proxy", "")
+    };
+    let plain = ["web", "gw", "all"].map(|name| instance(name, "n", name, ""));
+    let files = Registrations {
+        nodes: vec![node("n", "dc1", "10.0.0.1")],
+        instances: plain
+            .into_iter()
+            .chain([native, proxy])
+            .map(Arc::new)
+            .collect(),
+        gateways: vec![
+            gateway("GW", &["Web", "bound"]),
+            gateway("all", &["*", "web"]),
+        ],
+        ..Registrations::default()
+    };
+    let mut catalog = Catalog::build(files.clone(), &config(), Visibility::all());
+    let names = |catalog: &Catalog, ids: Vec<InstanceId>| {
+        let mut names: Vec<String> = ids
+            .iter()
+            .map(|&id| catalog.instance(id).id.clone())
+            .collect();
+        names.sort();
+        names.join(" ")
+    };
+    for (service, ingress, connect) in [
+        ("web", "all gw", ""),
+        ("bound", "gw", ""),
+        ("native", "all", "native"),
+        ("meshed", "all", "proxy"),
+        ("proxy", "all", ""),
+        ("none", "", ""),
+    ] {
+        let found = names(&catalog, catalog.ingress(&own(), service));
+        assert_eq!(found, ingress, "{service}");
+        let found = names(&catalog, catalog.connect(&own(), service));
+        assert_eq!(found, connect, "{service}");
+    }
+    // A live Consul's gateways are added.
+    let mut live = Live::unknown("dc1");
+    live.gateways = Arc::new(vec![gateway("web", &["none"])]);
+    catalog.update(Some(live));
+    assert_eq!(names(&catalog, catalog.ingress(&own(), "none")), "web");
+    assert_eq!(names(&catalog, catalog.ingress(&own(), "web")), "all gw");
+    let nothing = Visibility {
+        nodes: vec!["*".to_owned()],
+        services: vec!["gw".to_owned(), "proxy".to_owned()],
+    };
+    let catalog = Catalog::build(files, &config(), nothing);
+    assert_eq!(names(&catalog, catalog.ingress(&own(), "web")), "");
+    assert_eq!(names(&catalog, catalog.connect(&own(), "meshed")), "");
+    assert!(catalog.is_readable("GW") && !catalog.is_readable("web"));
+    assert_eq!(catalog.virtual_address(None, "web"), Err(Unreadable));
+    assert_eq!(catalog.virtual_address(None, "gw"), Ok(None));
+}
+
+#[test]
+fn virtual_addresses_of_a_live_consul_come_first() {
+    let address = |last: u8| IpAddr::from([240, 0, 0, last]);
+    let of_file = |peer: Option<&str>, address| VirtualAddress {
+        service: "Web".to_owned(),
+        peer: peer.map(str::to_owned),
+        address,
+    };
+    let files = Registrations {
+        virtual_addresses: vec![of_file(None, address(1)), of_file(Some("East"), address(2))],
+        ..Registrations::default()
+    };
+    let mut catalog = Catalog::build(files, &config(), Visibility::all());
+    let found = |catalog: &Catalog| {
+        [None, Some("east"), Some("west")].map(|peer| catalog.virtual_address(peer, "web").unwrap())
+    };
+    assert_eq!(found(&catalog), [Some(address(1)), Some(address(2)), None]);
+    let mut live = Live::unknown("dc1");
+    for (place, last) in [
+        (own(), 5),
+        (Place::Datacenter("dc2".into()), 6),
+        (Place::Peer("west".into()), 7),
+    ] {
+        let loaded = ServiceInstances {
+            virtual_addresses: vec![("WEB".to_owned(), address(last))],
+            ..ServiceInstances::default()
+        };
+        set(&mut live, &place, "proxy", Some(loaded));
+    }
+    catalog.update(Some(live.clone()));
+    // Those of other datacenters have no name.
+    let expected = [Some(address(5)), Some(address(2)), Some(address(7))];
+    assert_eq!(found(&catalog), expected);
+    set(&mut live, &own(), "proxy", None);
+    live.places.remove(&Place::Peer("west".into()));
+    catalog.update(Some(live));
+    assert_eq!(found(&catalog), [Some(address(1)), Some(address(2)), None]);
+}
+
+#[test]
+fn numbers_of_removed_services_are_reused() {
+    let mut live = Live::unknown("dc1");
+    live.places.entry(own()).or_default().nodes =
+        Some(Arc::new(vec![node("n", "dc1", "10.1.0.1")]));
+    let mut catalog = Catalog::build(Registrations::default(), &config(), Visibility::all());
+    for round in 0..5 {
+        let name = format!("service-{round}");
+        let address = format!("10.1.0.{round}");
+        set(
+            &mut live,
+            &own(),
+            &name,
+            loaded(vec![instance(&name, "n", &name, &address)]),
+        );
+        catalog.update(Some(live.clone()));
+        assert_eq!((catalog.instance_count(), catalog.groups.len()), (1, 1));
+        let id = catalog.instance_at(address.parse().unwrap()).unwrap();
+        assert_eq!(catalog.instance(id).id, name);
+        set(&mut live, &own(), &name, None);
+        catalog.update(Some(live.clone()));
+        assert_eq!((catalog.instance_count(), catalog.free.len()), (0, 1));
+        assert!(catalog.instance_at(address.parse().unwrap()).is_none());
+        assert!(catalog.service(&own(), &name).is_empty());
+    }
 }
