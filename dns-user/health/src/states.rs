@@ -389,4 +389,19 @@ mod tests {
         assert_eq!((states.changes(), states.counts()), (3, [0, 0, 1, 0]));
         assert_eq!(InstanceHealth::unknown().state, HealthState::Unknown);
     }
+
+    #[test]
+    fn instances_are_spread_over_shards() {
+        let states = HealthStates::default();
+        for last in 0..=255 {
+            states.set([10, 0, 0, last].into(), InstanceHealth::unknown());
+        }
+        let used = states
+            .shards
+            .iter()
+            .filter(|shard| !shard.read().is_empty());
+        // Nearly all of 32 shards have one of 256 instances.
+        assert!(used.count() > 16);
+        assert_eq!(states.counts(), [0, 0, 256, 0]);
+    }
 }

@@ -880,4 +880,326 @@ mod tests {
         failures.flush();
         assert!(failures.get(&key(MAX_FAILURES)).is_none());
     }
+
+    use crate::tests::{form, options, parsed, parsed_by, query};
+    use dns_core::config::{CacheConfig, RecursorSelection};
+
+    const NAME: &[u8] = b"\x02oK\x07example\0";
+
+    fn result() -> Arc<FlightResult> {
+        Arc::new(FlightResult {
+            reply: Vec::new(),
+            index: Default::default(),
+            failed: true,
+            errors: Vec::new(),
+        })
+    }
+
+    fn key(number: u8) -> FlightKey {
+        FlightKey::from_slice(&[number])
+    }
+
+    /// Remembers a failure of this long ago.
+    fn remember(failures: &Failures, number: u8, age: Duration) {
+        let since = Instant::now().checked_sub(age).unwrap();
+        let mut remembered = failures.remembered.lock();
+        remembered.by_key.insert(key(number), (since, result()));
+        remembered.order.push_back((since, key(number)));
+        let count = remembered.order.len();
+        failures.count.store(count, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn failures_are_remembered_for_a_second() {
+        let failures = Failures::default();
+        assert!(failures.is_empty() && failures.get(&key(1)).is_none());
+        remember(&failures, 1, FAILURE_LIFETIME);
+        assert!(!failures.is_empty() && failures.get(&key(1)).is_none());
+        assert_eq!(failures.hits(), 0);
+        // Another one takes the place of those that are over.
+        failures.insert(key(2), result());
+        assert_eq!(failures.remembered.lock().by_key.len(), 1);
+        assert_eq!(failures.count.load(Ordering::Relaxed), 1);
+        // Long enough for the slowest machine.
+        let later = Instant::now() + Duration::from_secs(3600);
+        for (since, _) in failures.remembered.lock().by_key.values_mut() {
+            *since = later;
+        }
+        for hits in 1..4 {
+            assert!(failures.get(&key(2)).is_some() && failures.get(&key(3)).is_none());
+            assert_eq!(failures.hits(), hits);
+        }
+        failures.flush();
+        assert!(failures.is_empty() && failures.get(&key(2)).is_none());
+        assert_eq!(failures.hits(), 3);
+    }
+
+    #[test]
+    fn recent_failures_make_room_only_in_a_full_memory() {
+        let failures = Failures::default();
+        // None of them expires during the test.
+        let later = Instant::now() + Duration::from_secs(3600);
+        let number = |number: usize| FlightKey::from_slice(&number.to_be_bytes());
+        {
+            let mut remembered = failures.remembered.lock();
+            for count in 1..MAX_FAILURES {
+                remembered.order.push_back((later, number(count)));
+                remembered.by_key.insert(number(count), (later, result()));
+            }
+        }
+        let holds = |count| {
+            failures
+                .remembered
+                .lock()
+                .by_key
+                .contains_key(&number(count))
+        };
+        failures.insert(number(MAX_FAILURES), result());
+        assert!(holds(1) && holds(2) && holds(MAX_FAILURES));
+        assert_eq!(failures.count.load(Ordering::Relaxed), MAX_FAILURES);
+        failures.insert(number(MAX_FAILURES + 1), result());
+        assert!(!holds(1) && holds(2) && holds(MAX_FAILURES + 1));
+        assert_eq!(failures.count.load(Ordering::Relaxed), MAX_FAILURES);
+    }
+
+    #[test]
+    fn name_that_failed_again_is_remembered_from_then() {
+        let failures = Failures::default();
+        remember(&failures, 1, 3 * FAILURE_LIFETIME);
+        remember(&failures, 1, Duration::ZERO);
+        remember(&failures, 2, Duration::ZERO);
+        let mut remembered = failures.remembered.lock();
+        remembered.forget_oldest();
+        assert!(remembered.by_key.contains_key(&key(1)));
+        remembered.forget_oldest();
+        assert!(!remembered.by_key.contains_key(&key(1)));
+        assert!(remembered.by_key.contains_key(&key(2)));
+        remembered.forget_oldest();
+        remembered.forget_oldest();
+        assert!(remembered.by_key.is_empty() && remembered.order.is_empty());
+    }
+
+    fn denying(denial: Denial, compat: Compat) -> CachedSource {
+        CachedSource::new(UncachedSource::Deny(denial), None, form(compat), compat)
+    }
+
+    #[tokio::test]
+    async fn denied_names_need_no_recursor() {
+        let mut message = query(NAME, 1);
+        message::append_opt(&mut message, 1232);
+        let query = parsed(&message);
+        for (denial, rcode) in [
+            (Denial::Nxdomain, message::NXDOMAIN),
+            (Denial::Refused, message::REFUSED),
+        ] {
+            let source = denying(denial, Compat::default());
+            assert!(!source.waits() && source.forwarder().is_none());
+            assert_eq!(source.flush(&Selection::default()), None);
+            let mut at_once = Vec::new();
+            assert!(source.answer_at_once(&query, &mut at_once));
+            let later = source.answer(&query).await;
+            assert_eq!(later, at_once);
+            assert_eq!(later[3] & 15, rcode);
+            assert!(later.ends_with(b"\0\x0fdenied by a handler of this server"));
+            assert_eq!(source.admission().limit, MAX_WAITING_FOR_DNS);
+        }
+    }
+
+    #[test]
+    fn flights_are_those_of_equal_queries() {
+        let compat = Compat::default();
+        let message = query(NAME, 28);
+        let udp = parsed(&message);
+        let tcp = parsed_by(Transport::Tcp, &message);
+        let config = CacheConfig {
+            enabled: true,
+            max_entries: 10,
+            max_bytes: 1 << 20,
+            serve_stale: None,
+        };
+        let cache = Cache::new(&config, form(compat), compat);
+        cache.flush(|_| true);
+        let second = cache.generation();
+        let common = &denying(Denial::Refused, compat).shared.common;
+        let key = [&[4, 0, 28, 0, 1][..], b"\x02ok\x07example\0"].concat();
+        for (query, generation, transport, number) in [
+            (&udp, Generation::default(), 0, 0u64),
+            (&tcp, Generation::default(), 1, 0),
+            (&udp, second, 0, 1),
+        ] {
+            let expected = [&key[..], &[transport], &number.to_ne_bytes()].concat();
+            let found = common.flight(query, generation, None);
+            assert_eq!(found[..], expected);
+            assert_eq!(cache_key(&found), key);
+            let place = Place::new(&cache, &key, generation);
+            assert_eq!(common.flight(query, generation, Some(place))[..], expected);
+            // Where the cache has its own keys, those of the query count.
+            let compat = Compat {
+                cache_as_authority: true,
+                ..compat
+            };
+            let other = Cache::new(&config, form(compat), compat);
+            let place = Place::new(&other, b"other", generation);
+            assert_eq!(common.flight(query, generation, Some(place))[..], expected);
+        }
+    }
+
+    #[test]
+    fn refused_clients_are_told_why() {
+        let mut message = query(NAME, 1);
+        message::append_opt(&mut message, 1232);
+        let refused = Fetched::refused(&parsed(&message));
+        assert!(refused.failed);
+        assert_eq!(refused.reply[2..4], [0x81, 0x80 | message::SERVFAIL]);
+        let text = b"\0\x0f\0\x26\0\0too many queries of this client wait";
+        assert!(refused.reply.ends_with(text), "{:02x?}", refused.reply);
+    }
+
+    #[test]
+    fn joined_queries_get_their_own_reply() {
+        let mut asked = query(b"\x02Ok\x07exAmple\0", 1);
+        message::set_id(&mut asked, 0x0102);
+        asked[3] |= 0x10;
+        let mut leaders = query(NAME, 1);
+        leaders[2..4].copy_from_slice(&[0x81, 0xa2]);
+        message::append_opt(&mut leaders, 1400);
+        let index = message::MessageIndex::of(&leaders).unwrap();
+        let error = ExtendedError::new(InfoCode::NetworkError, "why");
+        let result = FlightResult {
+            reply: leaders,
+            index,
+            failed: true,
+            errors: vec![error],
+        };
+        for (transparent, low) in [(false, 0x92), (true, 0x82)] {
+            let form = Form {
+                transparent,
+                client_subnet: false,
+            };
+            let fetched = Fetched::with_others(&result, &parsed(&asked), form);
+            let mut expected = asked.clone();
+            expected[2..4].copy_from_slice(&[0x81, low]);
+            assert_eq!(fetched.reply, expected);
+            assert!(fetched.failed);
+        }
+        message::append_opt(&mut asked, 1232);
+        let fetched = Fetched::of_cached_failure(&result, &parsed(&asked), Form::default());
+        let errors = b"\0\x0f\0\x05\0\x17why\0\x0f\0\x02\0\x0d";
+        assert!(fetched.reply.ends_with(errors), "{:02x?}", fetched.reply);
+    }
+
+    #[tokio::test]
+    async fn sources_of_recursors_wait_for_them() {
+        let compat = Compat::default();
+        let recursors = ["127.0.0.1:53".to_owned()];
+        let selection = RecursorSelection::Serial;
+        let forwarder = Forwarder::new(
+            &recursors,
+            options(0, compat),
+            selection,
+            compat,
+            &Arc::default(),
+        );
+        let source = UncachedSource::Dns(Arc::new(forwarder));
+        let forgetful = Compat {
+            forget_failures: true,
+            ..compat
+        };
+        let source = CachedSource::new(source, None, form(compat), forgetful);
+        assert!(source.waits() && source.forwarder().is_some());
+        assert_eq!(
+            (source.cache().is_some(), source.failure_hits()),
+            (false, 0)
+        );
+        assert!(source.shared.common.failures.is_none());
+        let refused = source.downgrade();
+        drop(source);
+        assert!(refused.upgrade().is_none());
+    }
+
+    /// A query that gets its reply at once.
+    struct Impatient(OwnedQuery, Arc<Mutex<Vec<u8>>>);
+
+    impl WaitingQuery for Impatient {
+        fn query(&self) -> Query<'_> {
+            self.0.as_query()
+        }
+
+        fn time_limit(&self) -> Duration {
+            Duration::MAX
+        }
+
+        fn reply(self: Box<Self>, reply: &mut Vec<u8>) {
+            self.1.lock().clone_from(reply);
+        }
+
+        fn wait(self: Box<Self>, _begun: Option<BoxFuture<'static, Vec<u8>>>) {
+            panic!("the reply is known");
+        }
+    }
+
+    #[tokio::test]
+    async fn answer_without_dnssec_beats_a_remembered_failure() {
+        let compat = Compat::default();
+        let selection = RecursorSelection::Serial;
+        let recursors = ["127.0.0.1:9".to_owned()];
+        let forwarder = Forwarder::new(
+            &recursors,
+            options(0, compat),
+            selection,
+            compat,
+            &Arc::default(),
+        );
+        let config = CacheConfig {
+            enabled: true,
+            max_entries: 10,
+            max_bytes: 1 << 20,
+            serve_stale: None,
+        };
+        let cache = Arc::new(Cache::new(&config, form(compat), compat));
+        let source = UncachedSource::Dns(Arc::new(forwarder));
+        let source = CachedSource::new(source, Some(Arc::clone(&cache)), form(compat), compat);
+        let plain = query(NAME, 1);
+        let mut signed = plain.clone();
+        signed[11] = 1;
+        signed.extend_from_slice(b"\0\0\x29\x04\xd0\0\0\x80\0\0\0");
+        let query = parsed(&signed);
+        let common = &source.shared.common;
+        let flight = common.flight(&query, cache.generation(), None);
+        let mut refused = plain.clone();
+        refused[2..4].copy_from_slice(&[0x81, 0x85]);
+        let index = message::MessageIndex::of(&refused).unwrap();
+        let failure = FlightResult::copy_of(&refused, &index, true, &[]);
+        // It does not expire during the test.
+        let later = Instant::now() + Duration::from_secs(3600);
+        let failures = common.failures.as_ref().unwrap();
+        let mut remembered = failures.remembered.lock();
+        remembered.by_key.insert(flight, (later, failure));
+        drop(remembered);
+        failures.count.store(1, Ordering::Relaxed);
+        let begin = || {
+            let reply = Arc::default();
+            source.begin(Box::new(Impatient(query.to_owned(), Arc::clone(&reply))));
+            let reply = reply.lock();
+            (reply[3] & 15, reply[7])
+        };
+        // The cache may have an answer, so a failure is not given at once.
+        let mut out = Vec::new();
+        assert!(!source.answer_at_once(&query, &mut out) && out.is_empty());
+        assert_eq!(begin(), (message::REFUSED, 0));
+        assert_eq!(source.failure_hits(), 1);
+        let mut reply = plain.clone();
+        reply[2..4].copy_from_slice(&[0x81, 0x80]);
+        reply[7] = 1;
+        reply.extend_from_slice(b"\xc0\x0c\0\x01\0\x01\0\0\x01\x2c\0\x04\xc0\0\x02\x01");
+        let mut index = message::MessageIndex::of(&reply).unwrap();
+        let asked = parsed(&plain);
+        let key = cache.key(&asked).unwrap();
+        let parts = (&mut reply, &mut index);
+        cache.admit(&key, &asked, parts, None, cache.generation());
+        assert_eq!(begin(), (message::NOERROR, 1));
+        // Without DO there is no failure, but an answer.
+        assert!(source.answer_at_once(&asked, &mut out));
+        assert_eq!((out[3] & 15, out[7]), (message::NOERROR, 1));
+    }
 }

@@ -194,3 +194,63 @@ impl Service<dns::Name> for Hosts {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts() -> Hosts {
+        Hosts {
+            names: Arc::default(),
+            followed: Arc::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn names_are_followed_while_they_are_used() {
+        let hosts = hosts();
+        for address in ["192.0.2.1", "[::1]"] {
+            assert!(hosts.follow(address).is_none(), "{address}");
+        }
+        let one = hosts.follow("a.test").unwrap();
+        let again = hosts.follow("a.test").unwrap();
+        assert!(Arc::ptr_eq(&one, &again));
+        let other = hosts.follow("b.test").unwrap();
+        assert!(!Arc::ptr_eq(&one, &other));
+        assert_eq!(hosts.followed.lock().len(), 2);
+        drop((one, again));
+        // The next new name takes out those that are unused.
+        let _third = hosts.follow("c.test").unwrap();
+        let followed = hosts.followed.lock();
+        let mut names: Vec<&str> = followed.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["b.test", "c.test"]);
+    }
+
+    #[tokio::test]
+    async fn unknown_names_have_no_connection() {
+        let mut hosts = hosts();
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(matches!(
+            hosts.poll_ready(&mut context),
+            Poll::Ready(Ok(()))
+        ));
+        for (name, expected) in [
+            // Without a port, which the client takes from the URL.
+            ("::2", Some("[::2]:0")),
+            ("192.0.2.1", None),
+        ] {
+            let found = hosts.call(name.parse().unwrap()).await;
+            match expected {
+                Some(address) => {
+                    let addresses: Vec<SocketAddr> = found.unwrap().collect();
+                    assert_eq!(addresses, [address.parse().unwrap()], "{name}");
+                }
+                None => {
+                    let error = found.unwrap_err().to_string();
+                    assert_eq!(error, "the host name is not known", "{name}");
+                }
+            }
+        }
+    }
+}

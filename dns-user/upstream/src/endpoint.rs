@@ -146,4 +146,53 @@ mod tests {
         assert_eq!(socket_address("[fe80::2%no-such-if]:53"), None);
         assert!(!has_host_name("[fe80::2%no-such-if]:53") && has_host_name("ns.example:53"));
     }
+
+    #[test]
+    fn names_are_split_into_their_parts() {
+        for (name, address, tls) in [
+            ("10.0.0.1:53", "10.0.0.1:53", None),
+            ("tls://10.0.0.1:853", "10.0.0.1:853", Some(None)),
+            ("tls://[::1]:853#a#b", "[::1]:853", Some(Some("a#b"))),
+            ("tls://ns.example:853#", "ns.example:853", Some(Some(""))),
+        ] {
+            let endpoint = Endpoint::of(name);
+            assert_eq!(endpoint, Endpoint { address, tls }, "{name}");
+            let port = if tls.is_some() { "853" } else { "53" };
+            assert_eq!(endpoint.default_port(), port, "{name}");
+        }
+        for (one, other, expected) in [
+            ("ns.example", "ns.example", true),
+            ("ns.example", "ns.other", false),
+            ("ns.example", "ns.example:53", false),
+            ("tls://ns.example", "ns.example", false),
+        ] {
+            let (one, other) = (Endpoint::of(one), Endpoint::of(other));
+            assert_eq!(one.is_same_server(other), expected, "{one:?} {other:?}");
+            assert_eq!(other.is_same_server(one), expected, "{one:?} {other:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_are_addresses_or_names() {
+        for (name, address, has_name) in [
+            ("10.0.0.1:53", Some("10.0.0.1:53"), false),
+            ("[::1]:5353", Some("[::1]:5353"), false),
+            ("[fe80::1%7]:53", Some("[fe80::1%7]:53"), false),
+            ("[fe80::1%7]:x", None, false),
+            ("[10.0.0.1%7]:53", None, false),
+            ("fe80::1%7:53", None, true),
+            ("ns.example:53", None, true),
+            ("10.0.0.1", None, true),
+        ] {
+            let found = socket_address(name).map(|address| address.to_string());
+            assert_eq!(found.as_deref(), address, "{name}");
+            assert_eq!(has_host_name(name), has_name, "{name}");
+        }
+        assert_eq!(interface_index("7"), Some(7));
+        assert_eq!(interface_index("no-such-interface"), None);
+        assert!(same_host("10.0.0.1", "::ffff:10.0.0.1") || same_host("a", "A"));
+        assert_eq!(host_address("ns.example"), None);
+        assert_eq!(host_address("10.0.0.1"), "10.0.0.1:0".parse().ok());
+        assert_eq!(host_address("[::ffff:10.0.0.1]"), "10.0.0.1:0".parse().ok());
+    }
 }

@@ -425,4 +425,81 @@ mod tests {
         tries.answered();
         assert_eq!((tries.error_replies(), tries.unanswered()), (0, 0));
     }
+
+    #[tokio::test]
+    async fn every_failure_is_silence_or_an_error() {
+        for (reason, unanswered, error_replies, label) in [
+            (Reason::TimedOut, 3, 1, "timeout"),
+            (Reason::NoAddress, 3, 1, "no_address"),
+            (Reason::Unreachable, 3, 1, "unreachable"),
+            (Reason::Reset, 3, 1, "reset"),
+            (Reason::Closed, 3, 1, "closed"),
+            (Reason::WrongReply, 0, 2, "wrong_reply"),
+            (Reason::Malformed, 0, 2, "malformed"),
+            (Reason::Servfail, 0, 2, "servfail"),
+            (Reason::Refused, 0, 2, "refused"),
+            (Reason::OtherRcode, 0, 2, "rcode"),
+            (Reason::Tls, 3, 1, "tls"),
+            (Reason::GivenUp, 2, 1, "given_up"),
+        ] {
+            let tries = FailedTries::new("127.0.0.1:53");
+            tries.failed(Reason::Servfail);
+            tries.failed(Reason::TimedOut);
+            tries.failed(Reason::TimedOut);
+            assert_eq!((tries.unanswered(), tries.error_replies()), (2, 1));
+            tries.failed(reason);
+            assert_eq!(
+                (tries.unanswered(), tries.error_replies()),
+                (unanswered, error_replies),
+                "{reason:?}"
+            );
+            assert_eq!(reason.label(), label);
+            assert!(!reason.text().is_empty());
+            assert_eq!(tries.tries(), 0, "none has begun");
+        }
+    }
+
+    #[test]
+    fn summary_counts_what_failed_in_between() {
+        let state = |tries, first, second| {
+            let mut failures = vec![0; Reason::ALL.len()];
+            failures[Reason::TimedOut as usize] = first;
+            failures[Reason::Tls as usize] = second;
+            CounterValues { tries, failures }
+        };
+        for (before, now, expected) in [
+            (state(0, 0, 0), state(0, 0, 0), None),
+            (state(7, 3, 0), state(9, 3, 0), None),
+            (state(7, 3, 0), state(9, 4, 0), Some((2, 1, "timeout 1"))),
+            // Sent before, failed within.
+            (
+                state(9, 3, 4),
+                state(9, 4, 6),
+                Some((3, 3, "tls 2, timeout 1")),
+            ),
+        ] {
+            let expected = expected.map(|(tries, failed, reasons): (u64, u64, &str)| Summary {
+                tries,
+                failed,
+                reasons: reasons.to_owned(),
+            });
+            assert_eq!(Summary::between(&before, &now), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn series_has_one_task() {
+        let tries = FailedTries::new("127.0.0.1:53");
+        assert_eq!(Arc::strong_count(&tries), 1);
+        for reason in [
+            Reason::TimedOut,
+            Reason::TimedOut,
+            Reason::Servfail,
+            Reason::Tls,
+        ] {
+            tries.failed(reason);
+            // The task's and the test's.
+            assert_eq!(Arc::strong_count(&tries), 2, "{reason:?}");
+        }
+    }
 }

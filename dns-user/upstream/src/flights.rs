@@ -131,3 +131,62 @@ impl Drop for Leader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Joins a flight as a follower.
+    fn follow(
+        flights: &Arc<SingleFlight>,
+        key: &FlightKey,
+    ) -> oneshot::Receiver<Arc<FlightResult>> {
+        match flights.join(key) {
+            Part::Follower(receiver) => receiver,
+            Part::Leader(_) => panic!("another one leads"),
+        }
+    }
+
+    #[test]
+    fn flight_ends_once() {
+        let flights = Arc::<SingleFlight>::default();
+        let key = FlightKey::from_slice(b"a");
+        let other = FlightKey::from_slice(b"b");
+        let Part::Leader(leader) = flights.join(&key) else {
+            panic!("nobody else leads");
+        };
+        assert_eq!(leader.key, key);
+        assert!(flights.lead(&key).is_none());
+        let another = flights.lead(&other).unwrap();
+        assert_eq!(another.key, other);
+        let mut one = follow(&flights, &key);
+        let _two = follow(&flights, &key);
+        let followers = leader.end();
+        assert_eq!((followers.len(), another.end().len()), (2, 0));
+        let errors = [ExtendedError::new(dns_core::wire::InfoCode::Other, "x")];
+        let index = MessageIndex::default();
+        let result = FlightResult::copy_of(b"reply", &index, true, &errors);
+        for follower in followers {
+            follower.send(Arc::clone(&result)).unwrap();
+        }
+        let received = one.try_recv().unwrap();
+        assert_eq!(
+            (&received.reply[..], received.failed),
+            (&b"reply"[..], true)
+        );
+        assert_eq!(
+            (&received.index, &received.errors[..]),
+            (&index, &errors[..])
+        );
+        // The next flight of this name is another one's.
+        let next = flights.lead(&key).unwrap();
+        drop(leader);
+        let mut waiting = follow(&flights, &key);
+        assert!(waiting.try_recv().is_err());
+        drop(next);
+        let gone = oneshot::error::TryRecvError::Closed;
+        assert_eq!(waiting.try_recv().unwrap_err(), gone);
+        assert!(matches!(flights.join(&key), Part::Leader(_)));
+        assert!(flights.followers.lock().is_empty());
+    }
+}

@@ -571,4 +571,239 @@ mod failover_tests {
         (0..20).for_each(|_| recursors.record(0, true));
         assert_eq!(order(&recursors), [0]);
     }
+
+    use crate::tests::{options, parsed, query};
+
+    fn forwarder(names: &[&str], compat: Compat) -> Forwarder {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let selection = RecursorSelection::Serial;
+        Forwarder::new(
+            &names,
+            options(0, compat),
+            selection,
+            compat,
+            &Arc::default(),
+        )
+    }
+
+    /// Returns a reply with this RCODE, and with an SOA in the answer (0) or authority (1) section.
+    fn reply(rcode: u8, soa: Option<usize>) -> ValidatedReply {
+        let mut reply = query(b"\x01a\0", 1);
+        reply[2..4].copy_from_slice(&[0x81, 0x80 | rcode]);
+        if let Some(section) = soa {
+            reply[7 + 2 * section] = 1;
+            reply.extend_from_slice(b"\0\0\x06\0\x01\0\0\0\x3c\0\x16\0\0");
+            reply.extend_from_slice(&[0; 20]);
+        }
+        ValidatedReply::new(reply).unwrap()
+    }
+
+    #[tokio::test]
+    async fn history_has_25_tries() {
+        let recursors = RecursorOrder::new(RecursorSelection::Serial, 1);
+        for tried in 1..=30 {
+            recursors.record(0, true);
+            assert_eq!(recursors.recent_failures(0), tried.min(25));
+        }
+        for left in (0..25).rev() {
+            recursors.record(0, false);
+            assert_eq!(recursors.recent_failures(0), left);
+        }
+        recursors.record(7, true);
+        assert_eq!(recursors.recent_failures(7), 0, "there is none");
+    }
+
+    #[test]
+    fn last_recursor_passes_the_preference_to_the_first() {
+        let recursors = RecursorOrder::new(RecursorSelection::Smart, 3);
+        for (index, next) in [(0, 1), (1, 2), (2, 0), (0, 1)] {
+            for _ in 0..4 {
+                recursors.record(index, true);
+                assert_eq!(recursors.preferred(), index);
+            }
+            // A success moves nothing, though failures count.
+            recursors.record(index, false);
+            assert_eq!(recursors.preferred(), index);
+            recursors.record(index, true);
+            assert_eq!(recursors.preferred(), next);
+        }
+        assert_eq!(recursors.order_from(2).collect::<Vec<_>>(), [2, 0, 1]);
+    }
+
+    #[tokio::test]
+    async fn outcomes_count_against_recursors() {
+        for nxdomain_is_failure in [false, true] {
+            let compat = Compat {
+                nxdomain_is_failure,
+                ..Compat::default()
+            };
+            let forwarder = forwarder(&[], compat);
+            for (outcome, expected) in [
+                (Ok(reply(message::NOERROR, None)), false),
+                (Ok(reply(message::FORMERR, None)), true),
+                (Ok(reply(message::SERVFAIL, None)), true),
+                (Ok(reply(message::NXDOMAIN, None)), nxdomain_is_failure),
+                (Ok(reply(message::REFUSED, None)), true),
+                (Err(TryError::TimedOut), true),
+                (Err(TryError::Unreadable), true),
+                (Err(TryError::Busy), false),
+            ] {
+                let found = forwarder.counts_as_failure(&outcome);
+                assert_eq!(found, expected, "{outcome:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn denials_with_an_soa_say_most() {
+        for (rcode, soa, rank) in [
+            (message::NXDOMAIN, Some(1), 2),
+            (message::NXDOMAIN, Some(0), 1),
+            (message::NXDOMAIN, None, 1),
+            (message::SERVFAIL, Some(1), 0),
+            (message::REFUSED, None, 0),
+        ] {
+            let failure = Failure {
+                validated: reply(rcode, soa),
+                recursor: "r".into(),
+            };
+            assert_eq!(failure.rank(), rank, "{rcode} {soa:?}");
+            let message = query(b"\x01A\0", 1);
+            let compat = Compat::default();
+            let finished = failure.finish(&parsed(&message), options(0, compat));
+            assert_eq!(finished.failed, rank == 0);
+            assert_eq!(finished.recursor.as_deref(), Some("r"));
+            assert_eq!(finished.reply[12..15], *b"\x01A\0");
+            assert_eq!(finished.reply[3] & 15, rcode);
+            assert_eq!(finished.reply[9], u8::from(soa == Some(1)));
+        }
+    }
+
+    #[test]
+    fn replies_about_the_exchange_are_made_anew() {
+        let message = query(b"\x01A\0", 1);
+        let question = query(b"\x01a\0", 1);
+        let options = options(0, Compat::default());
+        // BADVERS has RCODE 16: 0 in the header, 1 in the OPT.
+        let mut extended = question.clone();
+        extended[2..4].copy_from_slice(&[0x81, 0x80]);
+        extended[11] = 1;
+        extended.extend_from_slice(b"\0\0\x29\x04\xd0\x01\0\0\0\0\x06\0\x0f\0\x02\0\x06");
+        let mut questionless = question[..12].to_vec();
+        questionless[2..6].copy_from_slice(&[0x81, 0x80 | message::REFUSED, 0, 0]);
+        for (received, rcode, errors) in [
+            (extended, message::SERVFAIL, 1),
+            (questionless, message::REFUSED, 0),
+        ] {
+            let failure = Failure {
+                validated: ValidatedReply::new(received).unwrap(),
+                recursor: "r".into(),
+            };
+            let finished = failure.finish(&parsed(&message), options);
+            let mut expected = message.clone();
+            expected[2..4].copy_from_slice(&[0x81, 0x80 | rcode]);
+            assert_eq!(finished.reply, expected);
+            assert!(finished.failed && !finished.keep);
+            assert_eq!(finished.errors.len(), errors);
+            assert_eq!(finished.recursor.as_deref(), Some("r"));
+        }
+    }
+
+    #[tokio::test]
+    async fn without_recursors_there_is_no_answer() {
+        let message = query(b"\x01a\0", 1);
+        let query = parsed(&message);
+        let mut truthful = forwarder(&[], Compat::default()).forward(&query).await;
+        assert!(truthful.failed && !truthful.busy && !truthful.keep);
+        let error = truthful.errors.remove(0);
+        assert_eq!(
+            (error.code, &*error.text),
+            (22, &b"no recursor is known"[..])
+        );
+        assert_eq!(truthful.reply[3], 0x80 | message::SERVFAIL);
+        let compat = Compat {
+            nxdomain_for_failures: true,
+            ..Compat::default()
+        };
+        let denied = forwarder(&[], compat).forward(&query).await;
+        assert!(denied.failed, "so it is not remembered as an answer");
+        assert_eq!(denied.reply[3] & 15, message::NXDOMAIN);
+        let busy = unanswered(&query, Some(TryError::Busy));
+        let text = &b"no recursor answered: too many queries in flight"[..];
+        assert_eq!(&*busy.errors[0].text, text);
+    }
+
+    #[tokio::test]
+    async fn first_try_goes_to_the_preferred_recursor_that_is_another() {
+        let message = query(b"\x01a\0", 1);
+        let query = parsed(&message);
+        let own = crate::OwnAddresses::new(&["192.0.2.1:53".parse().unwrap()]);
+        let hosts = HostNames::new(&[], own);
+        let compat = Compat::default();
+        let selection = RecursorSelection::Serial;
+        for (names, expected) in [
+            (
+                &["192.0.2.1:53", "192.0.2.2:53", "192.0.2.3:53"][..],
+                Some((1, "192.0.2.2:53")),
+            ),
+            (&["192.0.2.3:53", "192.0.2.1:53"], Some((0, "192.0.2.3:53"))),
+            (&["192.0.2.1:53"], None),
+            (&[], None),
+        ] {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            let forwarder = Forwarder::new(&names, options(0, compat), selection, compat, &hosts);
+            let found = forwarder.prepare(&query).map(|(first, prepared)| {
+                assert_eq!(first.to, prepared.to());
+                assert_eq!(&*first.recursor().name, &names[first.index]);
+                (first.index, first.to.to_string())
+            });
+            let expected = expected.map(|(index, to)| (index, to.to_owned()));
+            assert_eq!(found, expected, "{names:?}");
+        }
+        assert_eq!(forwarder(&[], compat).timeout(), options(0, compat).timeout);
+    }
+
+    /// Returns what becomes of a first try with this outcome.
+    fn landed(compat: Compat, outcome: Result<Vec<u8>, TryError>) -> FirstOutcome {
+        let message = query(b"\x01a\0", 1);
+        let query = parsed(&message);
+        let forwarder = forwarder(&["192.0.2.1:53"], compat);
+        let (first, _) = forwarder.prepare(&query).unwrap();
+        let question = &message[12..];
+        let sent = SentQuery { id: 7, question };
+        forwarder.land(&query, &first, &sent, outcome)
+    }
+
+    #[tokio::test]
+    async fn only_whole_answers_end_a_first_try() {
+        let whole = reply(message::NOERROR, None).reply;
+        let mut truncated = whole.clone();
+        truncated[2] |= 0x02;
+        let denial = reply(message::NXDOMAIN, Some(1)).reply;
+        for (outcome, truthful, transparent) in [
+            (Ok(whole), true, true),
+            (Ok(truncated), false, true),
+            (Ok(denial), false, false),
+            (Ok(b"nope".to_vec()), false, false),
+            (Err(TryError::TimedOut), false, false),
+        ] {
+            for (transparent_forwarding, expected) in [(false, truthful), (true, transparent)] {
+                let compat = Compat {
+                    transparent_forwarding,
+                    ..Compat::default()
+                };
+                match landed(compat, outcome.clone()) {
+                    FirstOutcome::Answer(forwarded) => {
+                        assert!(expected, "{outcome:?} {compat:?}");
+                        assert_eq!(forwarded.recursor.as_deref(), Some("192.0.2.1:53"));
+                    }
+                    FirstOutcome::Unfinished(landed) => {
+                        assert!(!expected, "{outcome:?} {compat:?}");
+                        // As it was sent.
+                        assert_eq!(message::id(&landed.message), 7);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -133,4 +133,27 @@ mod tests {
         assert!(is_sound(&http_answer(query, document).unwrap()));
         assert!(http_answer(query, b"[]").is_none());
     }
+
+    #[test]
+    fn cached_reply_counts_down() {
+        let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x02ok\x07example\0\0\x01\0\x01";
+        let mut reply = query.to_vec();
+        reply[2..4].copy_from_slice(&[0x81, 0x80]);
+        reply[7] = 1;
+        reply.extend(b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0\x01");
+        let replies = CachedReplies::default();
+        let second = Duration::from_secs(1);
+        assert_eq!(replies.reply_at(query, second), None);
+        let given = replies.give(query, reply.clone()).unwrap();
+        assert_eq!(
+            given.copy.map(|copy| (copy.ttl, copy.lifetime)),
+            Some((60, 60))
+        );
+        reply[37] = 59;
+        assert_eq!(replies.reply_at(query, second), Some(reply));
+        assert_eq!(replies.reply_at(query, 60 * second), None);
+        assert_eq!(replies.reply_at(b"no query", second), None);
+        // Neither replies nor queries of another kind are queries.
+        assert!(replies.give(&query[..12], Vec::new()).is_none());
+    }
 }

@@ -459,4 +459,91 @@ mod tests {
             assert!(error.starts_with(expected), "{text}: {error}");
         }
     }
+
+    #[tokio::test]
+    async fn unchanged_handlers_keep_their_source() {
+        let text = r#"{"address": "127.0.0.1", "port": 53}"#;
+        let config = Config::parse("config.json", text.as_bytes())
+            .unwrap()
+            .config;
+        let handler = |domain: &str, recursor: &str, cache| HandlerConfig {
+            domain: domain.parse().unwrap(),
+            source: HandlerSource::Dns(vec![recursor.to_owned()]),
+            cache,
+        };
+        let denying = HandlerConfig {
+            source: HandlerSource::Deny(Denial::Refused),
+            ..handler("no.", "", true)
+        };
+        let first = vec![
+            handler("a.", "192.0.2.1:53", true),
+            handler("b.", "192.0.2.1:53", false),
+            denying,
+        ];
+        let second = vec![
+            handler("a.", "192.0.2.1:53", true),
+            handler("b.", "192.0.2.2:53", false),
+        ];
+        let interfaces = crate::NoInterfaces::shared();
+        let hosts = Arc::default();
+        let none = Handlers::default();
+        let before = Handlers::new(first.clone(), &config, &none, &hosts, &interfaces);
+        let after = Handlers::new(second.clone(), &config, &before, &hosts, &interfaces);
+        for (handlers, expected) in [(&before, first), (&after, second)] {
+            let mut found = handlers.configs();
+            found.sort_by_key(|handler| handler.domain.to_string());
+            assert_eq!(found, expected);
+        }
+        let source = |handlers: &Handlers, domain: &str| {
+            let domain: Name = domain.parse().unwrap();
+            handlers.by_domain[&domain].source.clone()
+        };
+        for (domain, is_kept, has_cache) in [("a.", true, true), ("b.", false, false)] {
+            let [before, after] = [&before, &after].map(|handlers| source(handlers, domain));
+            let same = std::ptr::eq(before.forwarder().unwrap(), after.forwarder().unwrap());
+            assert_eq!(same, is_kept, "{domain}");
+            assert_eq!(after.cache().is_some(), has_cache, "{domain}");
+        }
+        assert!(
+            source(&before, "no.").cache().is_none(),
+            "nothing to look up"
+        );
+        assert_eq!((before.sources().count(), after.sources().count()), (3, 2));
+    }
+
+    #[test]
+    fn errors_name_the_remedy() {
+        for (source, expected) in [
+            (
+                r#"{"type": "http", "url": ""}"#,
+                "source.url: is missing; expected a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"",
+            ),
+            (
+                r#"{"type": "http", "url": "ftp://x"}"#,
+                "source.url: \"ftp://x\" has an unsupported scheme; expected a URL such as \
+                 \"http://10.0.0.1:8081/path\" or \"https://dns.example\"",
+            ),
+            (
+                r#"{"type": "dns", "recursors": []}"#,
+                "source.recursors: is empty; a handler of type \"dns\" needs at least one",
+            ),
+            (
+                r#"{"type": "http", "url": "http://x", "ca_file": "a", "insecure_skip_verify": true}"#,
+                "source.insecure_skip_verify: contradicts `ca_file`; remove one of them",
+            ),
+            (
+                "{}",
+                "source.type: is missing; expected \"dns\", \"http\" or \"deny\"",
+            ),
+        ] {
+            let text = format!(r#"[{{"domain": "x.", "source": {source}}}]"#);
+            let expected = format!("h.json: handlers[0].{expected}");
+            assert_eq!(parse(&text).unwrap_err(), expected, "{source}");
+        }
+        let unnamed = parse(r#"[{"domain": "", "source": {"type": "deny"}}]"#).unwrap_err();
+        assert_eq!(
+            unnamed,
+            "h.json: handlers[0].domain: is missing; expected a domain such as \"corp.example.\", or \".\" for all"
+        );
+    }
 }

@@ -165,3 +165,76 @@ async fn resolve_repeatedly(
         let _early = tokio::time::timeout(pause.saturating_sub(RETRY), again.notified()).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Longer than any test takes.
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// Knows the addresses of `ns.test`, and counts look-ups.
+    #[derive(Debug, Default)]
+    struct Known {
+        count: Arc<AtomicUsize>,
+    }
+
+    impl HostLookup for Known {
+        fn look_up<'a>(&'a self, host: &'a str) -> BoxFuture<'a, Option<(Vec<IpAddr>, Duration)>> {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            let mut found = None;
+            if host == "ns.test" {
+                let addresses = [1, 2, 3].map(|last| IpAddr::from([192, 0, 2, last]));
+                found = Some((addresses.to_vec(), LONG));
+            }
+            Box::pin(std::future::ready(found))
+        }
+    }
+
+    #[tokio::test]
+    async fn addresses_take_turns_when_they_fail() {
+        let known = Known::default();
+        let count = Arc::clone(&known.count);
+        let hosts = HostNames::from_source(Box::new(known), OwnAddresses::default());
+        let hosts = Arc::new(hosts);
+        let name = hosts.follow("ns.test");
+        assert_eq!(name.known(), None, "not looked up yet");
+        for last in [1, 2, 3, 1, 2] {
+            let expected = Some(IpAddr::from([192, 0, 2, last]));
+            assert_eq!(name.address(LONG).await, expected);
+            assert_eq!(name.known(), expected);
+            name.failed();
+        }
+        // However often it fails, it is looked up once in a second.
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        while count.load(Ordering::Relaxed) == 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // The task of a name ends with it, in spite of its TTL.
+        drop(name);
+        while Arc::strong_count(&hosts) > 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn addresses_need_no_source() {
+        let hosts = Arc::<HostNames>::default();
+        for (host, expected) in [
+            ("192.0.2.9", Some(IpAddr::from([192, 0, 2, 9]))),
+            ("::1", Some(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1u16]))),
+        ] {
+            assert_eq!(hosts.follow(host).address(LONG).await, expected);
+            let (addresses, ttl) = hosts.look_up(host).await.unwrap();
+            assert_eq!(addresses, Vec::from_iter(expected));
+            assert_eq!(ttl, MAX_LOOK_UP_INTERVAL);
+        }
+        assert_eq!(hosts.look_up("ns.test").await, None);
+        let unknown = hosts.follow("ns.test");
+        assert_eq!(unknown.address(Duration::from_millis(1)).await, None);
+        let source = Box::new(Known::default());
+        let hosts = HostNames::from_source(source, OwnAddresses::default());
+        assert_eq!(hosts.look_up("other.test").await, None);
+        assert_eq!(hosts.look_up("ns.test").await.unwrap().0.len(), 3);
+    }
+}

@@ -204,4 +204,117 @@ mod tests {
         assert_eq!(addresses, ["10.0.0.2", "fd00::2"]);
         assert!(of_hosts(text, "x").is_empty());
     }
+
+    #[test]
+    fn unencrypted_nameservers_see_few_names() {
+        for (recursors, with_nameservers, of_recursors, by_address) in [
+            (&[][..], true, true, 0),
+            (&["192.0.2.1:53", "ns.test:53"], true, true, 1),
+            (&["tls://192.0.2.1:853#ns.test"], false, false, 1),
+            (&["tls://ns.test:853"], false, true, 0),
+            (&["tls://ns.test:853", "192.0.2.1:53"], false, false, 1),
+        ] {
+            let recursors: Vec<String> = recursors.iter().map(ToString::to_string).collect();
+            let own = OwnAddresses::default();
+            let sources = HostSources::new(&recursors, own.clone());
+            assert_eq!(sources.with_nameservers, with_nameservers, "{recursors:?}");
+            assert_eq!(sources.recursors.len(), by_address, "{recursors:?}");
+            let names = HostNames::of_recursors(&recursors, own.clone());
+            let expected = format!("with_nameservers: {of_recursors}");
+            assert!(format!("{names:?}").contains(&expected), "{recursors:?}");
+            let names = HostNames::new(&recursors, own);
+            let expected = format!("with_nameservers: {with_nameservers}");
+            assert!(format!("{names:?}").contains(&expected), "{recursors:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_have_addresses_and_names() {
+        let text = "10.0.0.1\n10.0.0.2 a b\nc 10.0.0.3\n10.0.0.4 #a\n#10.0.0.5 a\n::6\tx\tA\n\n";
+        for (host, expected) in [
+            ("a", &["10.0.0.2", "::6"][..]),
+            ("B", &["10.0.0.2"]),
+            ("c", &[]),
+            ("10.0.0.3", &[]),
+            ("#a", &[]),
+        ] {
+            let found: Vec<String> = of_hosts(text, host)
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            assert_eq!(found, expected, "{host}");
+        }
+    }
+
+    /// Answers queries by UDP: two addresses of IPv4 with these TTLs if there are any, else one of IPv6.
+    async fn serve(socket: tokio::net::UdpSocket, v4: Option<[u32; 2]>, v6: u32) {
+        let mut buffer = [0; 512];
+        loop {
+            let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
+            let Parsed::Query(query) = parse(&buffer[..length]) else {
+                panic!("a query")
+            };
+            let mut reply = query.message[..query.question_range().end].to_vec();
+            reply[2..4].copy_from_slice(&[0x81, 0x80]);
+            reply[11] = 0;
+            let owner = &crate::message::QUESTION_NAME;
+            let mut push = |rtype: u16, ttl, data: &[u8]| {
+                assert!(crate::message::push_answer(
+                    &mut reply, owner, rtype, ttl, data
+                ));
+            };
+            match (query.question.qtype, v4) {
+                (TYPE_A, Some([first, second])) => {
+                    push(TYPE_A, first, &[192, 0, 2, 1]);
+                    // Another type is no address.
+                    push(TYPE_AAAA, 1, &[0; 16]);
+                    push(TYPE_A, second, &[192, 0, 2, 2]);
+                    // Nor is an additional record.
+                    push(TYPE_A, 1, &[192, 0, 2, 3]);
+                    reply[7] -= 1;
+                    reply[11] += 1;
+                }
+                (TYPE_AAAA, _) => push(TYPE_AAAA, v6, &Ipv6Addr::LOCALHOST.octets()),
+                _ => {}
+            }
+            socket.send_to(&reply, client).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn hosts_are_asked_for_both_families() {
+        let v4 = [1, 2].map(|last| IpAddr::from([192, 0, 2, last])).to_vec();
+        let v6 = vec![IpAddr::from(Ipv6Addr::LOCALHOST)];
+        for (v4_ttls, v6_ttl, expected, seconds) in [
+            (Some([300, 20]), 1, &v4, 20),
+            (Some([20, 300]), 1, &v4, 20),
+            (Some([2, 9]), 1, &v4, 5),
+            (Some([86_400, 86_400]), 1, &v4, 600),
+            (None, 40, &v6, 40),
+        ] {
+            let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            let recursor = socket.local_addr().unwrap().to_string();
+            let server = tokio::spawn(serve(socket, v4_ttls, v6_ttl));
+            let sources = HostSources {
+                recursors: vec![recursor],
+                with_nameservers: false,
+                own: OwnAddresses::default(),
+            };
+            let (addresses, ttl) = sources.look_up("ns.no-such-host.test").await.unwrap();
+            assert_eq!(&addresses, expected);
+            assert_eq!(ttl, Duration::from_secs(seconds));
+            let names = HostNames::from_source(Box::new(sources), OwnAddresses::default());
+            let name = Arc::new(names).follow("ns.no-such-host.test");
+            let address = name.address(Duration::from_secs(600)).await;
+            assert_eq!(address, Some(expected[0]));
+            server.abort();
+        }
+        let nobody = HostSources {
+            recursors: Vec::new(),
+            with_nameservers: false,
+            own: OwnAddresses::default(),
+        };
+        assert_eq!(nobody.look_up("ns.no-such-host.test").await, None);
+        assert_eq!(nobody.look_up("a..b").await, None, "no name");
+    }
 }

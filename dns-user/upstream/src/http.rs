@@ -331,4 +331,132 @@ mod tests {
         assert_eq!(presentation(b"\x04\xc3\xa4+.\0"), "\\195\\164+\\..");
         assert_eq!(presentation(b"\0"), ".");
     }
+
+    #[test]
+    fn special_characters_are_escaped() {
+        assert_eq!(
+            presentation(b"\x0c.'@;()\"\\!~az\x01x\0"),
+            "\\.\\'\\@\\;\\(\\)\\\"\\\\!~az.x."
+        );
+        assert_eq!(presentation(b"\x03\x00\x1f\x7f\0"), "\\000\\031\\127.");
+        // Cut off.
+        assert_eq!(presentation(b"\x01a\x05b"), "a.");
+    }
+
+    #[test]
+    fn only_redirects_with_a_usable_location_are_followed() {
+        let url: Url = "https://dns.example/a/b?x=1".parse().unwrap();
+        let target = |status: u16, location: Option<&[u8]>| {
+            let mut response = Response::builder().status(status);
+            if let Some(location) = location {
+                response = response.header(header::LOCATION, location);
+            }
+            let response = response.body(()).unwrap();
+            redirect_target(&url, &response)
+                .map(|target| target.map(|target| target.to_string()))
+                .map_err(|error| error.to_string())
+        };
+        for status in [301, 302, 303, 307, 308] {
+            for (location, expected) in [
+                (&b"/c"[..], "https://dns.example/c"),
+                (b"c?y", "https://dns.example/a/c?y"),
+                (b"http://192.0.2.1:81", "http://192.0.2.1:81/"),
+            ] {
+                let found = target(status, Some(location));
+                assert_eq!(found, Ok(Some(expected.to_owned())), "{status}");
+            }
+            assert_eq!(target(status, None), Ok(None), "{status}");
+            let unusable = Err("redirected to an unusable location".to_owned());
+            for location in [&b"ftp://x/"[..], b"file:///etc/passwd", b"http://", b"\xff"] {
+                assert_eq!(target(status, Some(location)), unusable, "{location:?}");
+            }
+        }
+        for status in [200, 300, 304, 305, 306, 309, 404] {
+            assert_eq!(target(status, Some(b"/c")), Ok(None), "{status}");
+        }
+    }
+
+    #[test]
+    fn decompressed_documents_have_a_limit() {
+        use std::io::Write as _;
+
+        for (length, expected) in [
+            (0, Ok(0)),
+            (4 << 20, Ok(4 << 20)),
+            ((4 << 20) + 1, Err("the decompressed document is too large")),
+        ] {
+            let mut encoder =
+                flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(&vec![b' '; length]).unwrap();
+            let found = decompress(&encoder.finish().unwrap());
+            let found = found
+                .map(|text| text.len())
+                .map_err(|error| error.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned), "{length}");
+        }
+        assert!(decompress(b"no gzip").is_err());
+    }
+
+    fn server(url: &str, trust: Trust) -> HttpServer {
+        HttpServer {
+            url: url.parse().unwrap(),
+            trust,
+        }
+    }
+
+    #[tokio::test]
+    async fn clients_are_shared_by_server_and_trust() {
+        let mut clients = HttpClients::default();
+        let second = Duration::from_secs(1);
+        for (url, trust, count, settings) in [
+            ("http://192.0.2.1/a", Trust::Anyone, 1, 1),
+            ("http://192.0.2.1/b/", Trust::Anyone, 1, 1),
+            ("http://192.0.2.1:81/a", Trust::Anyone, 2, 1),
+            ("https://192.0.2.1/a", Trust::Anyone, 3, 1),
+            ("http://192.0.2.1/a", Trust::System, 4, 2),
+        ] {
+            let server = server(url, trust);
+            let source = HttpSource::new(&server, &mut clients, &Arc::default(), second);
+            assert_eq!(
+                (clients.clients.len(), clients.tls.len()),
+                (count, settings)
+            );
+            let slashed = format!("{}/", url.trim_end_matches('/'));
+            assert_eq!(source.url().as_str(), slashed);
+            assert_eq!(source.timeout, Duration::from_millis(900));
+        }
+    }
+
+    #[tokio::test]
+    async fn outage_needs_three_failures_in_a_row() {
+        let server = server("http://user:secret@192.0.2.1/a", Trust::Anyone);
+        let second = Duration::from_secs(1);
+        let source = HttpSource::new(
+            &server,
+            &mut HttpClients::default(),
+            &Arc::default(),
+            second,
+        );
+        *source.error.lock() = "why".to_owned();
+        for (failed, expected) in [(0, None), (2, None), (3, Some("why")), (4, Some("why"))] {
+            source.failed.store(failed, Ordering::Relaxed);
+            assert_eq!(source.outage().as_deref(), expected, "{failed}");
+        }
+        let text = format!("{source:?}");
+        assert!(text.starts_with("HttpSource { url: \"http://"), "{text}");
+        assert!(
+            text.contains("timeout: 900ms") && !text.contains("secret"),
+            "{text}"
+        );
+        for (error, expected) in [
+            (
+                HttpError::Status(StatusCode::NOT_FOUND),
+                "status 404 Not Found",
+            ),
+            (HttpError::Redirects, "stopped after 10 redirects"),
+            (HttpError::TimedOut(second), "no answer within 1s"),
+        ] {
+            assert_eq!(error.to_string(), expected);
+        }
+    }
 }

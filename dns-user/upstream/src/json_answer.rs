@@ -440,4 +440,142 @@ mod tests {
             let _ = reply_to(&text);
         }
     }
+
+    #[test]
+    fn presentation_formats_have_their_edges() {
+        let long = "x".repeat(255);
+        let tag = "t".repeat(255);
+        for (rtype, text, expected) in [
+            (1, " 192.0.2.1 ", Some(b"\xc0\0\x02\x01".to_vec())),
+            (1, "192.0.2.1 more", None),
+            (2, "a.", Some(b"\x01a\0".to_vec())),
+            (12, "a", Some(b"\x01a\0".to_vec())),
+            (39, ".", Some(b"\0".to_vec())),
+            (5, "a. b.", None),
+            (15, "65535 a.", Some(b"\xff\xff\x01a\0".to_vec())),
+            (15, "10 a. b.", None),
+            (15, "10", None),
+            (33, "1 2 3 a. 4", None),
+            (6, "a. b. 1 2 3 4", None),
+            (6, "a. b. 1 2 3 4 5 6", None),
+            (6, "a. b. 1 2 3 4 4294967296", None),
+            (16, " x", Some(b"\x02 x".to_vec())),
+            (99, "\"a b\"  \"c\" ", Some(b"\x03a b\x01c".to_vec())),
+            (16, "\"\\255\\000\\a\"", Some(b"\x03\xff\0a".to_vec())),
+            (16, "\"\\256\"", None),
+            (16, "\"\\25\"", None),
+            (16, "\"a\" \"", None),
+            (16, &long, Some([b"\xff", long.as_bytes()].concat())),
+            (
+                16,
+                &format!("{long}y"),
+                Some([b"\xff", long.as_bytes(), b"\x01y"].concat()),
+            ),
+            (
+                16,
+                &format!("\"{long}yz\""),
+                Some([b"\xff", long.as_bytes(), b"\x02yz"].concat()),
+            ),
+            (
+                257,
+                "0 issue ca.example",
+                Some(b"\0\x05issueca.example".to_vec()),
+            ),
+            (257, "128 issue \"\"", Some(b"\x80\x05issue".to_vec())),
+            (257, "0 issue \"a b", Some(b"\0\x05issue\"a b".to_vec())),
+            (257, "0 issue", Some(b"\0\x05issue".to_vec())),
+            (257, "0", None),
+            (257, "256 issue x", None),
+            (
+                257,
+                &format!("0 {tag}"),
+                Some([b"\0\xff", tag.as_bytes()].concat()),
+            ),
+            (257, &format!("0 {tag}t"), None),
+            (257, "\\# 0", Some(Vec::new())),
+            (1, "\\# 2 0aB0", Some(b"\x0a\xb0".to_vec())),
+            (1, "\\# 1 f0", Some(b"\xf0".to_vec())),
+            (1, "\\# 1 a", None),
+            (1, "\\# 1 abc", None),
+            (1, "\\#", None),
+            (1, "\\# 65536", None),
+            (3, "a.", None),
+        ] {
+            assert_eq!(rdata(rtype, text), expected, "type {rtype}: {text}");
+        }
+    }
+
+    #[test]
+    fn last_member_that_is_not_null_counts() {
+        for (document, expected) in [
+            (r#"{"Status": 3, "status": null}"#, Ok(3)),
+            (r#"{"Status": 3, "STATUS": 5}"#, Ok(5)),
+            (r#"{"Status": 15}"#, Ok(15)),
+            (r#"{"Status": 16}"#, Err("Status has the wrong type")),
+            (r#"{"Status": -1}"#, Err("Status has the wrong type")),
+            (r#"{"TC": "true"}"#, Err("TC has the wrong type")),
+            (r#"{"TC": null}"#, Ok(0)),
+            ("7", Err("the document has the wrong type")),
+            (r#"{"Answer": 7}"#, Err("Answer has the wrong type")),
+            (r#"{"Answer": [7]}"#, Err("an answer has the wrong type")),
+            (
+                r#"{"Answer": [{"type": 65536}]}"#,
+                Err("type has the wrong type"),
+            ),
+            (
+                r#"{"Answer": [{"TTL": 4294967296}]}"#,
+                Err("TTL has the wrong type"),
+            ),
+            (
+                r#"{"Answer": [{"data": []}]}"#,
+                Err("data has the wrong type"),
+            ),
+            (
+                r#"{"Answer": [{"type": 65535, "TTL": 4294967295}, null]}"#,
+                Err("none of the 2 answers can be parsed"),
+            ),
+        ] {
+            let found = reply_to(document).map(|reply| reply[3] & 15);
+            let expected = expected.map_err(str::to_owned);
+            assert_eq!(
+                found.map_err(|error| error.to_string()),
+                expected,
+                "{document}"
+            );
+        }
+        let syntax = reply_to("{").unwrap_err().to_string();
+        assert!(syntax.starts_with("no JSON: "), "{syntax}");
+    }
+
+    #[test]
+    fn unreadable_answers_are_left_out() {
+        let good = r#"{"type": 1, "TTL": 7, "data": "192.0.2.1"}"#;
+        let bad = r#"{"type": 1, "data": "nonsense"}"#;
+        for (tc, answers, expected) in [
+            ("false", vec![good, bad], Some((0x85, 1))),
+            ("false", vec![bad, good, good], Some((0x85, 2))),
+            ("false", vec![bad], None),
+            // The client asks again by TCP anyway.
+            ("true", vec![bad], Some((0x87, 0))),
+            ("true", vec![], Some((0x87, 0))),
+        ] {
+            let document = format!(r#"{{"TC": {tc}, "Answer": [{}]}}"#, answers.join(","));
+            let found = reply_to(&document).ok().map(|reply| (reply[2], reply[7]));
+            assert_eq!(found, expected, "{document}");
+        }
+    }
+
+    #[test]
+    fn root_is_its_own_owner() {
+        let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\0\0\x01\0\x01";
+        let Parsed::Query(query) = parse(query) else {
+            panic!("a query")
+        };
+        let document = br#"{"Answer": [{"type": 1, "TTL": 7, "data": "192.0.2.1"}]}"#;
+        let reply = reply(&query, document).unwrap();
+        assert_eq!(
+            reply[17..],
+            *b"\0\0\x01\0\x01\0\0\0\x07\0\x04\xc0\0\x02\x01"
+        );
+    }
 }

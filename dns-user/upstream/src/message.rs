@@ -1234,6 +1234,8 @@ mod tests {
             (14, true),
             (15, false),
             (17, false),
+            // The owner of the first record, and its TTL.
+            (19, true),
             (25, false),
         ] {
             let message = [

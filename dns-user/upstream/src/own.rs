@@ -152,4 +152,9 @@ mod tests {
         assert!(!contains(&own, "127.0.0.3:53"));
         assert!(!own.current().has([127, 0, 0, 1].into()));
     }
+
+    #[test]
+    fn interfaces_have_the_loopback_address() {
+        assert!(interface_addresses().contains(&[127, 0, 0, 1].into()));
+    }
 }

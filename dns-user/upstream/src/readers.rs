@@ -153,3 +153,46 @@ impl ReaderThread {
         due
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A socket that is called again after this time, or never.
+    struct Timed(Option<Duration>);
+
+    impl ReadSocket for Timed {
+        fn descriptor(&self) -> RawFd {
+            0
+        }
+
+        fn read(&self, _has_error: bool) {}
+
+        fn expire(&self, now: Instant) -> Option<Instant> {
+            Some(now + self.0?)
+        }
+    }
+
+    #[test]
+    fn earliest_time_of_all_sockets_counts() {
+        let now = Instant::now();
+        for (sockets, expected, left) in [
+            (&[][..], 5_000, 0),
+            (&[None], 5_000, 0),
+            (&[Some(7_000)], 5_000, 1),
+            (&[Some(3_000), None, Some(2_000)], 2_000, 2),
+        ] {
+            let mut thread = ReaderThread {
+                new: NewSockets::default(),
+                known: HashMap::default(),
+            };
+            for (number, ms) in sockets.iter().enumerate() {
+                let socket: Arc<dyn ReadSocket> = Arc::new(Timed(ms.map(Duration::from_millis)));
+                thread.known.insert(Token(number), socket);
+            }
+            let due = thread.expire(now);
+            assert_eq!(due - now, Duration::from_millis(expected), "{sockets:?}");
+            assert_eq!(thread.known.len(), left, "{sockets:?}");
+        }
+    }
+}

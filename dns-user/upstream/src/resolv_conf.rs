@@ -162,4 +162,55 @@ mod tests {
             ]
         );
     }
+
+    #[test]
+    fn loopback_addresses_are_sources_of_host_names() {
+        let text = "nameserver 127.0.0.53\nnameserver\nnameserver ::1 \nnameserver 10.0.0.1\n\
+                    nameserver 10.0.0.2%7\nnameserver fe80::1%no-such-interface\noptions nameserver 10.0.0.9\n";
+        let own = OwnAddresses::new(&["127.0.0.53:53".parse().unwrap()]).current();
+        for (with_loopback, expected) in [
+            (
+                true,
+                &["[::1]:53", "10.0.0.1:53", "10.0.0.2:53", "[fe80::1]:53"][..],
+            ),
+            (false, &["10.0.0.1:53", "10.0.0.2:53", "[fe80::1]:53"]),
+        ] {
+            assert_eq!(parse_resolv_conf(text, &own, with_loopback), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn changed_addresses_of_this_server_change_the_list() {
+        let own = OwnAddresses::default();
+        let current = Nameservers::new(own.clone(), vec![]);
+        let listed = current.names().to_vec();
+        let followed = Nameservers {
+            names: vec!["192.0.2.1:53".to_owned()],
+            ..current
+        };
+        let rounds = std::cell::Cell::new(0);
+        let is_used = || {
+            rounds.set(rounds.get() + 1);
+            if rounds.get() == 2 {
+                own.set(&["192.0.2.9:53".parse().unwrap()]);
+            }
+            rounds.get() < 4
+        };
+        let replaced = std::cell::RefCell::new(Vec::new());
+        let replace = |names: &[String]| replaced.borrow_mut().push((rounds.get(), names.to_vec()));
+        followed.follow(is_used, replace).await;
+        assert_eq!(replaced.into_inner(), [(2, listed)]);
+    }
+
+    #[test]
+    fn nameservers_are_those_of_the_file() {
+        let own = OwnAddresses::default();
+        let text = fs::read_to_string(RESOLV_CONF).unwrap_or_default();
+        let expected = parse_resolv_conf(&text, &own.current(), true);
+        assert_eq!(nameservers(&own.current()), expected);
+        let others = parse_resolv_conf(&text, &own.current(), false);
+        assert_eq!(Nameservers::new(own.clone(), Vec::new()).names(), others);
+        let none = Nameservers::new(own, others);
+        assert_eq!(none.names(), Vec::<String>::new(), "all are excluded");
+    }
 }

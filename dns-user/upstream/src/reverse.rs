@@ -97,4 +97,31 @@ mod tests {
         );
         assert_eq!(ask(b"\x03foo\x04arpa\0", TYPE_PTR), None);
     }
+
+    #[test]
+    fn several_names_are_shuffled() {
+        let name = |label: u8| Box::from([1, label, 0]);
+        let message = crate::tests::query(b"\x011\x010\x010\x03127\x07in-addr\x04arpa\0", TYPE_PTR);
+        let query = crate::tests::parsed(&message);
+        let single = reply(&query, |_| vec![name(b'a')], || panic!("one has no order"));
+        let mut expected = message.clone();
+        expected[2..4].copy_from_slice(&[0x85, 0]);
+        expected[7] = 1;
+        expected.extend_from_slice(b"\xc0\x0c\0\x0c\0\x01\0\0\0\0\0\x03\x01a\0");
+        assert_eq!(single, Some(expected));
+        let mut first = std::collections::HashSet::new();
+        for seed in 0..32 {
+            let names = |_| vec![name(b'a'), name(b'b')];
+            let random = || fastrand::Rng::with_seed(seed);
+            let reply = reply(&query, names, random).unwrap();
+            assert_eq!((reply[2], reply[7]), (0x85, 2));
+            first.insert(reply[reply.len() - 2]);
+        }
+        assert_eq!(first.len(), 2, "either comes last");
+        // What does not fit into any message is left out.
+        let many = |_| vec![name(b'a'); 5000];
+        let cut = reply(&query, many, fastrand::Rng::new).unwrap();
+        assert_eq!(cut[2], 0x87);
+        assert!(cut.len() <= 65_535 && cut.len() > 65_535 - 15);
+    }
 }

@@ -58,3 +58,35 @@ impl ConnectionLimit {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn slots_are_free_when_connections_are_closed() {
+        let limit = ConnectionLimit::new(2);
+        let one = limit.try_enter().unwrap();
+        let two = limit.enter().await.unwrap();
+        assert!(limit.try_enter().is_none() && limit.clone().try_enter().is_none());
+        assert!(
+            ConnectionLimit::new(1).try_enter().is_some(),
+            "of another peer"
+        );
+        drop(one);
+        let three = limit.try_enter().unwrap();
+        assert!(limit.try_enter().is_none());
+        drop((two, three));
+        assert_eq!(limit.of_peer.available_permits(), 2);
+    }
+
+    #[test]
+    fn process_leaves_descriptors_to_others() {
+        let files = raise_file_limit();
+        let most = max_of_all() as u64;
+        assert!((16..=4096).contains(&most));
+        // A quarter, between the bounds.
+        assert!(most <= 16.max(files / 4), "{most} of {files}");
+        assert!(most == 4096 || most * 4 + 4 > files, "{most} of {files}");
+    }
+}

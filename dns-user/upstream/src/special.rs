@@ -254,4 +254,78 @@ mod tests {
             EMPTY_ZONES.len() + 16 + 64 + 5
         );
     }
+
+    /// Answers everything, and has a cached answer to everything.
+    #[derive(Default)]
+    struct Everything {
+        refreshed: std::sync::atomic::AtomicBool,
+    }
+
+    impl Answer for Everything {
+        fn answer<'a>(&'a self, _query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
+            Box::pin(std::future::ready(b"later".to_vec()))
+        }
+
+        fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
+            out.extend_from_slice(b"now");
+            query.question.qtype == TYPE_A
+        }
+
+        fn cached(&self, query: &Query<'_>) -> Option<ForwardedAnswer> {
+            Some(ForwardedAnswer {
+                name: query.question.name(),
+                qtype: query.question.qtype,
+                dnssec_ok: false,
+                checking_disabled: false,
+                message: Box::default(),
+                ttls: Box::default(),
+                ttl: 0,
+                lifetime: 0,
+                since_ns: 0,
+            })
+        }
+
+        fn refresh<'a>(&'a self, _query: &'a Query<'a>) -> BoxFuture<'a, ()> {
+            self.refreshed
+                .store(true, std::sync::atomic::Ordering::Relaxed);
+            Box::pin(std::future::ready(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn other_names_are_passed_on() {
+        let next = Arc::<Everything>::default();
+        let names = SpecialNames::new(next.clone());
+        let special = crate::tests::query(b"\x09LocalHost\0", TYPE_A);
+        let other = crate::tests::query(b"\x07example\0", TYPE_A);
+        let slow = crate::tests::query(b"\x07example\0", TYPE_AAAA);
+        let mut chaos = special.clone();
+        *chaos.last_mut().unwrap() = 3;
+        for (message, is_answered, at_once) in [
+            (&special, true, true),
+            (&other, false, true),
+            (&slow, false, false),
+            (&chaos, false, true),
+        ] {
+            let query = crate::tests::parsed(message);
+            let own = names.reply(&query);
+            assert_eq!(own.is_some(), is_answered);
+            let mut out = Vec::new();
+            assert_eq!(names.answer_at_once(&query, &mut out), at_once);
+            assert_eq!(out, own.clone().unwrap_or(b"now".to_vec()));
+            let later = names.answer(&query).await;
+            assert_eq!(later, own.unwrap_or(b"later".to_vec()));
+        }
+        let query = crate::tests::parsed(&other);
+        assert_eq!(names.cached(&query), next.cached(&query));
+        names.refresh(&query).await;
+        assert!(next.refreshed.load(std::sync::atomic::Ordering::Relaxed));
+        // The whole reply: question, then address with a TTL of three hours.
+        let reply = names.reply(&crate::tests::parsed(&special)).unwrap();
+        let mut expected = special.clone();
+        expected[2..4].copy_from_slice(&[0x85, 0x80]);
+        expected[7] = 1;
+        expected.extend_from_slice(b"\xc0\x0c\0\x01\0\x01\0\0\x2a\x30\0\x04\x7f\0\0\x01");
+        assert_eq!(reply, expected);
+    }
 }

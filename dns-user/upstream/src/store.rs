@@ -818,4 +818,22 @@ mod tests {
         assert_ne!(first.to_bytes(), second.to_bytes());
         assert_eq!(second.to_bytes(), 1u64.to_ne_bytes());
     }
+
+    #[test]
+    fn entries_in_constant_use_are_spared_twice() {
+        let store = Store::new(1000, 100);
+        let now = BootInstant::now();
+        (0..10).for_each(|number| insert(&store, number, 60, now));
+        let passes = Passes([0; 50].into());
+        let terms = EntryTerms {
+            weight: 100,
+            until: now + Duration::from_secs(60),
+            denial: false,
+        };
+        let key = 100u32.to_be_bytes();
+        store.insert(&key, 100, terms, now, store.generation(), &passes);
+        assert_eq!(passes.0.into_inner()[..10], [2; 10]);
+        assert_eq!((store.totals().entries, store.totals().evictions), (10, 1));
+        assert!(holds(&store, 100));
+    }
 }

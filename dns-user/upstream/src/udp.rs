@@ -1029,4 +1029,35 @@ mod query_tests {
         assert_eq!(socket.mismatched.load(Ordering::Relaxed), 3);
         assert!(socket.pending.lock().waiting.is_empty());
     }
+
+    #[tokio::test]
+    async fn opened_sockets_have_room_for_bursts() {
+        let closed = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = closed.local_addr().unwrap();
+        drop(closed);
+        let minute = Duration::from_secs(60);
+        let sockets = UdpSockets::new(address, minute, Matching::Lenient, Arc::default());
+        let socket = Socket::open(&sockets).unwrap();
+        assert_eq!(socket.io.peer_addr().unwrap(), address);
+        assert_eq!(
+            (socket.timeout, socket.matching),
+            (minute, Matching::Lenient)
+        );
+        let room = socket2::SockRef::from(&socket.io).recv_buffer_size();
+        assert!(room.unwrap() >= 64 << 10);
+        assert_eq!(socket.descriptor(), socket.io.as_raw_fd());
+    }
+
+    #[test]
+    fn errors_of_earlier_queries_are_not_those_of_the_next() {
+        let closed = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = closed.local_addr().unwrap();
+        let socket = socket(Duration::ZERO);
+        socket.io.connect(address).unwrap();
+        drop(closed);
+        // From the second one on, the kernel reports that the port is closed before it sends.
+        for _ in 0..5 {
+            assert_eq!(socket.try_send(b"query").unwrap(), 5);
+        }
+    }
 }

@@ -571,3 +571,52 @@ async fn queries_for_checked_or_untracked_names_do_not_wait() {
     assert!(tracker.wait_for_first(&name("a")).is_none());
     assert!(commands.try_recv().is_err(), "nothing is checked again");
 }
+
+#[test]
+fn dropped_names_need_no_instances() {
+    let (tracker, mut commands, _) = tracker(None);
+    tracker.track(&name("a"), &needs(&[1], false));
+    let dropped = tracker.tracked(&name("a")).unwrap();
+    tracker.track(&name("b"), &needs(&[2], false));
+    let current = tracker.tracked(&name("b")).unwrap();
+    tracker.track(&name("c"), &needs(&[2], false));
+    commands_in_short(&mut commands);
+    let checks = |instances: &[u8]| Some(needs(instances, false).checks);
+    assert!(tracker.set_checks(&dropped, checks(&[3])).is_empty());
+    // Tracked again, it is another one.
+    tracker.track(&name("a"), &needs(&[1], false));
+    commands_in_short(&mut commands);
+    assert!(tracker.set_checks(&dropped, checks(&[3])).is_empty());
+    let other = tracker.tracked(&name("c")).unwrap();
+    assert!(
+        tracker.set_checks(&other, checks(&[2, 2])).is_empty(),
+        "the same"
+    );
+    assert!(
+        tracker.set_checks(&current, checks(&[4])).is_empty(),
+        "dropped"
+    );
+    assert!(commands_in_short(&mut commands).is_empty());
+    assert_eq!(tracker.instance_count(), 2);
+    assert_eq!(*tracker.set_checks(&other, checks(&[2, 4])), [ip(2)]);
+    assert_eq!(commands_in_short(&mut commands), ["check 10.0.0.4"]);
+}
+
+#[test]
+fn ended_first_checks_are_not_waited_for() {
+    let (tracker, mut commands, _) = tracker(None);
+    tracker.track(&name("a"), &needs(&[1], true));
+    let first = tracker.wait_for_first(&name("a")).unwrap();
+    assert_eq!(*first.borrow(), 1);
+    tracker.checked(ip(1), running());
+    assert_eq!(*first.borrow(), 0);
+    assert!(tracker.wait_for_first(&name("a")).is_none());
+    // A new instance begins new ones.
+    let tracked = tracker.tracked(&name("a")).unwrap();
+    let checks = Some(needs(&[1, 2], true).checks);
+    tracker.set_checks(&tracked, checks);
+    commands_in_short(&mut commands);
+    let second = tracker.wait_for_first(&name("a")).unwrap();
+    assert_eq!((*first.borrow(), *second.borrow()), (0, 1));
+    assert_eq!(commands_in_short(&mut commands), ["check 10.0.0.2 now"]);
+}

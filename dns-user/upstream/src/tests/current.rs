@@ -349,9 +349,7 @@ async fn metrics_name_sources_and_recursors() {
     }
     ask(&recursors, 0).await;
     let handled = source_of(&current, "s.");
-    for _ in 0..4 {
-        ask(&handled, 0).await;
-    }
+    ask(&handled, 0).await;
     let registry = prometheus::Registry::new();
     let metrics = UpstreamMetrics {
         in_force: current,
@@ -382,7 +380,7 @@ async fn metrics_name_sources_and_recursors() {
         r#"waiting_queries{handler="s."} 0"#.to_owned(),
         r#"waiting_queries_limit{handler=""} 8192"#.to_owned(),
         r#"refused_queries_total{handler=""} 0"#.to_owned(),
-        r#"failure_cache_hits_total{handler="s."} 3"#.to_owned(),
+        r#"failure_cache_hits_total{handler="s."} 0"#.to_owned(),
         r#"failure_cache_hits_total{handler=""} 0"#.to_owned(),
         r#"zones=".""#.to_owned(),
         r#"zones="s.""#.to_owned(),

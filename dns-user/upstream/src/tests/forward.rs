@@ -736,3 +736,76 @@ async fn dropped_edns_is_left_out() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
+
+#[tokio::test]
+async fn failures_behind_a_false_denial_are_known() {
+    for (denies, failed) in [(true, false), (false, true)] {
+        let recursor = Scripted::start(move |query| {
+            vec![if denies {
+                nxdomain(query)
+            } else {
+                refuse(query, message::SERVFAIL)
+            }]
+        })
+        .await;
+        let reference = forwarder(&[recursor.name()], 0, Compat::REFERENCE);
+        let question = query(NAME, 1);
+        let forwarded = reference.forward(&parsed(&question)).await;
+        assert_eq!(rcode(&forwarded.reply), message::NXDOMAIN);
+        assert_eq!((forwarded.failed, forwarded.keep), (failed, false));
+    }
+}
+
+/// Returns a query for [`NAME`] with Client Subnet 192.0.`third`.0/24.
+fn with_subnet(third: u8) -> Vec<u8> {
+    let mut query = query(NAME, 1);
+    query[11] = 1;
+    query.extend_from_slice(b"\0\0\x29\x04\xd0\0\0\0\0\0\x0b\0\x08\0\x07\0\x01\x18\0\xc0\0");
+    query.push(third);
+    query
+}
+
+#[tokio::test]
+async fn overload_is_no_failure_of_the_name() {
+    let silent = Scripted::start(|_| vec![]).await;
+    let compat = Compat::default();
+    let options = RecursorOptions {
+        timeout: Duration::from_secs(3600),
+        form: Form {
+            client_subnet: true,
+            ..Form::default()
+        },
+        ..options(0, compat)
+    };
+    let forwarder = Arc::new(Forwarder::new(
+        &[silent.name()],
+        options,
+        RecursorSelection::Serial,
+        compat,
+        &Arc::default(),
+    ));
+    let mut waiting = Vec::new();
+    for third in 0..8 {
+        let forwarder = Arc::clone(&forwarder);
+        waiting.push(tokio::spawn(async move {
+            let query = with_subnet(third);
+            forwarder.forward(&parsed(&query)).await.failed
+        }));
+    }
+    while silent.counts().0 < 8 {
+        tokio::task::yield_now().await;
+    }
+    // Each socket has a query for this name in flight, as many as a forger may guess at.
+    let ninth = with_subnet(8);
+    let refused = forwarder.forward(&parsed(&ninth)).await;
+    assert!(refused.failed && refused.busy);
+    assert_eq!(
+        &*refused.errors[0].text,
+        b"no recursor answered: too many queries in flight"
+    );
+    let status = &crate::status::recursor_statuses(&forwarder)[0];
+    assert_eq!((status.recent_failures, status.unanswered_tries), (0, 0));
+    assert_eq!(status.failures.get("given_up"), Some(&1));
+    assert_eq!(silent.counts(), (8, 0));
+    waiting.iter().for_each(|query| query.abort());
+}

@@ -10,10 +10,12 @@ use tokio::{runtime::Handle, sync::oneshot};
 
 use super::{scripted::*, *};
 use crate::{
-    Answer, WaitingQuery,
+    Answer, HttpServer, Trust, WaitingQuery,
+    cache::Cache,
     cached::{CachedSource, UncachedSource},
+    http::{HttpClients, HttpSource},
 };
-use dns_core::wire::OwnedQuery;
+use dns_core::{config::CacheConfig, wire::OwnedQuery};
 use dns_kit::eager::poll_then_spawn;
 
 const NAME: &[u8] = b"\x02oK\x07example\0";
@@ -209,4 +211,107 @@ async fn short_time_limits_take_a_task() {
         1,
         "the recursor's time is longer"
     );
+}
+
+#[tokio::test]
+async fn unsendable_queries_take_a_task() {
+    // The kernel lets nobody connect to a broadcast address (SO_BROADCAST, socket(7)).
+    let source = uncached(&["255.255.255.255:53".to_owned()], 0);
+    assert_eq!(outcome(&source, NAME).await, (message::SERVFAIL, 1));
+    assert_eq!(source.admission().waiting, 0);
+}
+
+#[tokio::test]
+async fn equal_time_limits_need_no_task() {
+    let recursor = Scripted::start(|query| vec![answer(query, &[])]).await;
+    let source = uncached(&[recursor.name()], 0);
+    let tasks = Arc::default();
+    let (mut client, reply) = Client::new(&source, &parsed(&query(NAME, 1)), &tasks);
+    client.time_limit = TIMEOUT;
+    source.begin(client);
+    assert_eq!(rcode(&reply.await.unwrap()), message::NOERROR);
+    assert_eq!(tasks.load(Ordering::Relaxed), 0);
+}
+
+/// Returns a source with a cache, whose expired answers would be served for an hour.
+fn with_cache(source: UncachedSource, compat: Compat) -> (CachedSource, Arc<Cache>) {
+    let config = CacheConfig {
+        enabled: true,
+        max_entries: 100,
+        max_bytes: 1 << 20,
+        serve_stale: Some(Duration::from_secs(3600)),
+    };
+    let cache = Arc::new(Cache::new(&config, form(compat), compat));
+    let source = CachedSource::new(source, Some(Arc::clone(&cache)), form(compat), compat);
+    (source, cache)
+}
+
+#[tokio::test]
+async fn caches_with_keys_of_their_own_take_a_task() {
+    for (cache_as_authority, tasks) in [(false, 0), (true, 1)] {
+        let compat = Compat {
+            cache_as_authority,
+            ..Compat::default()
+        };
+        let recursor = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
+        let forwarder = forwarder(&[recursor.name()], 0, compat);
+        let (source, _) = with_cache(UncachedSource::Dns(Arc::new(forwarder)), compat);
+        assert_eq!(outcome(&source, NAME).await, (message::NOERROR, tasks));
+        // From the cache.
+        assert_eq!(outcome(&source, NAME).await, (message::NOERROR, 0));
+        assert_eq!(recursor.counts(), (1, 0));
+    }
+}
+
+#[tokio::test]
+async fn only_failures_of_http_servers_are_answers() {
+    let compat = Compat {
+        forget_failures: true,
+        ..Compat::default()
+    };
+    let recursor = Scripted::start(|query| vec![refuse(query, message::SERVFAIL)]).await;
+    let forwarder = forwarder(&[recursor.name()], 0, compat);
+    let (dns, of_dns) = with_cache(UncachedSource::Dns(Arc::new(forwarder)), compat);
+    let server = HttpServer {
+        url: format!("http://127.0.0.1:{}", closed_port())
+            .parse()
+            .unwrap(),
+        trust: Trust::Anyone,
+    };
+    let time_limit = Duration::from_secs(600);
+    let http = HttpSource::new(
+        &server,
+        &mut HttpClients::default(),
+        &Arc::default(),
+        time_limit,
+    );
+    let (http, of_http) = with_cache(UncachedSource::Http(Arc::new(http)), compat);
+    for (source, cache, is_kept) in [(dns, of_dns, false), (http, of_http, true)] {
+        assert_eq!(outcome(&source, NAME).await.0, message::SERVFAIL);
+        let question = query(NAME, 1);
+        let key = cache.key(&parsed(&question)).unwrap();
+        assert_eq!(cache.peek(&key).is_some(), is_kept);
+    }
+}
+
+#[tokio::test]
+async fn refreshed_failures_are_no_answers() {
+    let server = HttpServer {
+        url: format!("http://127.0.0.1:{}", closed_port())
+            .parse()
+            .unwrap(),
+        trust: Trust::Anyone,
+    };
+    let time_limit = Duration::from_secs(600);
+    let http = HttpSource::new(
+        &server,
+        &mut HttpClients::default(),
+        &Arc::default(),
+        time_limit,
+    );
+    let (source, cache) = with_cache(UncachedSource::Http(Arc::new(http)), Compat::default());
+    let question = query(NAME, 1);
+    source.refresh(&parsed(&question)).await;
+    let key = cache.key(&parsed(&question)).unwrap();
+    assert!(cache.peek(&key).is_none());
 }

@@ -76,7 +76,7 @@ pub(crate) fn parsed(message: &[u8]) -> Query<'_> {
 }
 
 /// Parses a query that the test has built, as received by this transport.
-fn parsed_by(transport: Transport, message: &[u8]) -> Query<'_> {
+pub(crate) fn parsed_by(transport: Transport, message: &[u8]) -> Query<'_> {
     let Parsed::Query(query) = parse_by(transport, message) else {
         panic!("a query of our own making")
     };
