@@ -95,3 +95,38 @@ fn command_reference_is_current() {
     let page = command_page::commands(Cli::command());
     command_page::compare("load-commands.md", &page);
 }
+
+#[cfg(test)]
+#[test]
+fn generated_queries_are_printed() {
+    const RECORDS: &str = r#"{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip",
+        "domain"], "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "bosh"]]}"#;
+    if let Some(records) = std::env::var_os("GENERATED_FROM") {
+        let options = Querygen {
+            records: records.into(),
+            types: vec!["A".to_owned(), "SRV".to_owned()],
+            names: Some(2),
+        };
+        return querygen(&options).unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let records = folder.path().join("records.json");
+    std::fs::write(&records, RECORDS).unwrap();
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "cli::generated_queries_are_printed",
+            "--exact",
+            "--nocapture",
+        ])
+        .env("GENERATED_FROM", &records)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let types = ["A".to_owned(), "SRV".to_owned()];
+    let mut expected = String::new();
+    for query in queries::of_records(&records, &types, Some(2), None).unwrap() {
+        expected += &format!("{query}\n");
+    }
+    assert_eq!(expected.lines().count(), 4, "{expected}");
+    assert!(text.contains(&expected), "{text}");
+}

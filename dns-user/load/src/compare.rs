@@ -331,7 +331,7 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{generator::tests::alone, interface::Interface, report::tests::report};
+    use crate::{generator::alone, interface::Interface, report::tests::report};
 
     /// A steady drift cancels out within each block.
     #[test]
@@ -534,6 +534,13 @@ mod tests {
             }
             let comparison = course.comparison(End::Turns);
             assert_eq!((comparison.turns, comparison.received), (6, None));
+            // Of six blocks the interval misses the median with a probability of 1/32.
+            course.turns = [(); 2].map(|()| vec![report(1000, 900); 12]);
+            for (looks, interval) in [(vec![6], Some([1.0, 1.0])), (vec![1, 6], None)] {
+                course.looks = looks;
+                let ratio = course.comparison(End::Turns).received.unwrap();
+                assert_eq!(ratio.interval, interval);
+            }
         });
     }
 }

@@ -716,7 +716,10 @@ fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+pub(crate) use tests::{alone, count, pair, sequence};
+
+#[cfg(test)]
+mod tests {
     use super::*;
 
     /// A load of an hour takes no more memory than one of some seconds.
@@ -791,6 +794,30 @@ pub(crate) mod tests {
         of_cpus[0] = zerocopy::transmute!(counts);
         let maps = &mut generator.maps;
         maps.counts.set(0, of_cpus.try_into().unwrap(), 0).unwrap();
+    }
+
+    /// Returns the indices of frames in the order of sending.
+    pub(crate) fn sequence(generator: &mut Generator) -> Vec<u32> {
+        let array: Array<_, u32> = map_mut(&mut generator.object, "SEQUENCE")
+            .unwrap()
+            .try_into()
+            .unwrap();
+        array.iter().map(|index| index.unwrap()).collect()
+    }
+
+    /// Makes a veth pair, `one` at 10.9.0.1 and `other` at 10.9.0.2, in a network of the calling thread's own.
+    pub(crate) fn pair() {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        for arguments in [
+            "link add one address 02:00:00:00:00:01 type veth peer name other address 02:00:00:00:00:02",
+            "link set one up",
+            "link set other up",
+            "address add 10.9.0.1/24 dev one",
+            "neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev one",
+        ] {
+            let done = Command::new("ip").args(arguments.split(' ')).status();
+            assert!(done.unwrap().success(), "{arguments}");
+        }
     }
 
     fn ordered(generator: &Generator, cpu: u32) -> Orders {
@@ -1033,5 +1060,66 @@ pub(crate) mod tests {
     fn signal_that_wakes_a_thread_ends_no_process() {
         interrupt_by_signals().unwrap();
         nix::sys::signal::raise(WAKE).unwrap();
+    }
+
+    /// Queries leave by one end of a veth pair, and a program at the other end answers them.
+    #[test]
+    fn load_is_sent_and_its_replies_are_counted() {
+        let test = || {
+            pair();
+            let route = crate::frames::Route {
+                hardware: [[2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]],
+                source: [10, 9, 0, 1].into(),
+                server: ([10, 9, 0, 2], 53).into(),
+            };
+            let query = b"\0\0\x01\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01";
+            let frame = route.frame(query).unwrap().unwrap();
+            let settings = Settings {
+                interface: "one",
+                cpus: &[0],
+                ports: 2048..=2063,
+                addresses: 1,
+                servers: [53; 2],
+                frames: &[frame],
+                sequence: &[0],
+            };
+            let generator = Generator::new(&settings).unwrap();
+            let responder = Responder::new("other", [53; 2], false).unwrap();
+            let load = Load::Rate {
+                rate: 1000,
+                burst: 1,
+            };
+            let until_answered = || {
+                generator.order(load, 0..1)?;
+                for _ in 0..60_000 {
+                    generator.ensure_sending()?;
+                    if generator.counts()?.received() >= 5 {
+                        return Ok(());
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+                bail!("no replies: {:?}", generator.counts())
+            };
+            generator.during(&|| Ok(()), until_answered).unwrap();
+            let counts = generator.counts().unwrap();
+            let frame = generator.frames().unwrap()[0];
+            assert!(counts.received() >= 5 && counts.received() <= counts.sent);
+            assert_eq!(counts.no_error(), counts.received());
+            assert!(frame.received >= 5 && frame.sent == counts.sent);
+            // None, plus one.
+            assert_eq!(frame.answers, 1);
+            assert!(responder.answered().unwrap() >= 5);
+
+            // The error of a thread says more than that of the load, which has noticed its end.
+            let until_ended = || -> Result<()> {
+                loop {
+                    generator.ensure_sending()?;
+                    thread::sleep(Duration::from_millis(1));
+                }
+            };
+            let problem = generator.during(&|| bail!("not prepared"), until_ended);
+            assert_eq!(problem.unwrap_err().to_string(), "not prepared");
+        };
+        thread::scope(|scope| scope.spawn(test).join().unwrap());
     }
 }

@@ -187,7 +187,7 @@ fn drain(generator: &Generator, before: Counts, max_pause: Duration) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generator::tests::{alone, count};
+    use crate::generator::{alone, count};
 
     #[test]
     fn silence_is_many_queries_for_long() {

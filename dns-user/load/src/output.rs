@@ -285,6 +285,8 @@ mod tests {
                 "output::tests::reports_are_printed",
                 "--exact",
                 "--nocapture",
+                // With one, its name is in the first line.
+                "--test-threads=2",
             ])
             .env("PRINTED_FORM", form)
             .output()

@@ -90,3 +90,60 @@ impl Respond {
         Answered::new("total", begun.elapsed(), responder.answered()?).show(&output)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead as _, BufReader},
+        process::{Command, Stdio},
+    };
+
+    use nix::{
+        sys::signal::{Signal, kill},
+        unistd::Pid,
+    };
+
+    use super::*;
+
+    #[test]
+    fn answers_are_counted_until_a_signal() {
+        if std::env::var_os("RESPOND").is_some() {
+            crate::generator::pair();
+            let respond = Respond {
+                interface: "other".to_owned(),
+                port: 53,
+                generic: true,
+                interval: 0,
+                json: true,
+            };
+            return respond.run().unwrap();
+        }
+        let mut responding = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "respond::tests::answers_are_counted_until_a_signal",
+                "--exact",
+            ])
+            .args(["--nocapture", "--test-threads=2"])
+            .env("RESPOND", "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut kinds = Vec::new();
+        for line in BufReader::new(responding.stdout.take().unwrap()).lines() {
+            let line = line.unwrap();
+            let Ok(found) = serde_json::from_str::<serde_json::Value>(&line) else {
+                // Lines of the test itself.
+                continue;
+            };
+            assert_eq!(found["answered"].as_u64(), Some(0), "{line}");
+            kinds.push(found["kind"].as_str().unwrap().to_owned());
+            if kinds.len() == 2 {
+                let number = i32::try_from(responding.id()).unwrap();
+                kill(Pid::from_raw(number), Signal::SIGTERM).unwrap();
+            }
+        }
+        assert!(responding.wait().unwrap().success());
+        assert_eq!(kinds.pop().as_deref(), Some("total"));
+        assert!(kinds.len() >= 2 && kinds.iter().all(|kind| kind == "interval"));
+    }
+}

@@ -142,4 +142,19 @@ mod tests {
         );
         assert_eq!(problem, expected);
     }
+
+    #[test]
+    fn each_query_has_a_line_with_its_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("queries");
+        fs::write(&file, "a.bosh. A\nb.bosh. AAAA\n").unwrap();
+        let queries = crate::queries::of_file(&file, None).unwrap();
+        crate::generator::alone(&[0], |generator| {
+            // Nothing was sent yet, and there is no first reply.
+            assert_eq!(
+                names(&generator, &queries).unwrap(),
+                "a.bosh. A 0 0 -\nb.bosh. AAAA 0 0 -\n"
+            );
+        });
+    }
 }

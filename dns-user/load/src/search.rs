@@ -513,7 +513,7 @@ impl Course<'_> {
 mod tests {
     use super::*;
     use crate::{
-        generator::tests::alone,
+        generator::alone,
         interface::{Drops, Interface},
         report::tests::report,
     };

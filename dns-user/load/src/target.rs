@@ -381,4 +381,68 @@ mod tests {
             .to_string();
         assert!(error.contains("cannot send by the interface"), "{error}");
     }
+
+    fn target(arguments: &[&str]) -> Target {
+        #[derive(clap::Parser)]
+        struct Only {
+            #[command(flatten)]
+            target: Target,
+        }
+        let usual = ["target", "--interface", "one"];
+        <Only as clap::Parser>::parse_from(usual.iter().chain(arguments)).target
+    }
+
+    /// A program at the other end of a veth pair answers both ports.
+    #[test]
+    fn each_server_has_its_frames() {
+        use crate::generator::{Load, Responder, pair, sequence};
+
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("queries");
+        std::fs::write(&file, "a.bosh. A\nb.bosh. AAAA\na.bosh. A\n").unwrap();
+        let queries = ["--queries", file.to_str().unwrap()];
+        let test = || {
+            pair();
+            let _responder = Responder::new("other", [53, 5353], true).unwrap();
+            let servers = [53, 5353].map(|port| ([10, 9, 0, 2], port).into());
+            let prepare = |arguments: &[&str], servers: &[SocketAddr]| {
+                let arguments = [&queries, arguments].concat();
+                target(&arguments).prepare(servers, Duration::ZERO)
+            };
+            let mut prepared = prepare(&[], &servers).unwrap();
+            assert_eq!(prepared.parts, [0..3, 3..6]);
+            assert_eq!(prepared.queries.len(), 2);
+            assert_eq!(sequence(&mut prepared.generator), [0, 1, 0, 2, 3, 2]);
+            let frames = prepared.generator.frames().unwrap();
+            assert_eq!(frames.len(), 4);
+            for (frame, port) in frames.iter().zip([53, 53, 5353, 5353_u16]) {
+                let bytes = zerocopy::IntoBytes::as_bytes(&frame.bytes);
+                assert_eq!(bytes[..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+                assert_eq!(bytes[36..38], port.to_be_bytes());
+            }
+            // The last CPU exists.
+            prepared.generator.order(Load::Saturate, 0..1).unwrap();
+            drop(prepared);
+
+            let stranger = ([9, 9, 9, 9], 53).into();
+            for (arguments, server, expected) in [
+                (&[][..], stranger, "name --public if its operator"),
+                (
+                    &["--mac", "x"],
+                    servers[0],
+                    "--mac: \"x\" is no hardware address",
+                ),
+                (
+                    &["--expect", "nxdomain"],
+                    servers[0],
+                    "10.9.0.2:53 does not answer as expected; the load was not started: its RCODE is ",
+                ),
+            ] {
+                let problem = prepare(arguments, &[server]).err().unwrap();
+                let text = format!("{problem:#}");
+                assert!(text.contains(expected), "{text}");
+            }
+        };
+        thread::scope(|scope| scope.spawn(test).join().unwrap());
+    }
 }
