@@ -318,7 +318,7 @@ impl Builder<'_> {
             let Pattern::Exact(label) = *pattern else {
                 continue;
             };
-            if label.contains(&b'_') && names.len() > 0 && names.find(label).is_none() {
+            if label.contains(&b'_') && names.find(label).is_none() {
                 let label = String::from_utf8_lossy(label);
                 let canonical = label.replace('_', "-");
                 return Some(format!(

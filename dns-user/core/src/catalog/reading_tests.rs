@@ -792,6 +792,7 @@ fn doubtful_targets_are_reported() {
         ("known.x", "a.elsewhere", None),
         ("known.x", "a.web.net.dep_1.bosh", None),
         ("known.x", "q-s0.web*.net.dep_1.bosh", None),
+        ("known.x", "q-s0.gone.other.dep.bosh", None),
         ("known.x", "q-s0.q-g9.bosh", None),
         ("_.known.x", "_.elsewhere", None),
         ("gone.x", "c.elsewhere", Some(format!("\"gone.x.\": target c.elsewhere. {elsewhere}"))),
@@ -1156,5 +1157,35 @@ fn warnings_of_many_rows_are_counted() {
             warnings[0],
             "row 1 has 1 cells for 13 columns and is dropped"
         );
+    }
+}
+
+#[test]
+fn file_with_pairs_that_are_left_out_is_read_as_a_whole() {
+    // Positions of edits count every pair of the file.
+    for (pairs, follows) in [
+        (r#"["10.0.0.1","x"],["10.0.0.2","y"]"#, true),
+        (r#"["nowhere","x"],["10.0.0.2","y"]"#, false),
+        (r#"["10.0.0.1",""]"#, false),
+        ("", true),
+    ] {
+        let text = file(&[row("a")], &format!(r#","records":[{pairs}]"#));
+        let before = first(&text);
+        assert_eq!(before.follow(&text[..]).is_some(), follows, "{pairs}");
+        assert!(before.next(&text).is_ok());
+    }
+}
+
+#[test]
+fn columns_that_nobody_reads_may_hold_anything() {
+    for cell in ["1e999", "null", "[[{}]]", "-0.0"] {
+        let text = format!(
+            r#"{{"record_keys": ["x", "id", "instance_group", "network", "deployment", "ip", "domain"],
+            "record_infos": [[{cell}, "a", "web", "net", "dep", "10.0.0.1", "bosh"]]}}"#
+        );
+        let (records, warnings) = Records::parse(text.as_bytes()).unwrap();
+        assert_eq!(warnings, [""; 0]);
+        let snapshot = Snapshot::build(records, &AliasFiles::default()).0;
+        assert_eq!(snapshot.instance(0).unwrap().id, "a", "{cell}");
     }
 }

@@ -319,3 +319,83 @@ fn other_sources_change_every_name() {
         assert_eq!(between(&other, &old), None);
     }
 }
+
+#[test]
+fn rows_of_a_followed_file_are_known() {
+    let file = |kind: &str, replaced: usize| {
+        let keys = RECORD_KEYS.map(|key| format!("{key:?}")).join(",");
+        let rows: Vec<String> = (0..300)
+            .map(|number| match number < replaced {
+                true => row(&format!("{kind}{number}"), 1),
+                false => row(&format!("i{number}"), 1),
+            })
+            .collect();
+        let rows = rows.join(",");
+        format!(r#"{{"record_keys":[{keys}],"record_infos":[{rows}]}}"#)
+    };
+    let empty = crate::catalog::IndexedRecords::from(Records::default());
+    let (before, _) = empty.next(file("i", 0).as_bytes()).unwrap();
+    // 30 rows removed and 30 added are 60 changes, not 900.
+    for replaced in [1, 30, 64] {
+        let after = before.follow(file("x", replaced).as_bytes()).unwrap();
+        let [old, new] = [before.clone(), after]
+            .map(|records| Snapshot::build(records, &AliasFiles::default()).0);
+        let rows: Vec<Row> = (0..replaced as Row).collect();
+        let expected = Rows {
+            removed: rows.clone(),
+            added: rows,
+        };
+        let found = changed_rows(old.instance_index(), new.instance_index());
+        assert_eq!(found, Some(expected), "{replaced}");
+    }
+}
+
+#[test]
+fn any_value_makes_a_row_differ() {
+    let [first, second] = [row("a", 1), row("b", 2)];
+    for (from, to) in [
+        (r#""b","#, r#""x","#),
+        (r#","2","web""#, r#","7","web""#),
+        (r#","2","web""#, r#",null,"web""#),
+        (r#""web""#, r#""db""#),
+        (r#"["1"]"#, r#"["2"]"#),
+        (r#"["1"]"#, r#"["1","2"]"#),
+        (r#"["1"]"#, "[]"),
+        (r#""z1""#, r#""z2""#),
+        (r#""z1""#, "null"),
+        (r#""z1","1""#, r#""z1","2""#),
+        (r#""net""#, r#""net2""#),
+        (r#""net","1""#, r#""net","2""#),
+        (r#""net","1""#, r#""net",null"#),
+        (r#""dep""#, r#""dep2""#),
+        ("10.0.0.2", "10.0.0.3"),
+        (r#""bosh""#, r#""other""#),
+        (r#""agent-b""#, r#""agent-x""#),
+        (r#""agent-b""#, "null"),
+        (",2]", ",3]"),
+    ] {
+        let changed = second.replacen(from, to, 1);
+        assert_ne!(changed, second, "{from}");
+        let old = build(&[first.clone(), second.clone()], "", "{}");
+        let new = build(&[first.clone(), changed], "", "{}");
+        let expected = Rows {
+            removed: vec![1],
+            added: vec![1],
+        };
+        for [old, new] in [[&old, &new], [&new, &old]] {
+            let found = changed_rows(old.instance_index(), new.instance_index());
+            assert_eq!(found.as_ref(), Some(&expected), "{from} {to}");
+        }
+    }
+    // The same values in another order have other numbers.
+    let [old, new] = [["a", "b", "c"], ["c", "b", "a"]].map(|ids: [&str; 3]| {
+        let rows = ids.map(|id| row(id, 1).replace("\"z1\"", &format!("\"z{id}\"")));
+        build(&rows, "", "{}")
+    });
+    let found = changed_rows(old.instance_index(), new.instance_index()).unwrap();
+    assert_eq!(
+        (found.removed.len(), found.added.len()),
+        (2, 2),
+        "{found:?}"
+    );
+}

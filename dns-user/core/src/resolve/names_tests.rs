@@ -157,6 +157,17 @@ fn names_without_instances_have_no_data() {
         ("q-a9s4.q-g1.bosh", Some(Existence::NoSuchName)),
         ("q-m9s4.q-g1.bosh", Some(Existence::NoSuchName)),
         ("q-n9s4.q-g1.bosh", Some(Existence::NoSuchName)),
+        // Every criterion must hold.
+        ("q-a1m2s4.q-g1.bosh", Some(Existence::NoSuchName)),
+        ("q-a2m1s4.q-g1.bosh", Some(Existence::NoSuchName)),
+        ("q-n2m1s4.q-g1.bosh", Some(Existence::NoSuchName)),
+        ("q-n1m2s4.q-g1.bosh", Some(Existence::NoSuchName)),
+        ("q-a1n2s4.q-g1.bosh", Some(Existence::NoSuchName)),
+        ("q-i1m1s4.q-g1.bosh", Some(Existence::NoSuchName)),
+        ("q-i1a1s4.q-g1.bosh", Some(Existence::NoSuchName)),
+        ("q-m1s4.q-g2.bosh", Some(Existence::NoSuchName)),
+        ("q-m1s4.web.net2.dep.bosh", Some(Existence::NoSuchName)),
+        ("a.web.net2.dep.bosh", Some(Existence::NoSuchName)),
         // Indexes are compared as texts, and as numbers of 64 bits.
         ("q-i00s4.q-g1.bosh", Some(Existence::NoSuchName)),
         ("q-i01s4.q-g1.bosh", Some(Existence::NoSuchName)),

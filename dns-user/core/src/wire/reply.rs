@@ -450,3 +450,38 @@ fn add_to_count(message: &mut [u8], at: usize, by: u16) {
         field.copy_from_slice(&count.to_be_bytes());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_kept_while_there_is_room() {
+        let question = b"\x12\x34\x81\0\0\x01\0\x02\0\0\0\0\x01a\0\0\x01\0\x01";
+        let record = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0\x01";
+        let message = [&question[..], record, record].concat();
+        // 19 bytes of header and question, 16 of each record.
+        for (room, kept) in [(51, 2), (50, 1), (35, 1), (34, 0), (19, 0)] {
+            let mut expected = message[..19 + 16 * kept].to_vec();
+            expected[7] = kept as u8;
+            if kept < 2 {
+                expected[2] |= 0x02;
+            }
+            assert_eq!(cut_raw(&message, room), Some(expected), "{room}");
+        }
+        assert_eq!(cut_raw(&message, 18), None, "the question does not fit");
+    }
+
+    #[test]
+    fn counts_end_at_their_maximum() {
+        let mut message = [0, 0xff, 0xfe, 7];
+        add_to_count(&mut message, 1, 1);
+        assert_eq!(message, [0, 0xff, 0xff, 7]);
+        add_to_count(&mut message, 1, 1);
+        assert_eq!(message, [0, 0xff, 0xff, 7]);
+        add_to_count(&mut message, 3, 1);
+        assert_eq!(message, [0, 0xff, 0xff, 7], "past the end");
+        add_to_count(&mut message, 0, 2);
+        assert_eq!(message, [1, 0x01, 0xff, 7]);
+    }
+}

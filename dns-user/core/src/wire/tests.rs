@@ -1143,3 +1143,29 @@ fn mixed_addresses_fill_the_limit() {
         assert!(out.len() <= 512);
     }
 }
+
+#[test]
+fn owner_that_looks_like_an_opt_is_a_name() {
+    let address = b"\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
+    for owner in [
+        &b"\x02\0\x29\0"[..],
+        b"\x0a\0\x29\x04\xd0\0\0\0\0\0\0\0",
+        b"\0",
+    ] {
+        let message = with_records(0, 0, 1, &[owner, address].concat());
+        assert_eq!(query(&message).edns, None, "{owner:?}");
+    }
+}
+
+#[test]
+fn order_of_answers_follows_the_seed() {
+    let resolution = found(v4_addresses(20), vec![]);
+    let reply = |seed: u64| {
+        let mut out = Vec::new();
+        let mut shuffle = Shuffle::with_seed(seed);
+        local_reply(&query(PLAIN), resolution.answer(), &mut shuffle, &mut out);
+        out
+    };
+    assert_eq!(reply(1), reply(1));
+    assert_ne!(reply(1), reply(2));
+}
