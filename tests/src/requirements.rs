@@ -1,14 +1,10 @@
-//! Requirements of tests on the machine. Nothing is skipped silently: a test with a missing
-//! requirement fails, except under `cargo xtask test`, which lists it at the end as not run, with
-//! the reason. In CI (variable `CI` set) it fails there, too.
+//! Requirements of whole-system tests on the machine, beside those of `test_support`.
 
-use std::{env, fmt::Display, fs::File, io::Write as _, thread};
+use std::env;
+
+pub use test_support::requirements::{NOT_RUN_VARIABLE, met, not_run, root};
 
 use crate::yardstick::{Hook, Yardstick};
-
-/// Environment variable with the path of the file to which a test that cannot run adds a line
-/// `name: reason`.
-pub const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 
 /// Ends the calling test as "not run" if the machine lacks one of the given requirements:
 /// `requires!(namespaces, bpf, programs(&["dig"]))`. Each requirement is a function of this module.
@@ -58,23 +54,6 @@ pub fn bpf() -> bool {
     met("BPF programs", loaded)
 }
 
-/// Reports a requirement that is not met.
-///
-/// # Panics
-///
-/// Panics in CI, and unless tests that were not run are being listed.
-pub fn met<E: Display>(what: &str, found: Result<(), E>) -> bool {
-    match found {
-        Ok(()) => true,
-        Err(problem) => {
-            let reason = format!("{what} are not available here: {problem}");
-            assert!(env::var_os("CI").is_none(), "{reason}");
-            not_run(&reason);
-            false
-        }
-    }
-}
-
 /// Returns whether all these programs are installed.
 ///
 /// # Panics
@@ -99,22 +78,4 @@ pub fn programs(names: &[&str]) -> bool {
 /// Like [`met`].
 pub fn prometheus() -> bool {
     programs(&["prometheus", "promtool"])
-}
-
-/// Adds the running test to the list of tests that were not run.
-///
-/// # Panics
-///
-/// Panics if there is no such list.
-pub fn not_run(reason: &str) {
-    let test = thread::current().name().unwrap_or("a test").to_owned();
-    let Some(list) = env::var_os(NOT_RUN_VARIABLE) else {
-        panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and continues)");
-    };
-    let mut list = File::options()
-        .create(true)
-        .append(true)
-        .open(&list)
-        .expect("the list of tests not run");
-    writeln!(list, "{test}: {reason}").expect("the list of tests not run");
 }

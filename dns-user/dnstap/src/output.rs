@@ -114,7 +114,7 @@ mod tests {
         let file = DnstapOutput::File(path("queries.tap"));
         assert_eq!(problem(&file, None), None);
         assert!(!path("queries.tap").exists());
-        if !nix::unistd::geteuid().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         // As `fstrm_capture` of root creates it.

@@ -5,5 +5,6 @@ pub mod allocations;
 pub mod command_page;
 pub mod forwarded;
 mod ports;
+pub mod requirements;
 
 pub use ports::free_address;

@@ -614,7 +614,7 @@ mod tests {
 
     #[test]
     fn refusal_by_one_interface_says_nothing_of_the_kernel() {
-        if !nix::unistd::geteuid().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let in_own_namespace = || {
@@ -633,7 +633,7 @@ mod tests {
 
     #[test]
     fn link_is_prepared_until_program_answers() {
-        if !nix::unistd::geteuid().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let in_own_namespace = || {

@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::Value;
 use tempfile::TempDir;
+use test_support::requirements::root;
 
 use crate::{
     lab::TIMEOUT,
@@ -242,7 +243,7 @@ fn rename_within_a_tick_is_seen() -> Result<()> {
 /// A process of root writes for the server's user, which reads its folder by the folder's group.
 #[test]
 fn local_file_has_the_folders_group() -> Result<()> {
-    if !nix::unistd::geteuid().is_root() {
+    if !root() {
         return Ok(());
     }
     let machine = Machine::new("--inventory")?;

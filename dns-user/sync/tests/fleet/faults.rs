@@ -12,6 +12,7 @@ use std::{
 
 use crate::process::{capture, wait_until};
 use anyhow::{Context, Result, ensure};
+use test_support::requirements::root;
 
 use crate::{
     lab::{Lab, TIMEOUT},
@@ -198,7 +199,7 @@ fn blobstore_outage_loses_no_version() -> Result<()> {
 /// A full disk: the old file stays and the reason is reported; with free space the new version is installed.
 #[test]
 fn full_disk_keeps_the_old_file() -> Result<()> {
-    if !is_root() {
+    if !root() {
         return Ok(());
     }
     let lab = Lab::new(1)?;
@@ -245,7 +246,7 @@ fn full_disk_keeps_the_old_file() -> Result<()> {
 /// changes are published as soon as there is space, without another change of the inventory.
 #[test]
 fn publisher_survives_a_full_disk() -> Result<()> {
-    if !is_root() {
+    if !root() {
         return Ok(());
     }
     let lab = Lab::new(1)?;
@@ -275,31 +276,6 @@ fn publisher_survives_a_full_disk() -> Result<()> {
     drop(agent);
     drop(disk);
     Ok(())
-}
-
-/// Returns whether the process is root. Otherwise adds the test to the list of tests not run.
-///
-/// # Panics
-///
-/// Panics without a list of tests not run, and in CI.
-pub(crate) fn is_root() -> bool {
-    if nix::unistd::geteuid().is_root() {
-        return true;
-    }
-    let list = std::env::var_os("BOSH_DNS_NOT_RUN").filter(|_| std::env::var_os("CI").is_none());
-    let list = list.expect("only root can mount a small disk");
-    let test = thread::current().name().unwrap_or("a test").to_owned();
-    let mut list = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(list)
-        .expect("the list of tests not run");
-    std::io::Write::write_all(
-        &mut list,
-        format!("{test}: only root can mount a small disk\n").as_bytes(),
-    )
-    .expect("the list of tests not run");
-    false
 }
 
 /// A small disk, unmounted when dropped.

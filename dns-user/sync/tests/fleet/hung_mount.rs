@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use test_support::requirements::root;
 
 use crate::{
-    faults::is_root,
     lab::{Lab, TIMEOUT},
     process::wait_until,
 };
@@ -107,7 +107,7 @@ fn with_options(command: &Command, values: &[(&str, &Path)]) -> Command {
 
 #[test]
 fn hung_blobstore_delays_no_patch() -> Result<()> {
-    if !is_root() {
+    if !root() {
         return Ok(());
     }
     let lab = Lab::new(1)?;
@@ -152,7 +152,7 @@ fn hung_blobstore_delays_no_patch() -> Result<()> {
 
 #[test]
 fn hung_records_folder_is_reported() -> Result<()> {
-    if !is_root() {
+    if !root() {
         return Ok(());
     }
     let lab = Lab::new(2)?;

@@ -25,9 +25,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use dns_sync::digest::sha256;
 use serde_json::Value;
+use test_support::requirements::root;
 
 use crate::{
-    faults::{Disk, is_root},
+    faults::Disk,
     lab::Lab,
     process::{Kept, wait_until},
     wire::Wire,
@@ -559,7 +560,7 @@ fn digest_of(lab: &Lab, id: &str) -> String {
 
 #[test]
 fn oracle_finds_no_false_success() -> Result<()> {
-    if !is_root() {
+    if !root() {
         return Ok(());
     }
     let seed = setting("SEED", fastrand::u64(..));
