@@ -105,6 +105,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn letters_are_lowered_beside_any_bytes() {
+        for (word, lower) in [
+            (b"abcdefgh", b"abcdefgh"),
+            (b"ABCDWXYZ", b"abcdwxyz"),
+            (b"@[`{/:\x7f\0", b"@[`{/:\x7f\0"),
+            (
+                b"\xc1\xda\xe1\xff\x80\xc0\x81\x9f",
+                b"\xc1\xda\xe1\xff\x80\xc0\x81\x9f",
+            ),
+            // The highest bit of a byte is not the letter's behind it.
+            (b"\xc0C@@@@@@", b"\xc0c@@@@@@"),
+            (b"\xc0G@\xc0O@@@", b"\xc0g@\xc0o@@@"),
+        ] {
+            let [word, lower] = [word, lower].map(|bytes: &[u8; 8]| u64::from_le_bytes(*bytes));
+            assert_eq!(lower8(word), lower, "{word:x}");
+            assert_eq!(lower8_branchless(word), lower, "{word:x}");
+        }
+    }
+
     proptest! {
         #[test]
         fn lower8_equals_bytewise_lowercase(bytes: [u8; 8]) {
