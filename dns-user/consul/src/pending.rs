@@ -911,4 +911,26 @@ mod tests {
             assert_eq!((flags & 0x0200, counts), expected, "{answer} {additional}");
         }
     }
+
+    #[test]
+    fn names_in_full_take_their_room() {
+        let v4 = |count: usize| Answers::V4(7, vec![Ipv4Addr::LOCALHOST; count]);
+        let name = b"\x01a\x06consul\0";
+        // Header, question and OPT are 37 bytes, each answer is 24 in full and 16 with a pointer; 7 bytes stay free.
+        let full = r#"{"disable_compression": true}"#;
+        for (dns, size, expected) in [
+            (full, 37 + 24 * 20 + 7, 20),
+            (full, 37 + 24 * 20 + 6, 19),
+            (full, 37 + 24 * 40 + 7, 40),
+            (full, 37 + 24 * 40 + 6, 39),
+            ("{}", 37 + 16 * 35 + 7, 35),
+            ("{}", 37 + 16 * 35 + 6, 34),
+        ] {
+            assert_eq!(
+                cut(v4(40), name, dns, Some(size)),
+                (expected, false),
+                "{dns} {size}"
+            );
+        }
+    }
 }

@@ -791,3 +791,21 @@ async fn next_snapshot_is_not_before_this_one() {
     assert!(bench.watcher.next_snapshot >= begun);
     assert_eq!(bench.watcher.status.lock().views, 1);
 }
+
+#[tokio::test]
+async fn each_tick_fetches_a_part_of_the_idle_services() {
+    // A tenth of the rate, for half a second, rounded up.
+    for (rate, expected) in [(1, 1), (20, 1), (21, 2), (40, 2), (60, 3), (1000, 6)] {
+        let mut bench = Bench::new(Some("dc1"), 7, rate);
+        let services = ["a", "b", "c", "d", "e", "f"];
+        bench.register("", &services);
+        for service in services {
+            bench.watcher.fetch_next();
+            bench.fetched(service);
+            bench.tracked(service).loaded_at = Some(seconds_ago(6));
+        }
+        bench.watcher.tick();
+        assert_eq!(bench.queue(), services[..expected], "{rate}");
+        assert_eq!(bench.idle(), services[expected..], "{rate}");
+    }
+}

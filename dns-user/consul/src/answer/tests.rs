@@ -871,3 +871,66 @@ fn interfaces_answer_names_of_addresses_alone() {
     let none = zone_of(&many, "", r#", "udp_answer_limit": 0"#);
     assert_eq!(published(&none, "many.service.consul."), None);
 }
+
+#[test]
+fn addresses_have_a_limit_for_every_type() {
+    let mut services = Vec::new();
+    for number in 1..=10 {
+        services.push(format!(
+            r#"{{"name": "many", "node": "n", "id": "{number}", "address": "10.0.0.{number}"}}"#
+        ));
+    }
+    // Instances of one address are one answer.
+    services.push(r#"{"name": "many", "node": "n", "id": "11", "address": "10.0.0.1"}"#.to_owned());
+    let services = services.join(",");
+    let many = format!(
+        r#"{{"nodes": [{{"node": "n", "address": "10.0.0.1"}}], "services": [{services}]}}"#
+    );
+    let distinct = many.replace(
+        r#""id": "11", "address": "10.0.0.1""#,
+        r#""id": "11", "address": "10.0.0.11""#,
+    );
+    for (catalog, all) in [(&many, 10), (&distinct, 11)] {
+        for (limit, expected) in [(0, all), (1, 1), (4, 4), (20, all)] {
+            let zone = zone_of(catalog, "", &format!(r#", "a_record_limit": {limit}"#));
+            for qtype in [A, TYPE_ANY] {
+                let text = reply(&zone, "many.service.consul.", qtype);
+                let found = text.matches("= many.service.consul. 7 A 10.0.0.").count();
+                assert_eq!(
+                    (found, text.lines().count()),
+                    (expected, expected + 1),
+                    "{text}"
+                );
+            }
+            // It is no limit of SRV records: each instance has its own.
+            let text = reply(&zone, "many.service.consul.", TYPE_SRV);
+            assert_eq!(text.matches(" SRV ").count(), all, "{text}");
+        }
+    }
+}
+
+#[test]
+fn gateways_of_a_service_are_listed() {
+    let zone = zone_of(CATALOG, "", "");
+    for (name, line) in [
+        (
+            "web.ingress.consul.",
+            "    gw on n1, 10.0.0.1 port 8443: passing\n",
+        ),
+        (
+            "web.connect.consul.",
+            "    web-proxy on n1, 10.0.0.1 port 21000: passing\n",
+        ),
+        (
+            "api.service.consul.",
+            "    api on n1, 10.9.0.9 port 443: passing\n",
+        ),
+    ] {
+        let explained = zone.explain(&Name::from_text(name).unwrap()).unwrap();
+        assert!(explained.text.contains(line), "{}", explained.text);
+    }
+    let acl = r#", "acl": {"nodes": ["*"], "services": ["web"]}"#;
+    let hidden = zone_of(CATALOG, acl, "");
+    let explained = hidden.explain(&Name::from_text("api.connect.consul.").unwrap());
+    assert_eq!(explained.unwrap().rcode, "SERVFAIL");
+}

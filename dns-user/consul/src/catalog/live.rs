@@ -466,6 +466,68 @@ mod tests {
             assert_eq!(live.is_complete(), expected, "{datacenter} {unloaded}");
         }
     }
+
+    #[test]
+    fn median_of_the_round_trips_counts() {
+        let at = |xs: &[f64]| {
+            let at = |&x: &f64| Coordinate {
+                position: vec![x],
+                ..Coordinate::default()
+            };
+            xs.iter().map(at).collect::<Vec<_>>()
+        };
+        let servers = [
+            ("dc1", at(&[0.0])),
+            ("four", at(&[1.0, 1.0, 8.0, 8.0])),
+            ("five", at(&[1.0, 1.0, 7.0, 8.0, 8.0])),
+            ("middle", at(&[6.0])),
+            ("same", at(&[6.0])),
+            ("none", at(&[])),
+            ("odd", at(&[f64::NAN])),
+            ("infinite", at(&[f64::INFINITY])),
+            ("flat", vec![Coordinate::default()]),
+        ];
+        let coordinates = Coordinates {
+            servers: servers
+                .map(|(name, servers)| (name.to_owned(), servers))
+                .into(),
+            ..Coordinates::default()
+        };
+        let nearest = coordinates.nearest_datacenters("dc1");
+        assert_eq!(nearest, ["middle", "same", "five", "four"]);
+    }
+
+    #[test]
+    fn lists_that_are_not_loaded_deny_nothing() {
+        let [dc1, dc2, dc3, dc4] =
+            ["dc1", "dc2", "dc3", "dc4"].map(|name| Place::Datacenter(name.into()));
+        let [east, west] = ["east", "west"].map(|name| Place::Peer(name.into()));
+        let mut live = Live::unknown("dc1");
+        for (name, reachable) in [("dc2", true), ("dc3", false)] {
+            let name = name.to_owned();
+            live.datacenters.push(Datacenter { name, reachable });
+        }
+        live.places.insert(east.clone(), LivePlace::default());
+        for (place, expected) in [
+            (&dc1, true),
+            (&dc2, true),
+            (&dc3, false),
+            (&dc4, false),
+            (&east, true),
+            (&west, false),
+        ] {
+            let found = [
+                live.is_pending(place, None),
+                live.is_pending(place, Some("web")),
+                live.is_incomplete(place),
+            ];
+            assert_eq!(found, [expected; 3], "{place:?}");
+        }
+        let lacks = ["dc1", "dc2", "dc3", "dc4"].map(|name| live.lacks_queries(name));
+        assert_eq!(lacks, [true, true, false, false]);
+        live.queries.insert("dc2".to_owned(), Arc::default());
+        assert!(!live.lacks_queries("dc2"));
+    }
 }
 
 #[cfg(test)]
