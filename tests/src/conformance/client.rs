@@ -21,11 +21,9 @@ use super::{
 };
 use crate::client::{ask_raw, receive_tcp};
 
-/// Timeout of plain HTTP, and of sessions with several queries on one connection.
-const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Timeout of API requests.
-const API_TIMEOUT: Duration = Duration::from_secs(8);
+/// Timeout of requests, which are always answered, and of sessions with several queries on one
+/// connection.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Result of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,7 +178,7 @@ pub fn api(
     certificate: Option<&str>,
 ) -> Result<Response> {
     let config = client_config(folder, certificate)?;
-    let stream = match connect(server, API_TIMEOUT) {
+    let stream = match connect(server, TIMEOUT) {
         Ok(stream) => stream,
         Err(error) => {
             return Ok(Response {

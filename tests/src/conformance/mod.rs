@@ -8,6 +8,7 @@
 //! - [`client`], [`message`]: queries and replies, including malformed ones.
 //! - [`expect`]: comparison of replies with the recording.
 //! - [`replay`], [`steps`], [`startup`]: the three kinds of recorded cases.
+//! - [`patience`]: time limits on a busy machine.
 
 use std::{
     env, fs,
@@ -22,6 +23,7 @@ pub mod client;
 pub mod expect;
 pub mod http;
 pub mod message;
+pub mod patience;
 pub mod recursor;
 pub mod replay;
 pub mod responder;

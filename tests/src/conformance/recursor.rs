@@ -27,7 +27,7 @@ use super::{
 };
 
 /// Idle timeout of a connection.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE: Duration = Duration::from_secs(60);
 
 /// A running recursor; its tasks end with the runtime.
 #[derive(Debug)]

@@ -54,6 +54,9 @@ const NOT_COPIED: &[&str] = &[
 /// Time limit for a server's exit after SIGTERM.
 const FAREWELL: Duration = Duration::from_millis(1500);
 
+/// How long a replay waits for recorded states in all, beyond the recorded pauses.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// The surroundings of a scenario; on drop, everything ends, the server first.
 #[derive(Debug)]
 pub struct World<'a> {
@@ -76,6 +79,8 @@ pub struct World<'a> {
     pub responders: BTreeMap<IpAddr, Responder>,
     /// Time lost so far compared with the steps' own pauses, caused by load on the machine.
     pub lateness: Duration,
+    /// How much longer the replay may wait for recorded states.
+    pub patience: Duration,
     /// Runs the scripted servers.
     runtime: Runtime,
 }
@@ -103,6 +108,7 @@ impl<'a> World<'a> {
             https: BTreeMap::new(),
             responders: BTreeMap::new(),
             lateness: Duration::ZERO,
+            patience: PATIENCE,
             runtime,
         };
         world.start_scripted_servers()?;
