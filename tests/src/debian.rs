@@ -109,7 +109,7 @@ impl Debian {
 
     /// Waits until systemd has started all units.
     fn wait_until_booted(&mut self) -> Result<()> {
-        wait_until("systemd", Duration::from_secs(60), || {
+        wait_until("systemd", Duration::from_secs(120), || {
             let holder = self.holder.pid();
             let children = fs::read_to_string(format!("/proc/{holder}/task/{holder}/children"));
             let child = children.ok().and_then(|text| text.trim().parse().ok());
@@ -131,6 +131,11 @@ impl Debian {
     /// Returns the folder that the machine sees as `/shared`.
     pub fn shared(&self) -> PathBuf {
         self.folder.path().join("shared")
+    }
+
+    /// Returns the machine's root as seen from outside.
+    pub fn root(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.init))
     }
 
     /// Builds a command that runs inside.
@@ -176,7 +181,7 @@ impl Debian {
 impl Drop for Debian {
     fn drop(&mut self) {
         // Killed, because unshare ignores SIGTERM. The kernel ends all of its descendants.
-        if let Err(error) = self.holder.kill(Duration::from_secs(60)) {
+        if let Err(error) = self.holder.kill(Duration::from_secs(120)) {
             eprintln!("a machine could not be ended: {error}");
         }
         let empty = || {
@@ -185,7 +190,7 @@ impl Drop for Debian {
         };
         let removed = wait_until(
             "the machine's processes to end",
-            Duration::from_secs(60),
+            Duration::from_secs(120),
             empty,
         )
         .and_then(|()| Ok(remove_cgroup(&self.cgroup)?));
