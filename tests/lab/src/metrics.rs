@@ -34,7 +34,7 @@ impl Metrics {
     /// Scrapes the server whose metrics endpoint has this address.
     pub fn at(address: SocketAddr) -> Result<Self> {
         let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(120)))?;
         stream
             .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut reply = String::new();
@@ -97,7 +97,7 @@ impl Metrics {
 /// Waits until the metrics of the server in `namespace` are available, which is shortly after its
 /// first answer.
 pub fn wait_for_metrics(namespace: &Namespace) -> Result<()> {
-    wait_until("the metrics", Duration::from_secs(60), || {
+    wait_until("the metrics", Duration::from_secs(120), || {
         Metrics::read(namespace).is_ok()
     })
 }
@@ -105,7 +105,7 @@ pub fn wait_for_metrics(namespace: &Namespace) -> Result<()> {
 /// Waits until the fast path of the server in `namespace` is attached and has entries. It loads in
 /// the background, so that DNS does not wait for the verifier.
 pub fn wait_for_fast_path(namespace: &Namespace) -> Result<()> {
-    wait_until("the fast path", Duration::from_secs(60), || {
+    wait_until("the fast path", Duration::from_secs(120), || {
         Metrics::read(namespace).is_ok_and(|metrics| metrics.is_fast_path_up())
     })
 }

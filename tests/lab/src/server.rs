@@ -30,6 +30,12 @@ const UPCHECK: &str = "upcheck.bosh-dns.";
 /// Time limit for a line in the log, which may report work of minutes.
 const LOGGED: Duration = Duration::from_secs(180);
 
+/// Time limit for a server's first answer.
+const FIRST_ANSWER: Duration = Duration::from_secs(180);
+
+/// Longest wait for one of the first answers.
+const MAX_PATIENCE: Duration = Duration::from_secs(5);
+
 /// A running server with its own folder.
 #[derive(Debug)]
 pub struct Server {
@@ -74,14 +80,14 @@ pub fn companion(name: &str) -> Result<PathBuf> {
 }
 
 /// Returns a configuration as bosh-dns's job would write it, with optional features off and all
-/// files in `folder`.
+/// files in `folder`; and with longer time limits, so that the prompt reply of a busy machine counts.
 pub fn config(folder: &Path, address: SocketAddr) -> Value {
     json!({
         "address": address.ip(),
         "port": address.port(),
         "log_level": "INFO",
-        "recursor_timeout": "400ms",
-        "request_timeout": "5s",
+        "recursor_timeout": "10s",
+        "request_timeout": "60s",
         "recursor_selection": "serial",
         "records_file": folder.join("records.json"),
         "alias_files_glob": folder.join("aliases/*.json"),
@@ -309,12 +315,20 @@ impl Server {
             SocketAddr::V4(v4) if v4.ip().is_unspecified() => ([127, 0, 0, 1], v4.port()).into(),
             other => other,
         };
-        let answered = || client::ask_raw(address, &message, Duration::from_millis(200)).is_ok();
+        let mut patience = Duration::from_millis(200);
         let mut ended = None;
-        let waited = wait_until("the server's first answer", Duration::from_secs(60), || {
+        let waited = wait_until("the server's first answer", FIRST_ANSWER, || {
             ended = self.process.ended().ok().flatten();
-            ended.is_some()
-                || namespace.map_or_else(answered, |inside| inside.run(answered).unwrap_or(false))
+            let ask = || client::ask_raw(address, &message, patience);
+            let asked = namespace.map_or_else(|| Ok(ask()), |inside| inside.run(ask));
+            let is_answered = matches!(asked, Ok(Ok(_)));
+            // A query may be lost while the server starts, and a busy machine answers late.
+            if let Ok(Err(error)) = asked
+                && error.kind() == std::io::ErrorKind::WouldBlock
+            {
+                patience = (patience * 2).min(MAX_PATIENCE);
+            }
+            ended.is_some() || is_answered
         });
         match (waited, ended) {
             (_, Some(status)) => bail!("the server ended ({status}):\n{}", self.log()),

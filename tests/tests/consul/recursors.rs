@@ -57,7 +57,10 @@ impl Recursor {
             while !of_tcp.load(Ordering::Relaxed) {
                 match tcp.accept() {
                     // The client may have disconnected.
-                    Ok((stream, _)) => drop(serve(stream, &rules)),
+                    Ok((stream, _)) => {
+                        let rules = rules.clone();
+                        thread::spawn(move || serve(stream, &rules));
+                    }
                     Err(_) => thread::sleep(Duration::from_millis(10)),
                 }
             }
@@ -83,7 +86,7 @@ impl Drop for Recursor {
 /// Answers the queries of one connection.
 fn serve(mut stream: TcpStream, rules: &[Rule]) -> Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(Duration::from_millis(200)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     loop {
         let mut length = [0; 2];
         stream.read_exact(&mut length)?;

@@ -39,7 +39,7 @@ fn flood_is_limited_per_client() -> Result<()> {
         vec![Say::from(asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300))]
     })?;
     let extra = json!({
-        "recursor_timeout": "10s", "request_timeout": "30s",
+        "recursor_timeout": "15s", "request_timeout": "60s",
         "handlers": [{"domain": "healthy.", "source": {"type": "dns", "recursors": [loopback(11)]}}],
     });
     let lab = Lab::start(&namespace, &[loopback(10)], &extra)?;
@@ -72,7 +72,7 @@ fn flood_is_limited_per_client() -> Result<()> {
         while silent.count() < before + 100 {
             thread::sleep(Duration::from_millis(5));
         }
-        socket.set_read_timeout(Some(Duration::from_secs(30)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(120)))?;
         let mut buffer = [0; 512];
         let mut refused = 0;
         for count in 0..FLOOD {
@@ -159,7 +159,7 @@ fn silent_recursors_spare_handlers() -> Result<()> {
             })?
         });
         let asking = || -> Result<()> {
-            wait_until("refusals", Duration::from_secs(60), || {
+            wait_until("refusals", Duration::from_secs(120), || {
                 lab.metric("bosh_dns_xdp_refused_queries_total", "handler=\"\"")
                     .is_ok_and(|count| count > 1000)
             })?;

@@ -31,7 +31,7 @@ use super::{
     scripted::Scripted,
 };
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 /// The secret of both servers.
 const SECRET: &str = "e5e973e5a6b2a43f48e7dc849e37bfcf";
 

@@ -29,7 +29,7 @@ use whole_system_tests::{
 use super::lab::{Lab, ensure_code, loopback};
 
 /// Time limit for a server's start.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(120);
 
 /// The name in the servers' certificates.
 pub(crate) const NAME: &str = "dns.encrypted.test";

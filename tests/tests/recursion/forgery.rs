@@ -205,7 +205,8 @@ fn other_letters_count_at_no_try() -> Result<()> {
         reply.queries[0].set_name(lower);
         vec![reply.into()]
     })?;
-    let settings = json!({"recursor_0x20": true, "recursor_max_retries": 3});
+    let settings =
+        json!({"recursor_0x20": true, "recursor_max_retries": 3, "recursor_timeout": "2s"});
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     let query = client::query("Letters.Of.A.Longer.Name.Test.", RecordType::A, None)?;
     let reply = lab.ask(&query)?;

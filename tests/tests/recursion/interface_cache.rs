@@ -23,7 +23,7 @@ use super::{
 };
 
 /// Time limit for an answer to reach the interface, many times what a busy machine needs.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Starts the server with a cache in userspace and at the interface `lo`; `extra` is merged into its
 /// configuration.

@@ -131,7 +131,7 @@ fn commands_show_interface_answers() -> Result<()> {
     );
     let text = run(&lab, &["resolve", NAME])?;
     ensure!(!text.contains("the interface (fast path)"), "{text}");
-    wait_until("status after the flush", Duration::from_secs(60), || {
+    wait_until("status after the flush", Duration::from_secs(120), || {
         run(&lab, &["status"]).is_ok_and(|text| text.contains("; 0 of 8,192 forwarded answers;"))
     })?;
     ensure!(
@@ -239,14 +239,14 @@ fn hottest_names_have_counters() -> Result<()> {
         lab.namespace.run(|| {
             for number in 0..2_000 {
                 let query = if number % 5 == 0 { &warm } else { &hot };
-                client::ask_raw(OURS, query, Duration::from_secs(30))?;
+                client::ask_raw(OURS, query, Duration::from_secs(120))?;
             }
             anyhow::Ok(())
         })??;
         asked += 2_000;
     }
     // Events are read ten times a second.
-    wait_until("counts of both names", Duration::from_secs(60), || {
+    wait_until("counts of both names", Duration::from_secs(120), || {
         [NAME, LOCAL_NAME]
             .iter()
             .all(|name| counted(name).is_ok_and(|count| count > 0))

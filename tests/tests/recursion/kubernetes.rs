@@ -228,7 +228,7 @@ fn node_answers_hot_cluster_names() -> Result<()> {
         let mut replies = Vec::new();
         wait_until(
             "the pod's interface to answer",
-            Duration::from_secs(60),
+            Duration::from_secs(120),
             || {
                 let reply = pair::ask(
                     &pair.client,

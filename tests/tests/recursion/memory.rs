@@ -106,7 +106,7 @@ fn replies_behind_silence_take_bounded_memory() -> Result<()> {
     let forwarded = framed("www.test.")?;
     namespace.run(|| -> Result<()> {
         let mut reader = TcpStream::connect(OURS)?;
-        reader.set_read_timeout(Some(Duration::from_secs(30)))?;
+        reader.set_read_timeout(Some(Duration::from_secs(120)))?;
         let mut writer = reader.try_clone()?;
         let writing = thread::spawn(move || -> io::Result<()> {
             writer.write_all(&forwarded)?;

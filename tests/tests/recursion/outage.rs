@@ -24,7 +24,7 @@ use super::{
 /// Number of continuously querying clients.
 const CLIENTS: usize = 3;
 /// Time limit for changes of preference, reached only on failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Replies seen by the clients.
 #[derive(Default)]
@@ -120,7 +120,7 @@ fn hanging_recursors_regain_preference() -> Result<()> {
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
     let recursors = [named.address, unbound.address];
-    let settings = json!({"recursor_selection": "smart", "recursor_timeout": "1s"});
+    let settings = json!({"recursor_selection": "smart", "recursor_timeout": "3s"});
     let lab = Lab::start(&namespace, &recursors, &settings)?;
     let is_preferred = |recursor: &Recursor| {
         let label = format!("recursor=\"{}\"", recursor.address);

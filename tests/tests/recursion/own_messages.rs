@@ -29,7 +29,7 @@ const MALFORMED_COOKIE: &[u8] = &[0, 10, 0, 1, 7];
 const RECURSOR_COOKIE: &[u8] = &[0, 10, 0, 16, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8];
 
 /// Time limit for a reply, reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Adds an option to the OPT at the end of a message, which has none yet.
 fn with_option(message: &Message, option: &[u8]) -> Result<Vec<u8>> {
@@ -240,12 +240,13 @@ fn forwarding_loop_ends() -> Result<()> {
     for client_subnet in [false, true] {
         let settings = json!({
             "address": other.ip(), "metrics": {"enabled": false}, "recursor_client_subnet": client_subnet,
+            "recursor_timeout": "2s",
         });
         let _other = Lab::start(&namespace, &[OURS], &settings)?;
         let lab = Lab::start(
             &namespace,
             &[other],
-            &json!({"recursor_client_subnet": client_subnet}),
+            &json!({"recursor_client_subnet": client_subnet, "recursor_timeout": "2s"}),
         )?;
         let query = with_option(
             &client::query("loop.test.", RecordType::A, Some(1232))?,

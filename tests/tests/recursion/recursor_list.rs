@@ -28,7 +28,7 @@ use super::{
 };
 
 /// Time limit for noticing a change, reached only on failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Non-loopback addresses of the namespace, for resolv.conf.
 const ADDRESSES: [&str; 5] = ["10.9.0.1", "10.9.0.2", "10.9.0.3", "10.9.0.9", "fd09::1"];

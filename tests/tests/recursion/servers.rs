@@ -24,7 +24,7 @@ pub(crate) const SIGNED: &str = "signed.test";
 pub(crate) const WILD: &str = "wild.test";
 
 /// Time limit for a server's first answer.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(120);
 
 /// Both servers and BIND's zone tools.
 pub(crate) const SERVERS: &[&str] = &["named", "unbound", "dnssec-signzone"];

@@ -27,7 +27,7 @@ use super::{
 };
 
 /// Time limit for the return, reached only on failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 /// Instances that are checked, and their port.
 const INSTANCES: u32 = 40;
 const HEALTH_PORT: u16 = 8853;

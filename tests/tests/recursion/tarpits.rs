@@ -42,7 +42,11 @@ const MAX_CONNECTIONS: usize = 64;
 /// Descriptors that a query needs besides: sockets of the next recursor, a client, a file.
 const OTHERS: usize = 30;
 /// Time limit for everything that should happen within seconds, reached only on failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Time limits of the server, which tarpits reach: of one try, and of a query.
+const TRY: &str = "400ms";
+const QUERY: &str = "5s";
 
 /// Behaviour of a tarpit on a connection that it has accepted.
 type Hang = dyn Fn(TcpStream, &AtomicBool) + Send + Sync;
@@ -215,7 +219,9 @@ fn unfinished_handshakes_keep_no_descriptor() -> Result<()> {
     let (files, address) = (Files::new()?, SocketAddr::new(loopback(31).ip(), 853));
     let tarpit = Tarpit::silent(&namespace, address)?;
     let ca = files.path("ca.crt");
-    let settings = json!({"recursors": [format!("tls://{address}#{NAME}")]});
+    let settings = json!({
+        "recursors": [format!("tls://{address}#{NAME}")], "recursor_timeout": TRY, "request_timeout": QUERY,
+    });
     let lab = Lab::start_prepared(&namespace, &[], &settings, move |command| {
         command.env("SSL_CERT_FILE", ca).env_remove("SSL_CERT_DIR");
     })?;
@@ -320,7 +326,11 @@ fn trickling_recursors_keep_no_descriptor() -> Result<()> {
     let namespace = Namespace::new("trickle")?;
     let trickles = Arc::new(AtomicBool::new(true));
     let recursor = Trickling::start(&namespace, loopback(10), &trickles)?;
-    let lab = Lab::start(&namespace, &[loopback(10)], &json!({}))?;
+    let lab = Lab::start(
+        &namespace,
+        &[loopback(10)],
+        &json!({"recursor_timeout": TRY, "request_timeout": QUERY}),
+    )?;
     // The sockets for UDP stay open for a while.
     ensure!(!is_answered(&lab, "first.test."));
     let before = descriptors(lab.server.pid())?;
@@ -413,6 +423,7 @@ fn hanging_recursors_leave_descriptors() -> Result<()> {
     let names: Vec<String> = recursors.iter().map(|at| format!("tls://{at}")).collect();
     let sockets = tempfile::tempdir()?;
     let settings = json!({
+        "recursor_timeout": TRY, "request_timeout": QUERY,
         "recursors": names,
         "control": {"socket": sockets.path().join("control.sock")},
     });

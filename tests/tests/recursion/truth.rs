@@ -88,7 +88,7 @@ fn start<'a>(namespace: &'a Namespace, errors: &str) -> Result<(Lab<'a>, [Script
         Scripted::start(namespace, loopback(10), |asked| obey(asked, 0))?,
         Scripted::start(namespace, loopback(11), |asked| obey(asked, 1))?,
     ];
-    let settings = json!({"recursor_timeout": "600ms", "recursor_errors": errors});
+    let settings = json!({"recursor_timeout": "2s", "recursor_errors": errors});
     let lab = Lab::start(namespace, &[loopback(10), loopback(11)], &settings)?;
     Ok((lab, recursors))
 }

@@ -54,7 +54,7 @@ fn failed_self_check_ends_server() -> Result<()> {
             let status = lab
                 .server
                 .process()
-                .wait(std::time::Duration::from_secs(60))?;
+                .wait(std::time::Duration::from_secs(120))?;
             ensure!(status.code() == Some(1), "{status}");
             lab.server.log()
         }
