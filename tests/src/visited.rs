@@ -28,7 +28,7 @@ use crate::process::capture;
 const BREAKPOINT: u8 = 0xcc;
 
 /// Time limit for one event, many times what a busy machine needs.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Pause between two looks at the program.
 const NAP: Duration = Duration::from_micros(300);

@@ -35,7 +35,7 @@ use whole_system_tests::{
 };
 
 /// Time limit that is reached only on failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Listen address of the server.
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 53);

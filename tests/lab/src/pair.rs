@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Timeout if a reply is expected.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Timeout if no reply is expected.
 pub const SHORT: Duration = Duration::from_millis(150);

@@ -141,7 +141,7 @@ fn resolved_by_go(
             |(_, tried): (&str, &str)| Some(tried.split_once('(')?.1.split_once(':')?.0.to_owned());
         attempts.filter_map(address).collect()
     };
-    wait_until("all addresses, by Go", Duration::from_secs(60), || {
+    wait_until("all addresses, by Go", Duration::from_secs(120), || {
         tried() == *addresses
     })?;
     ensure!(

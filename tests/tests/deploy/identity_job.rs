@@ -16,7 +16,7 @@ const JOB: &str = "bosh-dns-identity";
 const CLI: &str = "/var/vcap/jobs/bosh-dns-identity/bin/cli";
 
 /// Time limit that is reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain"],
     "record_infos":[["id-1","web","default","app","10.0.0.1","bosh"]]}"#;

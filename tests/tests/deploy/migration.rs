@@ -20,7 +20,7 @@ const JOB: &str = "/var/vcap/jobs/bosh-dns";
 const NAME: (&str, &str) = ("q-s0.q-g1.bosh", "10.0.1.0");
 
 /// Time limit that is reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn section(title: &str) -> &'static str {
     let (_, rest) = PAGE.split_once(&format!("\n## {title}\n")).unwrap();

@@ -14,7 +14,7 @@ use crate::{
 const JOB: &str = "bosh-dns-publish";
 
 /// Time limit that is reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const SECRET: &str = "c2VjcmV0IG9mIHRoZSB0dXRvcmlhbCwgMzIgb2N0ZXRzIQ==";
 

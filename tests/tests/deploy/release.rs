@@ -27,7 +27,7 @@ use crate::packages::{COMPANIONS, FIRST, artifact, dist, once_per_run};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Time limit that is reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Listen address of the image's configuration.
 const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);

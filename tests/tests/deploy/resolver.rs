@@ -15,7 +15,7 @@ use whole_system_tests::{
 };
 
 /// Time limit for changes; resolvconf is polled every three seconds.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Boots a machine with the binary as `/shared/bosh-dns-xdp` and one of the two packages that
 /// manage `/etc/resolv.conf`.

@@ -13,7 +13,7 @@ use crate::{
 const JOB: &str = "bosh-dns-sync";
 
 /// Time limit that is reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Properties that both roles need.
 fn common(extra: &Value) -> Value {

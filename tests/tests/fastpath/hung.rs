@@ -26,7 +26,7 @@ use whole_system_tests::{
 
 use super::lab::{List, handle_of, name_of, start, wait};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A list that gives no answer while it hangs.
 struct Hanging {

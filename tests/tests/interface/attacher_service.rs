@@ -34,7 +34,7 @@ use crate::{
 const NAMES: [&str; 2] = ["q-s0.q-g3.bosh.", "q-a1s0.q-g3.bosh."];
 
 /// Time limit for server and attacher to connect.
-const REUNION: Duration = Duration::from_secs(30);
+const REUNION: Duration = Duration::from_secs(120);
 
 /// Server and attacher on a veth.
 struct Parts {
@@ -367,7 +367,7 @@ fn part_restarts_lose_no_query() -> Result<()> {
     let (kills, lost) = (AtomicU64::new(0), AtomicU64::new(0));
     let more = |what: &str| {
         let before = answered.load(Ordering::Relaxed);
-        wait_until(what, Duration::from_secs(60), || {
+        wait_until(what, Duration::from_secs(120), || {
             answered.load(Ordering::Relaxed) > before + 100
         })
     };

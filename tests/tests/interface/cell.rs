@@ -125,7 +125,7 @@ fn serve_first(ground: &Ground, cell: &Cell<'_>, gated: &Gated) -> Result<()> {
                 .is_ok_and(|served| served.contains(&first))
     })?;
     cell.remove(first..first + 1)?;
-    wait_until("its pin to go", Duration::from_secs(30), || {
+    wait_until("its pin to go", Duration::from_secs(120), || {
         gated.bpffs.links().is_empty()
     })
 }
@@ -250,7 +250,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     println!("all served after {:?}", begun.elapsed());
     wait_until(
         "a link for each container, and no other",
-        Duration::from_secs(30),
+        Duration::from_secs(120),
         || {
             descriptors(&gated).is_ok_and(|(_, links)| links == CONTAINERS)
                 && gated.bpffs.links().len() == CONTAINERS
@@ -303,7 +303,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     cell.remove(CONTAINERS / 2..CONTAINERS)?;
     wait_until(
         "pins and descriptors to go with their interfaces",
-        Duration::from_secs(30),
+        Duration::from_secs(120),
         || {
             gated.bpffs.links().is_empty()
                 && descriptors(&gated)
@@ -411,7 +411,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     // after the other: an interface that nothing changes for 20 s gets the attacher's own qdisc.
     for number in 0..FEW / 2 {
         cell.connect(number..number + 1)?;
-        wait_until("the interface to wait", Duration::from_secs(60), || {
+        wait_until("the interface to wait", Duration::from_secs(120), || {
             asks_and_waits(number)
         })
         .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
@@ -424,7 +424,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     capture(tc.args(["qdisc", "add", "dev", &Cell::interface(FEW - 1), "clsact"]))?;
     wait_until(
         "the other interfaces to wait",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || {
             // On a slow machine the first ones may be served already.
             (FEW / 2..FEW).all(|number| {
@@ -435,7 +435,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
     wait_until(
         "the clsact that exists to be used",
-        Duration::from_secs(30),
+        Duration::from_secs(120),
         || state(FEW - 1).is_ok_and(|state| state.hook == "clsact"),
     )
     .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
@@ -481,7 +481,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
 
     // The stop removes only what the server added.
     let mut gated = gated;
-    gated.server.process().stop(Duration::from_secs(30))?;
+    gated.server.process().stop(Duration::from_secs(120))?;
     let mut tc = ground.host.command("tc")?;
     let left = capture(tc.args(["qdisc", "show"]))?;
     let of = |kind: &str| {

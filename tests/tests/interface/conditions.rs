@@ -517,7 +517,10 @@ fn marks_outlive_failed_conditions() -> Result<()> {
         );
         feed(&host, &["nft", "-f", "-"], &rules).context(rule)?;
         let found = effect(&host)?;
-        ensure!(found == expected, "{found:?} instead of {expected:?}: {rule}");
+        ensure!(
+            found == expected,
+            "{found:?} instead of {expected:?}: {rule}"
+        );
     }
     Ok(())
 }

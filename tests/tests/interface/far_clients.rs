@@ -219,16 +219,20 @@ fn address_on_other_interface_is_served() -> Result<()> {
     let gated = Gated { server, bpffs };
     let ask = || addresses(pod, NODE_LOCAL, NAME, TIMEOUT);
     // One query shows the interface, a few more serve it.
-    wait_until("the interface to be shown", Duration::from_secs(60), || {
-        let answered = ask().is_ok_and(|found| found.is_some_and(|found| found.len() == 3));
-        answered
-            && gated
-                .states(node)
-                .is_ok_and(|states| states.contains_key("pod0"))
-    })
+    wait_until(
+        "the interface to be shown",
+        Duration::from_secs(120),
+        || {
+            let answered = ask().is_ok_and(|found| found.is_some_and(|found| found.len() == 3));
+            answered
+                && gated
+                    .states(node)
+                    .is_ok_and(|states| states.contains_key("pod0"))
+        },
+    )
     .with_context(|| format!("{:?}\n{}", gated.states(node), gated.server.log()))?;
     let before = gated::hits(node)?;
-    wait_until("the interface to answer", Duration::from_secs(60), || {
+    wait_until("the interface to answer", Duration::from_secs(120), || {
         (0..3).all(|_| ask().is_ok_and(|found| found.is_some()))
             && gated::hits(node).is_ok_and(|now| now > before)
     })

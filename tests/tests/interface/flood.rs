@@ -44,7 +44,7 @@ const VERSIONS: u32 = 20;
 const MOST_WRITES: u64 = 2 * (NAMES as u64 + 1000);
 
 /// Generous time limit for a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Maximum memory added by the flood in MiB, as stated in docs/operating.md.
 const MOST_MEMORY: u64 = 96;

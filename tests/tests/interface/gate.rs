@@ -45,7 +45,7 @@ fn ask(client: &Namespace, times: usize) -> Result<usize> {
 /// Queries until interfaces answer.
 fn wait_for_hits(host: &Namespace, client: &Namespace) -> Result<()> {
     let before = hits(host)?;
-    wait_until("the interface to answer", Duration::from_secs(60), || {
+    wait_until("the interface to answer", Duration::from_secs(120), || {
         ask(client, 3).is_ok_and(|answered| answered == 3)
             && hits(host).is_ok_and(|now| now > before)
     })
@@ -63,7 +63,7 @@ fn serving(label: &str) -> Result<(Pair, Gated)> {
 fn wait_for_userspace(pair: &Pair, gated: &Gated, why: &str) -> Result<()> {
     wait_until(
         "the interface to be left to userspace",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || {
             let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
             let states = gated.states(&pair.server).unwrap_or_default();
@@ -95,7 +95,7 @@ fn queries_open_gate_rules_close() -> Result<()> {
     ] {
         pair.server.capture(&format!("{program} -w -A {rule}"))?;
         let begun = Instant::now();
-        wait_until("the gate to close", Duration::from_secs(60), || {
+        wait_until("the gate to close", Duration::from_secs(120), || {
             let before = hits(&pair.server);
             // Whether queries are answered meanwhile depends on the rule.
             let asked = ask(&pair.client, 2);
@@ -215,7 +215,7 @@ fn dropped_client_gets_no_answer() -> Result<()> {
             feed(&pair.server, load.0, load.1)?;
         }
         // Of a client that has not been seen before, one query must be a probe.
-        let (loaded, limit) = (Instant::now(), Duration::from_secs(60));
+        let (loaded, limit) = (Instant::now(), Duration::from_secs(120));
         wait_until("the interface to answer no dropped client", limit, || {
             ask_in_turn(&pair.client, 5, SILENCE).is_ok_and(|answered| answered == [5, 0])
         })
@@ -233,7 +233,7 @@ fn dropped_client_gets_no_answer() -> Result<()> {
         feed(&pair.server, remove.0, remove.1)?;
         wait_until(
             "both clients to be answered",
-            Duration::from_secs(60),
+            Duration::from_secs(120),
             || ask_in_turn(&pair.client, 5, TIMEOUT).is_ok_and(|answered| answered == [5, 5]),
         )
         .with_context(state)?;
@@ -312,7 +312,7 @@ fn forged_senders_turn_nothing_off() -> Result<()> {
     };
     // Until two of their probes are lost.
     let mut forged = 1;
-    wait_until("the gate to notice", Duration::from_secs(60), || {
+    wait_until("the gate to notice", Duration::from_secs(120), || {
         let answered = (0..20).filter(|number| forge(forged + number).unwrap_or(true));
         let answered = answered.count();
         forged += 20;
@@ -450,7 +450,7 @@ fn refused_route_ends_answers() -> Result<()> {
             || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
         wait_until(
             "the interface to answer no more",
-            Duration::from_secs(60),
+            Duration::from_secs(120),
             || (0..5).all(|_| is_silent()),
         )
         .with_context(|| format!("{refusal:?}: {:?}", gated.states(&pair.server)))?;
@@ -528,10 +528,10 @@ fn ipset_member_is_noticed_without_rule_change() -> Result<()> {
             || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
         wait_until(
             "the member to get no answer",
-            Duration::from_secs(60),
+            Duration::from_secs(120),
             || (0..5).all(|_| is_silent()),
         )?;
-        wait_until("the reason in status", Duration::from_secs(60), || {
+        wait_until("the reason in status", Duration::from_secs(120), || {
             let states = gated.states(&pair.server).unwrap_or_default();
             is_silent()
                 && states
@@ -555,7 +555,7 @@ fn moved_interface_is_left_alone() -> Result<()> {
     other.ip("link set srv up")?;
     wait_until(
         "the interface to leave the status",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || {
             gated
                 .states(&pair.server)
@@ -572,7 +572,7 @@ fn moved_interface_is_left_alone() -> Result<()> {
         );
     }
     ensure!(hits(&pair.server)? == before);
-    wait_until("its pin to go", Duration::from_secs(60), || {
+    wait_until("its pin to go", Duration::from_secs(120), || {
         gated.bpffs.links().is_empty()
     })
 }
@@ -605,7 +605,7 @@ fn proven_interface_is_probed_rarely() -> Result<()> {
     .with_context(|| gated.server.log())?;
     // A change of the machine's network makes them frequent again.
     pair.server.ip("link add late type veth peer name etal")?;
-    wait_until("probes to become frequent", Duration::from_secs(60), || {
+    wait_until("probes to become frequent", Duration::from_secs(120), || {
         let (before, begun) = (probes(), Instant::now());
         let asked = ask(&pair.client, 30).is_ok_and(|answered| answered == 30);
         let least = begun.elapsed().as_secs().saturating_sub(2).min(2);
@@ -656,7 +656,7 @@ fn foreign_program_in_our_place_is_noticed() -> Result<()> {
     // At the latest after a full check of all attachments.
     wait_until(
         "the server to use another priority",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || filters().is_ok_and(|shown| shown.contains("dns_tc")),
     )
     .with_context(|| format!("{:?}\n{}", gated.states(&pair.server), gated.server.log()))?;
@@ -684,7 +684,7 @@ fn disabled_fast_path_ends_earlier_answers() -> Result<()> {
             }
         })?;
         wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
-        gated.server.process().stop(Duration::from_secs(60))?;
+        gated.server.process().stop(Duration::from_secs(120))?;
         ensure!(ask(&pair.client, 1)? == 1, "the programs stay");
         gated
             .server
@@ -712,7 +712,11 @@ fn removed_address_is_not_answered() -> Result<()> {
     // The client's neighbour entry stays cached, so frames still arrive.
     let is_silent =
         || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
-    wait_until("the address to be left", Duration::from_secs(60), is_silent)?;
+    wait_until(
+        "the address to be left",
+        Duration::from_secs(120),
+        is_silent,
+    )?;
     let before = hits(&pair.server)?;
     for _ in 0..3 {
         ensure!(is_silent(), "a query to the removed address was answered");
@@ -797,7 +801,7 @@ fn moved_address_belongs_to_new_owner() -> Result<()> {
         let refusing = scope.spawn(|| deny_all(&socket, 5, &done));
         let asking = || -> Result<()> {
             // Twice, because one query a second is a probe, which the interface passes on.
-            wait_until("the owner's reply", Duration::from_secs(60), || {
+            wait_until("the owner's reply", Duration::from_secs(120), || {
                 is_of_owner() && is_of_owner()
             })?;
             let before = hits(&gateway)?;
@@ -823,7 +827,7 @@ fn auto_mode_permits_jumbo_frames() -> Result<()> {
     pair.client.ip("link set cli mtu 9000")?;
     pair.server.ip("link set srv mtu 9000")?;
     let before = hits(&pair.server)?;
-    wait_until("the interface to answer", Duration::from_secs(60), || {
+    wait_until("the interface to answer", Duration::from_secs(120), || {
         ask(&pair.client, 3).is_ok_and(|answered| answered == 3)
             && hits(&pair.server).is_ok_and(|hits| hits > before)
     })

@@ -294,7 +294,7 @@ const HOSTS: usize = 10;
 
 /// Time limit for a decision: far beyond the two seconds after which rules are read again, and the
 /// two seconds in which two probes are lost.
-const DECIDED: Duration = Duration::from_secs(60);
+const DECIDED: Duration = Duration::from_secs(120);
 
 /// How long a decision is watched: longer than the interval at which rules are read.
 const HELD: Duration = Duration::from_millis(3500);

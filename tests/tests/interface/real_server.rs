@@ -127,7 +127,7 @@ impl Running {
         let before = self.fast_path_replies()?;
         wait_until(
             "a reply from the interface",
-            Duration::from_secs(60),
+            Duration::from_secs(120),
             || {
                 matches!(self.ask(TIMEOUT), Ok(Some(found)) if found == published())
                     && self
@@ -161,7 +161,7 @@ fn ask_on(client: &Namespace, done: &AtomicBool, answered: &AtomicU64) -> Result
                 ensure!(found == published(), "a wrong answer: {found:?}");
                 break;
             }
-            ensure!(begun.elapsed() < Duration::from_secs(20), "never answered");
+            ensure!(begun.elapsed() < Duration::from_secs(120), "never answered");
             repeated += 1;
         }
         answered.fetch_add(1, Ordering::Relaxed);
@@ -177,7 +177,7 @@ fn kills_under_load_are_invisible() -> Result<()> {
     let Running { server, pair, .. } = &mut running;
     let more = |what: &str| {
         let before = answered.load(Ordering::Relaxed);
-        wait_until(what, Duration::from_secs(60), || {
+        wait_until(what, Duration::from_secs(120), || {
             answered.load(Ordering::Relaxed) > before + 100
         })
     };
@@ -186,7 +186,7 @@ fn kills_under_load_are_invisible() -> Result<()> {
         let mut rounds = || -> Result<()> {
             for round in 0..3 {
                 more("answers from a running server")?;
-                server.process().kill(Duration::from_secs(60))?;
+                server.process().kill(Duration::from_secs(120))?;
                 more("answers from the dead server's programs")?;
                 server.restart(Some(&pair.server))?;
                 wait_for_fast_path(&pair.server).with_context(|| format!("round {round}"))?;
@@ -208,28 +208,25 @@ fn kills_under_load_are_invisible() -> Result<()> {
 #[test]
 fn hung_server_falls_silent() -> Result<()> {
     requires!(namespaces, bpf);
-    let mut running = Running::start("hang", json!({"lease": "5s"}))?;
+    let mut running = Running::start("hang", json!({"lease": "15s"}))?;
     running.wait_for_interface_reply()?;
     running.server.process().signal(Signal::SIGSTOP)?;
     // If the first query is a probe, it is lost; the second is not a probe.
-    let second = Duration::from_secs(1);
+    let seconds = Duration::from_secs(4);
     let answered =
-        (0..2).any(|_| matches!(running.ask(second), Ok(Some(found)) if found == published()));
+        (0..2).any(|_| matches!(running.ask(seconds), Ok(Some(found)) if found == published()));
     ensure!(answered, "within the lease the program answers");
     // A single unanswered query may just be slow.
-    let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
-    wait_until("the lease to end", Duration::from_secs(60), silent)?;
-    for _ in 0..5 {
-        ensure!(running.ask(SHORT)?.is_none(), "the lease has expired");
-    }
+    let silent = || (0..8).all(|_| matches!(running.ask(SHORT), Ok(None)));
+    wait_until("the lease to end", Duration::from_secs(120), silent)?;
     running.server.process().signal(Signal::SIGCONT)?;
     wait_until(
         "answers from userspace",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || matches!(running.ask(SHORT), Ok(Some(found)) if found == published()),
     )?;
     let before = running.fast_path_replies()?;
-    wait_until("answers from the program", Duration::from_secs(60), || {
+    wait_until("answers from the program", Duration::from_secs(120), || {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
         right
             && running
@@ -249,17 +246,17 @@ fn time_namespace_keeps_lease_length() -> Result<()> {
         .parse()?;
     // As far behind as possible: a monotonic clock cannot be negative.
     for seconds in [100_000, -(since_start as i64) + 10] {
-        let mut running = Running::start_ahead("ahead", seconds, &json!({"lease": "5s"}))?;
+        let mut running = Running::start_ahead("ahead", seconds, &json!({"lease": "15s"}))?;
         running
             .wait_for_interface_reply()
             .with_context(|| format!("{seconds} s ahead"))?;
-        running.server.process().kill(Duration::from_secs(60))?;
+        running.server.process().kill(Duration::from_secs(120))?;
         ensure!(
             running.ask(TIMEOUT)? == Some(published()),
             "{seconds} s ahead: within the lease"
         );
-        let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
-        wait_until("the lease to end", Duration::from_secs(60), silent)?;
+        let silent = || (0..8).all(|_| matches!(running.ask(SHORT), Ok(None)));
+        wait_until("the lease to end", Duration::from_secs(120), silent)?;
     }
     Ok(())
 }
@@ -315,7 +312,7 @@ fn service_user_keeps_port_capability() -> Result<()> {
         .ip("link add late type veth peer name etal")?;
     wait_until(
         "the late interface to be served",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || {
             let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
             Metrics::read(&running.pair.server)
@@ -335,7 +332,7 @@ fn attacher_ends_with_server() -> Result<()> {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(attacher.cast_signed()), signal)?;
     }
     ensure!(running.ask(TIMEOUT)? == Some(published()) && is_there());
-    running.server.process().stop(Duration::from_secs(60))?;
+    running.server.process().stop(Duration::from_secs(120))?;
     wait_until("the attacher's end", TIMEOUT, || !is_there())?;
     ensure!(
         running.pair.server.attached_programs()?.is_empty(),
@@ -344,7 +341,7 @@ fn attacher_ends_with_server() -> Result<()> {
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
     let attacher = child(running.server.pid())?;
-    running.server.process().kill(Duration::from_secs(60))?;
+    running.server.process().kill(Duration::from_secs(120))?;
     wait_until("the attacher's end", TIMEOUT, || {
         !Path::new(&format!("/proc/{attacher}")).exists()
     })?;
@@ -367,9 +364,9 @@ fn killed_server_without_pins_falls_silent() -> Result<()> {
     running
         .server
         .wait_for_log("programs are detached when this process ends")?;
-    running.server.process().kill(Duration::from_secs(60))?;
+    running.server.process().kill(Duration::from_secs(120))?;
     // The attacher ends with the server, and its programs with it.
-    wait_until("the programs to go", Duration::from_secs(60), || {
+    wait_until("the programs to go", Duration::from_secs(120), || {
         running
             .pair
             .server
@@ -400,7 +397,7 @@ fn killed_attacher_is_replaced() -> Result<()> {
         .ip("link add late type veth peer name etal")?;
     wait_until(
         "the late interface to be served",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || {
             let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
             Metrics::read(&running.pair.server)
@@ -430,7 +427,7 @@ fn killed_attacher_is_replaced() -> Result<()> {
     // The publisher ends the lease after the line in the log.
     wait_until(
         "userspace to give every answer",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || by_userspace().unwrap_or(false),
     )
 }
@@ -447,14 +444,14 @@ fn handler_names_reach_interface() -> Result<()> {
         ensure!(ask(running)? == Some(published()));
         Ok(running.fast_path_replies()? > before)
     };
-    wait_until("the name to be learned", Duration::from_secs(60), || {
+    wait_until("the name to be learned", Duration::from_secs(120), || {
         is_answered_by_the_interface(&running).unwrap_or(false)
     })?;
     let handler = running.server.folder.path().join("handlers/deny.json");
     let deny = r#"[{"domain": "sub.bosh.", "source": {"type": "deny"}}]"#;
     fs::write(&handler, deny)?;
     // A single query may be a probe, which userspace answers before the publisher has followed.
-    wait_until("the handler", Duration::from_secs(60), || {
+    wait_until("the handler", Duration::from_secs(120), || {
         (0..3).all(|_| ask(&running).is_ok_and(|found| found == Some(vec![])))
     })?;
     for _ in 0..100 {
@@ -464,7 +461,7 @@ fn handler_names_reach_interface() -> Result<()> {
         );
     }
     // The successor learns its predecessor's learned names, under the current routes.
-    running.server.process().stop(Duration::from_secs(60))?;
+    running.server.process().stop(Duration::from_secs(120))?;
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
     for _ in 0..100 {
@@ -476,7 +473,7 @@ fn handler_names_reach_interface() -> Result<()> {
     fs::remove_file(&handler)?;
     wait_until(
         "the name to belong to the fleet again",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || is_answered_by_the_interface(&running).unwrap_or(false),
     )
 }
@@ -485,7 +482,7 @@ fn handler_names_reach_interface() -> Result<()> {
 fn root_ignores_links_among_pins() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("links", json!({"attach_user": "daemon", "on_stop": "keep"}))?;
-    running.server.process().stop(Duration::from_secs(60))?;
+    running.server.process().stop(Duration::from_secs(120))?;
     // The attacher's user may do this, because it owns the folder.
     let victims = tempfile::tempdir()?;
     let victim = victims.path().join("victim");
@@ -526,7 +523,7 @@ fn running_server_reattaches_after_detach() -> Result<()> {
         running.ask(TIMEOUT)? == Some(published()),
         "userspace answers meanwhile"
     );
-    wait_until("answers from the program", Duration::from_secs(60), || {
+    wait_until("answers from the program", Duration::from_secs(120), || {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
         right
             && running
@@ -535,15 +532,15 @@ fn running_server_reattaches_after_detach() -> Result<()> {
     })?;
     wait_until(
         "the links to be pinned again",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || running.bpffs.links().len() == 2,
     )?;
     wait_until(
         "the maps to be pinned again",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || running.bpffs.pinned().len() == 2 + 10,
     )?;
-    running.server.process().kill(Duration::from_secs(60))?;
+    running.server.process().kill(Duration::from_secs(120))?;
     ensure!(
         running.ask(TIMEOUT)? == Some(published()),
         "reattached programs also outlive the server"
@@ -565,7 +562,7 @@ fn detach_removes_pins_of_attach_user() -> Result<()> {
 fn cleans_up(label: &str, xdp: Value) -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start(label, xdp)?;
-    running.server.process().kill(Duration::from_secs(60))?;
+    running.server.process().kill(Duration::from_secs(120))?;
     ensure!(
         running.ask(TIMEOUT)? == Some(published()),
         "the programs stay"
@@ -586,7 +583,7 @@ fn detach_spares_links_of_others() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("removed", json!({"lease": "60s"}))?;
     let other = Running::start("other", json!({}))?;
-    running.server.process().kill(Duration::from_secs(60))?;
+    running.server.process().kill(Duration::from_secs(120))?;
     let pins = running.bpffs.links();
     let links = pins
         .first()

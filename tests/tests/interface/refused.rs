@@ -290,7 +290,7 @@ fn rejected_program_disables_only_hook() -> Result<()> {
         let mut status = spoilt.status().with_context(|| case.clone())?;
         wait_until(
             "the programs to be loaded and attached",
-            Duration::from_secs(60),
+            Duration::from_secs(120),
             || {
                 status = spoilt.status().unwrap_or_default();
                 let loading = |program: &Value| program["state"] == "loading";
@@ -365,7 +365,7 @@ fn rejected_program_disables_only_hook() -> Result<()> {
         spoilt
             .server
             .process()
-            .stop(Duration::from_secs(60))
+            .stop(Duration::from_secs(120))
             .with_context(|| case)?;
     }
     Ok(())

@@ -50,7 +50,7 @@ fn lost_address_stops_no_server() -> Result<()> {
         namespace.run(asked).unwrap_or(false)
     };
     // The addresses are listened on one after the other.
-    wait_until("both addresses", Duration::from_secs(60), || {
+    wait_until("both addresses", Duration::from_secs(120), || {
         answers(STAYS) && answers(GOES)
     })?;
 
@@ -69,18 +69,18 @@ fn lost_address_stops_no_server() -> Result<()> {
     server.wait_for_log("10.9.1.1:53")?;
 
     // Missing at the start, available later.
-    server.process().stop(Duration::from_secs(60))?;
+    server.process().stop(Duration::from_secs(120))?;
     server.restart(Some(&namespace))?;
     ensure!(answers(STAYS) && !answers(GOES), "{}", server.log());
     namespace.ip("addr add 10.9.1.1/32 dev lo")?;
     wait_until(
         "the address that came back",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || answers(GOES),
     )?;
 
     // Without any listen address the server cannot start.
-    server.process().stop(Duration::from_secs(60))?;
+    server.process().stop(Duration::from_secs(120))?;
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {
         namespace.ip(&format!("addr del {address} dev lo"))?;
     }
@@ -187,7 +187,7 @@ fn tcp_clients_of_all_addresses_share_descriptors() -> Result<()> {
         let closed = metrics.sum("bosh_dns_xdp_tcp_closed_for_others_total", "");
         Ok(limit == FILES / 4 && closed > 0)
     };
-    wait_until("closed connections", Duration::from_secs(60), || {
+    wait_until("closed connections", Duration::from_secs(120), || {
         is_enforced().unwrap_or(false)
     })
 }
@@ -197,7 +197,7 @@ fn ipv6_wildcard_follows_ipv4_addresses() -> Result<()> {
     requires!(namespaces);
     let following = Following::start("dual", "[::]:53", &json!({}))?;
     let wait = |what: &str, is: &dyn Fn() -> bool| {
-        wait_until(what, Duration::from_secs(60), is).with_context(|| following.server.log())
+        wait_until(what, Duration::from_secs(120), is).with_context(|| following.server.log())
     };
     ensure!(following.answers("127.0.0.3:53") && following.answers("[::1]:53"));
     // From now on IPv4 is served only at this address.
@@ -246,14 +246,20 @@ fn local_queries_to_routed_address_are_served_at_loopback() -> Result<()> {
     let server = Server::start(Some(&namespace), folder, STAYS, &settings)?;
     let following = Following { server, namespace };
     let mut last = Value::Null;
-    wait_until("the loopback to be served", Duration::from_secs(60), || {
-        for _ in 0..10 {
-            following.answers("10.9.0.1:53");
-        }
-        last = following.status().unwrap_or_default()["fast_path"]["interfaces"].clone();
-        last.as_array().into_iter().flatten().any(|one| {
-            one["name"] == "lo" && one["state"] == "served" && one["reply_count"].as_u64() > Some(0)
-        })
-    })
+    wait_until(
+        "the loopback to be served",
+        Duration::from_secs(120),
+        || {
+            for _ in 0..10 {
+                following.answers("10.9.0.1:53");
+            }
+            last = following.status().unwrap_or_default()["fast_path"]["interfaces"].clone();
+            last.as_array().into_iter().flatten().any(|one| {
+                one["name"] == "lo"
+                    && one["state"] == "served"
+                    && one["reply_count"].as_u64() > Some(0)
+            })
+        },
+    )
     .with_context(|| format!("{last}"))
 }

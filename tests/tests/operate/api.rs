@@ -79,7 +79,7 @@ fn api_certificates_rotate_without_restart() -> Result<()> {
     }
     write_certificates(&certificates)?;
     let mut refusal = None;
-    let accepted = wait_until("new certificates", Duration::from_secs(60), || {
+    let accepted = wait_until("new certificates", Duration::from_secs(120), || {
         refusal = running.curl_api("/instances", &certificates, &[]).err();
         refusal.is_none()
     });

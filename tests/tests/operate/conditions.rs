@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A row of the page's table.
 pub(crate) struct Row {

@@ -38,7 +38,7 @@ pub(crate) fn start(namespace: &Namespace, last: u8) -> Result<(Kept, SocketAddr
     let address = SocketAddr::from((address, 53));
     let query = client::query("www.example.org.", RecordType::A, None)?.to_vec()?;
     let answers = || client::ask_raw(address, &query, Duration::from_millis(200)).is_ok();
-    wait_until("dnsmasq", Duration::from_secs(60), || {
+    wait_until("dnsmasq", Duration::from_secs(120), || {
         namespace.run(answers).unwrap_or(false)
     })?;
     Ok((process, address))

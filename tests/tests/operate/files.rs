@@ -20,7 +20,7 @@ use whole_system_tests::{
 use crate::running::RECORDS;
 
 /// Generous time limit for noticing a file change.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]
 fn fifo_alias_file_is_harmless() -> Result<()> {

@@ -28,7 +28,7 @@ use crate::running::RECORDS;
 const OURS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
 
 /// Time limit for a change to be noticed, reached only on failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Replaces the records of a server, and waits until it answers with the new address of `db`.
 fn move_instance(namespace: &Namespace, server: &Server, address: [u8; 4]) -> Result<()> {
@@ -197,7 +197,7 @@ impl MemoryGroup {
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
         // The processes of the group may still be ending.
-        let _ = wait_until("the end of a cgroup", Duration::from_secs(60), || {
+        let _ = wait_until("the end of a cgroup", Duration::from_secs(120), || {
             fs::remove_dir(&self.folder).is_ok()
         });
     }

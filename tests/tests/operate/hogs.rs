@@ -85,7 +85,7 @@ fn ask_from(
     from: [u8; 4],
     query: &hickory_proto::op::Message,
 ) -> Result<hickory_proto::op::Message> {
-    let mut stream = connect_from(from, OURS, Duration::from_secs(10))?;
+    let mut stream = connect_from(from, OURS, Duration::from_secs(120))?;
     let message = query.to_vec()?;
     stream.write_all(&[&(message.len() as u16).to_be_bytes()[..], &message].concat())?;
     let mut length = [0; 2];

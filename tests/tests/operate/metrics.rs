@@ -138,7 +138,7 @@ fn prometheus_scrapes_server_metrics() -> Result<()> {
     let number = |expression: &str| prometheus.number(expression);
     running.ask("q-s0.q-g1.bosh.", 11)?;
     running.ask("nosuch.web.net.dep.bosh.", 2)?;
-    wait_until("the counters", Duration::from_secs(30), || {
+    wait_until("the counters", Duration::from_secs(120), || {
         number("boshdns_requests_internal_total") == Some(13.0)
     })?;
     let nxdomain = "sum(coredns_dns_responses_total{rcode=\"NXDOMAIN\"})";
@@ -179,7 +179,7 @@ fn probes_separate_liveness_from_readiness() -> Result<()> {
     fs::write(running.folder().join("records.json"), "{ broken")?;
     wait_until(
         "the broken file to be noticed",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         || status("/readyz").is_ok_and(|status| status == "503"),
     )?;
     assert_eq!(status("/healthz")?, "200");
@@ -202,7 +202,7 @@ fn interface_replies_are_counted() -> Result<()> {
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         value.parse().ok()
     };
-    wait_until("the programs", Duration::from_secs(60), || {
+    wait_until("the programs", Duration::from_secs(120), || {
         metric("bosh_dns_xdp_fast_path_up") == Some(1.0)
     })?;
     let before = metric("boshdns_requests_internal_total").context("there is a total")?;

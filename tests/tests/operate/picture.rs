@@ -201,7 +201,7 @@ fn picture_shows_twenty_names() -> Result<()> {
                 (1..=NAMES).all(|size| shows(&format!("q-s0.q-g{size}.bosh.")))
                     && (0..CLIENTS).all(|client| shows(&format!("127.0.0.{}", 10 + client)))
             };
-            let limit = Duration::from_secs(if is_drawn() { 200 } else { 40 });
+            let limit = Duration::from_secs(if is_drawn() { 200 } else { 120 });
             let waited = wait_until("the screen", limit, || shows_all(&top.lines()));
             ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
             // The panels of recursors and reasons are in use.
@@ -225,7 +225,7 @@ fn picture_shows_twenty_names() -> Result<()> {
                 });
                 error.is_some_and(|error: f64| error <= 12.0)
             };
-            let waited = wait_until("a narrow estimate", Duration::from_secs(60), || {
+            let waited = wait_until("a narrow estimate", Duration::from_secs(120), || {
                 is_narrow(&top.lines())
             });
             ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
@@ -247,7 +247,7 @@ fn picture_shows_twenty_names() -> Result<()> {
                 )
             })?;
             top.press('q')?;
-            ensure!(top.finish(Duration::from_secs(60))?.0.success());
+            ensure!(top.finish(Duration::from_secs(120))?.0.success());
             Ok(())
         })();
         done.store(true, Ordering::Relaxed);

@@ -64,7 +64,7 @@ impl<'a> Prometheus<'a> {
         for (job, _) in jobs {
             wait_until(
                 &format!("Prometheus to scrape {job}"),
-                Duration::from_secs(60),
+                Duration::from_secs(120),
                 || started.number(&format!("up{{job=\"{job}\"}}")) == Some(1.0),
             )?;
         }
@@ -116,7 +116,7 @@ impl<'a> Prometheus<'a> {
         let mut text = None;
         let waited = wait_until(
             &format!("the alert {name}"),
-            Duration::from_secs(60),
+            Duration::from_secs(120),
             || {
                 let Ok(answer) = self.get("alerts", &[]) else {
                     return false;
@@ -139,6 +139,6 @@ impl<'a> Prometheus<'a> {
     }
 
     pub(crate) fn stop(mut self) -> Result<()> {
-        self.process.stop(Duration::from_secs(60)).map(drop)
+        self.process.stop(Duration::from_secs(120)).map(drop)
     }
 }

@@ -23,7 +23,7 @@ use whole_system_tests::{
 };
 
 /// Generous time limit for a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Address queried by the client.
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2)), 53);

@@ -94,7 +94,7 @@ impl Running {
             &settings,
         )?;
         let open = || TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT)).is_ok();
-        wait_until("the API", Duration::from_secs(60), || {
+        wait_until("the API", Duration::from_secs(120), || {
             namespace.run(open).unwrap_or(false)
         })?;
         Ok(Self { server, namespace })

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A session: command lines with their output and exit codes.
 struct Session<'a> {

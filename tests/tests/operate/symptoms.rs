@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The page, each paragraph on one line.
 fn page() -> Result<String> {

@@ -15,7 +15,7 @@ const LARGE: (usize, usize) = (140, 40);
 const SMALL: (usize, usize) = (80, 24);
 
 /// Time limit, reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Starts a command beside the server on a terminal, with these environment variables.
 fn start(

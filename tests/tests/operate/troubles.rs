@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns status and body of `/readyz`.
 fn readyz(running: &Running) -> Result<(String, String)> {

@@ -23,7 +23,7 @@ use whole_system_tests::{
 };
 
 /// Time limit, reached only on failure.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running `try`, and what its output says.
 struct Trial {

@@ -37,7 +37,7 @@ fn said(client: Client) -> String {
     let server = Server::start(None, folder, ADDRESS, &settings).unwrap();
     let query = client::query("q-s0.q-g1.bosh.", RecordType::A, Some(1232)).unwrap();
     client::ask(ADDRESS, &query).unwrap();
-    wait_until("the first checks", Duration::from_secs(60), || {
+    wait_until("the first checks", Duration::from_secs(120), || {
         let states = dns_kit::metrics::names::HEALTH_INSTANCES;
         Metrics::here().is_ok_and(|metrics| metrics.sum(states, "") == 3)
     })

@@ -73,13 +73,13 @@ fn endless_bodies_take_bounded_memory() {
     // Each is ended by the server: the one that had room after its time, the others at once.
     for mut client in clients {
         client
-            .set_read_timeout(Some(Duration::from_secs(60)))
+            .set_read_timeout(Some(Duration::from_secs(120)))
             .unwrap();
         let ended = client.read_to_end(&mut Vec::new());
         let kind = ended.err().map(|error| error.kind());
         assert_ne!(kind, Some(ErrorKind::WouldBlock), "a request is still held");
     }
-    let limit = Duration::from_secs(60);
+    let limit = Duration::from_secs(120);
     let has_returned = || descriptors() <= open + 1;
     wait_until("the descriptors", limit, has_returned).unwrap();
 }

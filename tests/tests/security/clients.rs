@@ -43,7 +43,7 @@ fn unread() {
     let socket = folder.path().join("control.sock");
     let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off"}});
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
-    wait_until("the control socket", Duration::from_secs(30), || {
+    wait_until("the control socket", Duration::from_secs(120), || {
         socket.exists()
     })
     .unwrap();

@@ -45,7 +45,7 @@ fn inspect() {
             .all(|user| user == NOBODY.to_string())
     );
     // The server's user may operate it; other users may not.
-    wait_until("the control socket", Duration::from_secs(30), || {
+    wait_until("the control socket", Duration::from_secs(120), || {
         socket.exists()
     })
     .unwrap();
@@ -95,7 +95,7 @@ fn note() {
         let socket = folder.path().join("run/control.sock");
         let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off", "user": user}});
         let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
-        wait_until("the control socket", Duration::from_secs(30), || {
+        wait_until("the control socket", Duration::from_secs(120), || {
             socket.exists()
         })
         .unwrap();

@@ -37,7 +37,7 @@ fn commands() {
     });
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
     let socket = server.folder.path().join("control.sock");
-    wait_until("the control socket", Duration::from_secs(30), || {
+    wait_until("the control socket", Duration::from_secs(120), || {
         socket.exists()
     })
     .unwrap();

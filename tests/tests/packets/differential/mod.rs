@@ -49,7 +49,7 @@ const LANES: usize = 4;
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// Time limit for a decision about a new set-up.
-const DECIDED: Duration = Duration::from_secs(60);
+const DECIDED: Duration = Duration::from_secs(120);
 
 /// Tries of a batch that shows a difference: a reply may be late on a busy machine.
 const TRIES: usize = 4;
