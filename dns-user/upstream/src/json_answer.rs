@@ -184,7 +184,9 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
             data.push(words.next()?.parse().ok()?);
             let tag = words.next()?;
             push_string(&mut data, tag.as_bytes())?;
-            let mut value = text.split_once(tag)?.1.trim();
+            // Behind the flags, which a tag of digits may repeat (RFC 8659, section 4.1.1).
+            let (_flags, rest) = text.trim_start().split_once(char::is_whitespace)?;
+            let mut value = rest.split_once(tag)?.1.trim();
             if let Some(rest) = value.strip_prefix('"')
                 && let Some(quoted) = rest.strip_suffix('"')
             {
@@ -484,6 +486,8 @@ mod tests {
             (257, "128 issue \"\"", Some(b"\x80\x05issue".to_vec())),
             (257, "0 issue \"a b", Some(b"\0\x05issue\"a b".to_vec())),
             (257, "0 issue", Some(b"\0\x05issue".to_vec())),
+            (257, "128 12 x", Some(b"\x80\x0212x".to_vec())),
+            (257, " 0  0 0 ", Some(b"\0\x0100".to_vec())),
             (257, "0", None),
             (257, "256 issue x", None),
             (
