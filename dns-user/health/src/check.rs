@@ -365,7 +365,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::fixture::{Authority, Machine, until};
+    use crate::tests::{Authority, Machine, until};
     use dns_kit::tls::RotatingTls;
 
     fn handshake_error(alert: AlertDescription) -> CheckError {

@@ -6,13 +6,13 @@
 //! * [`server`]: the process that answers `GET /health`.
 
 mod check;
-#[cfg(test)]
-mod fixture;
 mod metrics;
 mod schedule;
 pub mod server;
 mod service;
 mod states;
+#[cfg(test)]
+mod tests;
 mod tracker;
 mod watcher;
 

@@ -280,7 +280,7 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{Authority, Machine, health_config, name, needs, until};
+    use crate::tests::{Authority, Machine, health_config, name, needs, until};
     use dns_core::{
         config::TlsFiles,
         resolve::{Health as _, HealthState},

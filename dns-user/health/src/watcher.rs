@@ -392,7 +392,7 @@ mod tests {
     use super::*;
     use crate::{
         HEALTH_NAME, Limits,
-        fixture::{Authority, Machine, name, needs, until},
+        tests::{Authority, Machine, name, needs, until},
     };
     use dns_core::{config::TlsFiles, resolve::HealthState};
 

@@ -3,9 +3,6 @@
 //! Replies are kept as bytes, without their OPT. A hit is a copy with the client's id and letter
 //! case, in which the TTLs are overwritten.
 
-#[cfg(test)]
-mod tests;
-
 use std::{
     sync::{
         Arc,
@@ -661,3 +658,6 @@ impl Terms {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1202,4 +1202,51 @@ mod tests {
         assert!(source.answer_at_once(&asked, &mut out));
         assert_eq!((out[3] & 15, out[7]), (message::NOERROR, 1));
     }
+
+    #[tokio::test]
+    async fn stale_answers_are_looked_for_before_failures() {
+        let compat = Compat::default();
+        let message = query(NAME, 1);
+        let query = parsed(&message);
+        for (serve_stale, is_answered) in [(None, true), (Some(Duration::from_secs(60)), false)] {
+            let recursors = ["127.0.0.1:9".to_owned()];
+            let selection = RecursorSelection::Serial;
+            let forwarder = Forwarder::new(
+                &recursors,
+                options(0, compat),
+                selection,
+                compat,
+                &Arc::default(),
+            );
+            let config = CacheConfig {
+                enabled: true,
+                max_entries: 10,
+                max_bytes: 1 << 20,
+                serve_stale,
+            };
+            let cache = Arc::new(Cache::new(&config, form(compat), compat));
+            let source = UncachedSource::Dns(Arc::new(forwarder));
+            let source = CachedSource::new(source, Some(cache), form(compat), compat);
+            let common = &source.shared.common;
+            let failures = common.failures.as_ref().unwrap();
+            let flight = common.flight(&query, Generation::default(), None);
+            let mut reply = message.clone();
+            reply[2..4].copy_from_slice(&[0x81, 0x85]);
+            let index = message::MessageIndex::of(&reply).unwrap();
+            let failure = FlightResult::copy_of(&reply, &index, true, &[]);
+            // It does not expire during the test.
+            let later = Instant::now() + Duration::from_secs(3600);
+            let mut remembered = failures.remembered.lock();
+            remembered.by_key.insert(flight, (later, failure));
+            drop(remembered);
+            failures.count.store(1, Ordering::Relaxed);
+            let mut out = Vec::new();
+            assert_eq!(source.answer_at_once(&query, &mut out), is_answered);
+            assert_eq!(out, if is_answered { reply } else { Vec::new() });
+            // After a flush, operators expect what the recursors say now.
+            assert_eq!(source.flush(&Selection::default()), Some(0));
+            out.clear();
+            assert!(!source.answer_at_once(&query, &mut out));
+        }
+    }
 }

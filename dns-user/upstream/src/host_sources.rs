@@ -274,7 +274,7 @@ mod tests {
                     reply[7] -= 1;
                     reply[11] += 1;
                 }
-                (TYPE_AAAA, _) => push(TYPE_AAAA, v6, &Ipv6Addr::LOCALHOST.octets()),
+                (TYPE_AAAA, None) => push(TYPE_AAAA, v6, &Ipv6Addr::LOCALHOST.octets()),
                 _ => {}
             }
             socket.send_to(&reply, client).await.unwrap();
@@ -300,7 +300,12 @@ mod tests {
                 with_nameservers: false,
                 own: OwnAddresses::default(),
             };
-            let (addresses, ttl) = sources.look_up("ns.no-such-host.test").await.unwrap();
+            // On a busy machine, the server may be too late for once.
+            let (addresses, ttl) = loop {
+                if let Some(found) = sources.look_up("ns.no-such-host.test").await {
+                    break found;
+                }
+            };
             assert_eq!(&addresses, expected);
             assert_eq!(ttl, Duration::from_secs(seconds));
             let names = HostNames::from_source(Box::new(sources), OwnAddresses::default());

@@ -194,7 +194,7 @@ mod tests {
             if rounds.get() == 2 {
                 own.set(&["192.0.2.9:53".parse().unwrap()]);
             }
-            rounds.get() < 4
+            rounds.get() < 3
         };
         let replaced = std::cell::RefCell::new(Vec::new());
         let replace = |names: &[String]| replaced.borrow_mut().push((rounds.get(), names.to_vec()));

@@ -837,12 +837,18 @@ mod query_tests {
     fn socket(age: Duration) -> Socket {
         let io = UdpSocket::bind("127.0.0.1:0").unwrap();
         io.connect(io.local_addr().unwrap()).unwrap();
+        // A new one does not wear out during the test.
+        let opened = if age.is_zero() {
+            Instant::now() + Duration::from_secs(3600)
+        } else {
+            Instant::now().checked_sub(age).unwrap()
+        };
         Socket {
             io,
             timeout: Duration::from_secs(60),
             matching: Matching::Strict,
             mismatched: Arc::default(),
-            opened: Instant::now().checked_sub(age).unwrap(),
+            opened,
             pending: Mutex::default(),
         }
     }

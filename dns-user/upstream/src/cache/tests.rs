@@ -464,7 +464,13 @@ fn look_ups_are_counted_by_result() {
     let asked = query(NAME, A);
     let denied = query(NAME, TXT);
     admit(&cache, &asked, &reply(&asked, message::NOERROR, &[ADDRESS]));
-    admit(&cache, &denied, &reply(&denied, message::NOERROR, &[]));
+    let data = soa(120);
+    let denial: Record<'_> = (1, b"\0", SOA, 900, &data);
+    admit(
+        &cache,
+        &denied,
+        &reply(&denied, message::NOERROR, &[denial]),
+    );
     let look_up = |message: &[u8]| {
         let query = parsed(message);
         cache.get(&cache.key(&query).unwrap(), &query)

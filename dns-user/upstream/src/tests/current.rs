@@ -16,6 +16,7 @@ const NAME: &[u8] = b"\x02ok\x07example\0";
 fn config(members: &str) -> Config {
     let text = format!(
         r#"{{"address": "127.0.0.1", "port": 53, "recursor_selection": "serial",
+            "request_timeout": "1200s", "recursor_timeout": "600s",
             "cache": {{"enabled": true}}, {members}}}"#
     );
     Config::parse("config.json", text.as_bytes())
