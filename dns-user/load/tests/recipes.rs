@@ -789,9 +789,10 @@ fn latencies_agree_with_dnsperf() -> Result<()> {
         let theirs = seconds[((seconds.len() - 1) as f64 * share).round() as usize];
         let expected = expected.as_secs_f64();
         for found in [ours, theirs] {
-            // From below by the resolution of two digits, from above by the machine's other work.
+            // From below by the resolution of two digits, from above by the machine's other work: a wrong unit or
+            // begin would be further off.
             ensure!(
-                found > expected * 0.99 && found < expected * 1.5,
+                found > expected * 0.99 && found < expected * 4.0,
                 "{key}: {ours} s, {theirs} s by dnsperf, {expected} s of the server"
             );
         }
