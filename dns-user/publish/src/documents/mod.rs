@@ -551,8 +551,12 @@ impl Document {
     /// problems. `None` stands for a document whose identity is unknown.
     pub fn read_all(node: &Node, last_line: u64, problems: &Problems) -> Vec<Option<Self>> {
         let root = Reader::root(node, problems);
-        let Some(items) = list_items(&root) else {
+        if !is_list(node) {
             return vec![Self::read(&root, last_line)];
+        }
+        // Without items, nothing of the list is known.
+        let Some(items) = list_items(&root) else {
+            return vec![None];
         };
         let mut found = Vec::with_capacity(items.len());
         for (number, item) in items.iter().enumerate() {
@@ -623,18 +627,20 @@ pub(crate) fn digest(text: &str) -> String {
     dns_kit::hex(&digest.as_ref()[..8])
 }
 
-/// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.
-fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
+/// Returns whether a document is a list as `kubectl get -o yaml` writes it.
+fn is_list(node: &Node) -> bool {
     // Without `fields`, which would report a problem: other documents are no lists.
-    let Value::Map(members) = &root.node.value else {
-        return None;
+    let Value::Map(members) = &node.value else {
+        return false;
     };
     let mut members = members.iter();
-    let (_, kind) = members.find(|(name, _)| name == "kind")?;
-    if !matches!(&kind.value, Value::Text(kind) if ["List", "DNSEndpointList"].contains(&&**kind)) {
-        return None;
-    }
-    Some(root.fields()?.required("items")?.items()?.collect())
+    let kind = members.find(|(name, _)| name == "kind");
+    let kind = kind.map(|(_, kind)| &kind.value);
+    matches!(kind, Some(Value::Text(kind)) if ["List", "DNSEndpointList"].contains(&&**kind))
+}
+
+fn list_items<'a>(list: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
+    Some(list.fields()?.required("items")?.items()?.collect())
 }
 
 fn read_kind(reader: &Reader<'_>) -> Option<Kind> {

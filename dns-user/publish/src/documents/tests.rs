@@ -431,3 +431,478 @@ fn reads_and_other_files_wake_nobody() {
     let overflow = Err(Error::generic("overflow"));
     assert!(may_change_documents(&overflow, &single));
 }
+
+#[test]
+fn kinds_have_a_name_a_word_and_a_version() {
+    let own = "bosh-dns-publish/v1";
+    let theirs = "externaldns.k8s.io/v1alpha1";
+    for (kind, name, word, version) in [
+        (Kind::Endpoint, "DNSEndpoint", "crd", theirs),
+        (Kind::Fleet, "FleetName", "fleet", own),
+        (Kind::UpdateRecord, "DNSUpdateRecord", "update-record", own),
+        (Kind::List, "DNSUpdateRecordList", "list", own),
+        (Kind::Intent, "InboundIntent", "intent", own),
+    ] {
+        let id = DocumentId {
+            kind,
+            namespace: "shop".to_owned(),
+            name: "one".to_owned(),
+        };
+        assert_eq!(Kind::named(name), Some(kind));
+        assert_eq!((kind.name(), kind.api_version()), (name, version));
+        assert_eq!(id.resource(), format!("{word}/shop/one"));
+        assert_eq!(id.to_string(), format!("{name} shop/one"));
+        let json = serde_json::to_value(&id).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({"kind": name, "namespace": "shop", "name": "one"})
+        );
+    }
+    assert_eq!(Kind::named("Pod"), None);
+    let cloud = DocumentId::of_list(&ListOwner::LogicalCloud {
+        project: "shop".to_owned(),
+        name: "lc1".to_owned(),
+    });
+    assert_eq!(cloud.resource(), "list/shop/logical-cloud/lc1");
+    let cluster = DocumentId::of_list(&ListOwner::Cluster {
+        provider: "p".to_owned(),
+        name: "edge".to_owned(),
+    });
+    assert_eq!(cluster.resource(), "list//cluster/p/edge");
+}
+
+#[test]
+fn digests_are_those_of_every_version() {
+    assert_eq!(digest(""), "e3b0c44298fc1c14");
+    assert_eq!(digest("abc"), "ba7816bf8f01cfea");
+}
+
+/// Returns the problems of documents in one file, without the folder.
+fn problems_of(documents: &[&str]) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "a.yml", documents);
+    problems(&Folder::new(vec![folder.path().to_owned()]).scan())
+}
+
+#[test]
+fn problems_have_place_cause_and_remedy() {
+    for (document, expected) in [
+        (
+            "kind: DNSEndpont\napiVersion: v1\n".to_owned(),
+            "a.yml:1: kind: unknown kind \"DNSEndpont\"; did you mean \"DNSEndpoint\"? If not, remove it",
+        ),
+        (
+            endpoint("one").replace("v1alpha1", "v2"),
+            "a.yml:1: apiVersion: DNSEndpoint has another apiVersion; write apiVersion: externaldns.k8s.io/v1alpha1",
+        ),
+        (
+            endpoint("one").replace("{name: one}", "{}"),
+            "a.yml:3: metadata: member \"name\" is missing; add \"name\"",
+        ),
+        (
+            endpoint("one").replace("metadata", "spek: 1\nmetadata"),
+            "a.yml:3: spek: unknown member \"spek\"; did you mean \"spec\"? If not, remove it",
+        ),
+        (
+            endpoint("one").replace("{name: one}", "{name: one, namespace: 'a b'}"),
+            "a.yml:3: metadata.namespace: \"a b\" is not a valid name; use up to 63 letters, digits, dashes, dots and \
+             underscores, with a letter or digit at both ends",
+        ),
+        (
+            endpoint("one").replace("{name: one}", "{name: one, generation: -1}"),
+            "a.yml:3: metadata.generation: -1 is out of range; give a whole number from 0 to 18446744073709551615",
+        ),
+        ("- 1\n".to_owned(), "a.yml:1: a list instead of a map; give a map"),
+        (
+            "apiVersion: v1\nkind: List\nitems: 1\n".to_owned(),
+            "a.yml:3: items: 1 instead of a list; give a list",
+        ),
+        (
+            "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecordList\nmetadata: {name: dns-update-record-list}\n\
+             spec: {cluster: edge, kv: []}\n"
+                .to_owned(),
+            "a.yml:4: spec.cluster: \"edge\" is not a cluster; write it as PROVIDER/NAME",
+        ),
+        (
+            "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecordList\nmetadata: {name: dns-update-record-list}\n\
+             spec: {cluster: p/edge, logicalCloud: lc, kv: []}\n"
+                .to_owned(),
+            "a.yml:4: spec: the owner of the list is ambiguous; set either logicalCloud or cluster (PROVIDER/NAME)",
+        ),
+        (
+            "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecordList\nmetadata: {name: other}\n\
+             spec: {cluster: p/edge, kv: []}\n"
+                .to_owned(),
+            "a.yml:3: metadata.name: a list named \"other\" has no effect; name it dns-update-record-list",
+        ),
+    ] {
+        assert_eq!(problems_of(&[&document]), [expected]);
+    }
+    let twice = problems_of(&[&endpoint("one"), &endpoint("one")]);
+    assert_eq!(twice.len(), 1);
+    assert!(
+        twice[0]
+            .starts_with("a.yml:6: metadata.name: DNSEndpoint default/one is already defined at ")
+            && twice[0].ends_with("a.yml:1; remove or rename one of them"),
+        "{twice:?}"
+    );
+    assert_eq!(
+        problems_of(&["# nothing\n"]),
+        [] as [&str; 0],
+        "a file that waits for documents"
+    );
+    assert_eq!(
+        problems_of(&[" \n"]),
+        ["a.yml:1: the file is empty; write documents to it, or remove the file"]
+    );
+}
+
+#[test]
+fn members_of_metadata_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let metadata =
+        "{name: one, namespace: shop, labels: {a: b, n: 1}, generation: 7, annotations: {x: y}}";
+    let list = endpoint("two").replace('\n', "\n  ");
+    write(
+        folder.path(),
+        "a.yml",
+        &[
+            &format!(
+                "{}status: {{x: 1}}\n",
+                endpoint("one").replace("{name: one}", metadata)
+            ),
+            &format!(
+                "apiVersion: v1\nkind: DNSEndpointList\nitems:\n- {list}\n- {}\n",
+                list.replace("two", "three")
+            ),
+        ],
+    );
+    let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+    let found: Vec<(String, Option<u64>, u64, u64, usize)> = scan
+        .documents
+        .iter()
+        .map(|document| {
+            let Document {
+                id,
+                labels,
+                generation,
+                line,
+                last_line,
+                ..
+            } = document;
+            (id.to_string(), *generation, *line, *last_line, labels.len())
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("DNSEndpoint shop/one".to_owned(), Some(7), 1, 6, 1),
+            ("DNSEndpoint default/two".to_owned(), None, 10, 14, 0),
+            ("DNSEndpoint default/three".to_owned(), None, 15, 20, 0),
+        ]
+    );
+    assert_eq!(scan.documents[0].labels["a"], "b");
+    assert_eq!(problems(&scan).len(), 1, "{:?}", problems(&scan));
+}
+
+#[test]
+fn only_documents_are_files_of_a_folder() {
+    for (path, expected) in [
+        ("/d/a.yml", true),
+        ("/d/a.yaml", true),
+        ("/d/a.json", true),
+        ("/d/a.YML", false),
+        ("/d/a.yml~", false),
+        ("/d/.a.yml", false),
+        ("/d/yml", false),
+        ("/", false),
+    ] {
+        assert_eq!(is_document_file(Path::new(path)), expected, "{path}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["b.yml", "a.json", ".c.yml", "d.txt"] {
+        fs::write(folder.path().join(name), "x").unwrap();
+    }
+    let path = |name: &str| folder.path().join(name);
+    assert_eq!(
+        files_of(folder.path()).unwrap(),
+        [path("a.json"), path("b.yml")]
+    );
+    assert_eq!(
+        files_of(&path("d.txt")).unwrap(),
+        [path("d.txt")],
+        "a file may have any name"
+    );
+    assert!(files_of(&path("none")).is_err());
+    assert_eq!(path_beside(&path("a.yml")), path("a.yml.status"));
+}
+
+#[test]
+fn large_and_foreign_files_are_unreadable() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.yml");
+    let large = fs::File::create(&file).unwrap();
+    large.set_len((64 << 20) + 1).unwrap();
+    let error = |path: &Path| read_text(path).unwrap_err().to_string();
+    assert_eq!(error(&file), "it is larger than 64 MiB");
+    fs::write(&file, b"\xff").unwrap();
+    assert_eq!(error(&file), "it is not UTF-8");
+    let state = unreadable(&file, &io::Error::other("cause"));
+    assert_eq!((state.documents.len(), &state.path), (0, &file));
+    assert_eq!(
+        state.problems[0].to_string(),
+        format!(
+            "{}:1: cannot be read: cause; correct the path or its permissions; the records of its documents stay \
+             unchanged",
+            file.display()
+        )
+    );
+}
+
+#[test]
+fn cut_texts_are_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.yml");
+    fs::write(&file, "x").unwrap();
+    let whole = "a: 1\nb: 2\n";
+    let cut = Some("write the file completely, and end it with a line break");
+    let wait = Some("wait a minute if that is intended; the file may still be being written");
+    for (text, expected) in [
+        (whole, None),
+        ("a: 1\nc: 2\n", None),
+        ("a: 1\nb: 2\nc: 3\n", None),
+        ("a: 1\nb: 2", wait),
+        ("a: 1\nb", cut),
+        ("a: 1\n", wait),
+        ("a", cut),
+    ] {
+        assert_eq!(missing_end(&file, text, whole), expected, "{text:?}");
+    }
+    // After a minute, what is left is intended, but for a line that is cut.
+    let old = fs::File::options().write(true).open(&file).unwrap();
+    old.set_modified(SystemTime::now() - WRITING).unwrap();
+    assert_eq!(missing_end(&file, "a: 1\n", whole), None);
+    assert_eq!(missing_end(&file, "a", whole), cut);
+    old.set_modified(SystemTime::now() + WRITING).unwrap();
+    assert_eq!(
+        missing_end(&file, "a: 1\n", whole),
+        None,
+        "a time in the future"
+    );
+}
+
+#[test]
+fn state_is_read_from_a_file_that_may_be_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("state.json");
+    let read = || read_json::<Vec<u8>>(&file);
+    assert_eq!(read(), Ok(vec![]));
+    fs::write(&file, "[1, 2]").unwrap();
+    assert_eq!(read(), Ok(vec![1, 2]));
+    fs::write(&file, "[1").unwrap();
+    assert!(read().is_err());
+    assert!(
+        read_json::<Vec<u8>>(folder.path()).is_err(),
+        "a folder is not missing"
+    );
+    write_pretty(&file, &vec![3], Attributes::PUBLIC).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "[\n  3\n]\n");
+}
+
+#[test]
+fn status_files_have_a_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let documents = folder.path().join("a.yml");
+    let status = DocumentStatus {
+        id: DocumentId {
+            kind: Kind::Endpoint,
+            namespace: "shop".to_owned(),
+            name: "one".to_owned(),
+        },
+        observed_generation: 2,
+        digest: "d".to_owned(),
+        providers: BTreeMap::new(),
+        last_error: None,
+        remarks: Vec::new(),
+    };
+    let file = StatusFile {
+        documents: vec![status],
+        problems: Vec::new(),
+    };
+    file.write(&documents).unwrap();
+    let text = fs::read_to_string(path_beside(&documents)).unwrap();
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&text).unwrap(),
+        serde_json::json!({"documents": [
+            {"kind": "DNSEndpoint", "namespace": "shop", "name": "one", "observedGeneration": 2, "digest": "d"}
+        ]})
+    );
+    // An equal status is not written again.
+    fs::write(path_beside(&documents), text.replace('\n', " ")).unwrap();
+    file.write(&documents).unwrap();
+    assert!(
+        !fs::read_to_string(path_beside(&documents))
+            .unwrap()
+            .contains('\n')
+    );
+    let mut other = file.clone();
+    other.problems.push("x".to_owned());
+    other.write(&documents).unwrap();
+    assert_eq!(StatusFile::read(&documents), Some(other));
+    assert_eq!(StatusFile::read(&folder.path().join("none.yml")), None);
+    // Only the status files of documents that are gone are removed.
+    for name in [
+        "x.txt.status",
+        "b.yml.status",
+        "c.yml.status",
+        "c.yml",
+        "d.yml.other",
+    ] {
+        fs::write(folder.path().join(name), "x").unwrap();
+    }
+    StatusFile::sweep(folder.path());
+    StatusFile::sweep(&folder.path().join("none"));
+    let mut left: Vec<_> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(
+        left,
+        ["c.yml", "c.yml.status", "d.yml.other", "x.txt.status"]
+    );
+}
+
+#[test]
+fn unreadable_lists_and_intents_hold_all_intents() {
+    let folder = tempfile::tempdir().unwrap();
+    let version = "apiVersion: bosh-dns-publish/v1\n";
+    for (document, holds_intents, held) in [
+        (
+            format!("{version}kind: InboundIntent\nmetadata: {{name: i}}\nspec: {{}}\n"),
+            true,
+            0,
+        ),
+        (
+            format!(
+                "{version}kind: DNSUpdateRecordList\nmetadata: {{name: dns-update-record-list}}\n\
+                 spec: {{cluster: p/x, kv: 1}}\n"
+            ),
+            true,
+            0,
+        ),
+        (
+            format!("{version}kind: DNSUpdateRecord\nmetadata: {{name: r}}\nspec: {{}}\n"),
+            false,
+            0,
+        ),
+        (
+            format!("{version}kind: FleetName\nmetadata: {{name: f}}\n"),
+            false,
+            1,
+        ),
+        (
+            format!(
+                "{version}kind: FleetName\nmetadata: {{name: f}}\nspec: {{names: [{{alias: a}}]}}\n"
+            ),
+            false,
+            1,
+        ),
+        (
+            format!(
+                "{version}kind: FleetName\nmetadata: {{name: f}}\nspec: {{names: [{{name: a.b}}]}}\n"
+            ),
+            false,
+            0,
+        ),
+    ] {
+        write(folder.path(), "a.yml", &[&document]);
+        let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+        assert_eq!(
+            (scan.holds_intents, scan.held.len()),
+            (holds_intents, held),
+            "{document}"
+        );
+        assert!(
+            !problems(&scan).is_empty() && !scan.holds_unknown,
+            "{document}"
+        );
+    }
+    // What cannot even be identified may want anything, unless it was known before.
+    write(folder.path(), "a.yml", &["kind: [\n"]);
+    let mut followed = Folder::new(vec![folder.path().to_owned()]);
+    assert!(followed.scan().holds_unknown);
+    write(folder.path(), "a.yml", &[&endpoint("one")]);
+    assert!(!followed.scan().holds_unknown);
+    write(folder.path(), "a.yml", &["kind: [\n"]);
+    let scan = followed.scan();
+    assert!(!scan.holds_unknown);
+    assert_eq!(scan.held.iter().collect::<Vec<_>>(), ["crd/default/one"]);
+    // So may a folder that was never read.
+    assert!(
+        Folder::new(vec![folder.path().join("none")])
+            .scan()
+            .holds_unknown
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_is_silent_without_a_change() {
+    let (sender, events) = mpsc::channel(1);
+    let mut watch = Watch {
+        _watcher: None,
+        events,
+    };
+    let hour = Duration::from_hours(1);
+    assert!(tokio::time::timeout(hour, watch.changed()).await.is_err());
+    sender.send(()).await.unwrap();
+    assert!(tokio::time::timeout(hour, watch.changed()).await.is_ok());
+    // Without a watcher, the interval remains.
+    drop(sender);
+    assert!(tokio::time::timeout(hour, watch.changed()).await.is_err());
+}
+
+/// Notes the folders that are watched.
+#[derive(Debug, Default)]
+struct Noted(Vec<PathBuf>);
+
+impl Watcher for Noted {
+    fn new<F: notify::EventHandler>(_: F, _: notify::Config) -> notify::Result<Self> {
+        Ok(Self::default())
+    }
+
+    fn watch(&mut self, path: &Path, mode: RecursiveMode) -> notify::Result<()> {
+        assert_eq!(mode, RecursiveMode::NonRecursive);
+        self.0.push(path.to_owned());
+        Ok(())
+    }
+
+    fn unwatch(&mut self, _: &Path) -> notify::Result<()> {
+        Ok(())
+    }
+
+    fn kind() -> notify::WatcherKind {
+        notify::WatcherKind::NullWatcher
+    }
+}
+
+#[test]
+fn folders_of_documents_are_watched_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for name in ["a", "b"] {
+        fs::create_dir(path(name)).unwrap();
+    }
+    fs::write(path("b/single"), "x").unwrap();
+    let documents = [
+        path("a"),
+        path("b/single"),
+        path("b/other"),
+        path("b"),
+        path("none/x"),
+        "x".into(),
+    ];
+    let mut watcher = Noted::default();
+    watch_folders(&mut watcher, &documents).unwrap();
+    assert_eq!(watcher.0, [path("a"), path("b"), PathBuf::from(".")]);
+}
