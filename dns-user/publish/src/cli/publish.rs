@@ -698,4 +698,94 @@ mod tests {
             assert!(holds_back(&planned, &target), "{name}");
         }
     }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_plan_fails_if_a_provider_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let documents = folder.path().join("publish.d");
+        fs::create_dir(&documents).unwrap();
+        let url = ("etcd-urls".to_owned(), "http://127.0.0.1:1".to_owned());
+        let config = Config {
+            documents: vec![documents.clone()],
+            store: folder.path().join("store"),
+            provider_settings: [("default/etcd".to_owned(), [url].into())].into(),
+            ..Config::default()
+        };
+        let plan = async || {
+            let arguments = PlanArguments {
+                selection: Selection {
+                    providers: Vec::new(),
+                },
+                json: true,
+                color: Colour::Never,
+            };
+            arguments.run(&config).await.unwrap()
+        };
+        assert_eq!(plan().await, ExitCode::SUCCESS, "nothing is wanted");
+        let record = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd}\n\
+                      spec: {provider: coredns}\n";
+        fs::write(documents.join("a.yml"), record).unwrap();
+        assert_eq!(plan().await, ExitCode::FAILURE, "nobody listens there");
+        assert_eq!(
+            check(&config).await.unwrap(),
+            ExitCode::SUCCESS,
+            "nobody is asked"
+        );
+        fs::write(documents.join("a.yml"), record.replace("coredns", "core")).unwrap();
+        assert_eq!(plan().await, ExitCode::FAILURE, "a document is damaged");
+        assert_eq!(check(&config).await.unwrap(), ExitCode::FAILURE);
+    }
+
+    #[tokio::test]
+    async fn a_status_with_problems_is_a_failure() {
+        use std::sync::Arc;
+
+        use crate::{
+            api,
+            status::{ApiState, Metrics},
+            store::Store,
+        };
+
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config {
+            socket: folder.path().join("control.sock"),
+            ..Config::default()
+        };
+        let store = Store::open(&folder.path().join("store")).unwrap();
+        let state = Arc::new(ApiState::new(store, Metrics::new().unwrap()));
+        let socket = api::bind_control(&config.socket, None).unwrap();
+        tokio::spawn(api::serve_control(socket, api::routes(state.clone())));
+        let provider = |synced| ProviderOverview {
+            synced,
+            ..ProviderOverview::default()
+        };
+        let document = |last_error: Option<&str>| DocumentStatus {
+            id: DocumentId {
+                kind: Kind::Endpoint,
+                namespace: "shop".to_owned(),
+                name: "one".to_owned(),
+            },
+            observed_generation: 1,
+            digest: String::new(),
+            providers: BTreeMap::new(),
+            last_error: last_error.map(str::to_owned),
+            remarks: Vec::new(),
+        };
+        for (synced, last_error, problems, expected) in [
+            (true, None, vec![], ExitCode::SUCCESS),
+            (false, None, vec![], ExitCode::FAILURE),
+            (true, Some("x"), vec![], ExitCode::FAILURE),
+            (true, None, vec!["x".to_owned()], ExitCode::FAILURE),
+        ] {
+            *state.overview.lock() = Overview {
+                providers: [("p".to_owned(), provider(synced))].into(),
+                documents: vec![document(None), document(last_error)],
+                problems,
+            };
+            for json in [false, true] {
+                let found = Status { json }.run(&config).await.unwrap();
+                assert_eq!(found, expected, "{synced} {last_error:?}");
+            }
+        }
+    }
 }

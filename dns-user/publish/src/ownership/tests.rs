@@ -419,6 +419,24 @@ fn earlier_forms_of_owner_records_are_read() {
 }
 
 #[test]
+fn another_owner_in_an_earlier_form_is_an_orphan() {
+    let theirs = "heritage=external-dns,external-dns/owner=you";
+    for (text, orphans) in [(OWN, 0), (theirs, 1)] {
+        let view = read(&[
+            set("www.example.org A 192.0.2.1"),
+            set(&format!("a-www.example.org TXT {OWN}")),
+            set(&format!("www.example.org TXT {text}")),
+        ]);
+        assert_eq!(view.records[0].labels.owner(), "me");
+        assert_eq!(
+            (view.orphans.len(), view.notes.len()),
+            (orphans, orphans),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn an_owner_record_of_two_records_belongs_to_neither() {
     // `a-team` is the owner record of `team`, and in the older form the one of `a-team`.
     let records = [

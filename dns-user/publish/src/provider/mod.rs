@@ -1436,4 +1436,44 @@ mod tests {
         assert_eq!((azure.arguments)("x", "y"), None);
         assert_eq!((azure.remarks)(&empty), [] as [&str; 0]);
     }
+
+    /// A server on loopback that answers requests with one response after the other, and notes them.
+    pub(super) struct Scripted {
+        pub(super) url: String,
+        asked: Arc<parking_lot::Mutex<Vec<String>>>,
+    }
+
+    impl Scripted {
+        pub(super) async fn new(responses: &[(u16, &str)]) -> Self {
+            use dns_kit::http_server::{Listener, Server};
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("http://{}", listener.local_addr().unwrap());
+            let mut rest: std::collections::VecDeque<(u16, String)> = Default::default();
+            for (code, body) in responses {
+                rest.push_back((*code, (*body).to_owned()));
+            }
+            let rest = Arc::new(parking_lot::Mutex::new(rest));
+            let asked = Arc::new(parking_lot::Mutex::new(Vec::new()));
+            let noted = asked.clone();
+            let routes =
+                axum::Router::new().fallback(move |request: axum::extract::Request| async move {
+                    let (parts, body) = request.into_parts();
+                    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+                    let body = String::from_utf8_lossy(&body);
+                    let line = format!("{} {} {body}", parts.method, parts.uri);
+                    noted.lock().push(line.trim_end().to_owned());
+                    let next = rest.lock().pop_front();
+                    let (code, text) = next.unwrap_or((500, "nothing is left".to_owned()));
+                    (hyper::StatusCode::from_u16(code).unwrap(), text)
+                });
+            let server = Server::new("a test", Listener::Plain(listener));
+            tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
+            Self { url, asked }
+        }
+
+        /// Returns what was asked: method, path and body.
+        pub(super) fn asked(&self) -> Vec<String> {
+            self.asked.lock().clone()
+        }
+    }
 }

@@ -423,6 +423,7 @@ impl GroupSender for Webhook {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::tests::Scripted;
 
     #[test]
     fn users_of_a_url_become_a_header() {
@@ -510,5 +511,227 @@ mod tests {
         for (count, fitting) in [(1, 1), (100, 100), (101, 100)] {
             assert_eq!(provider.fitting(&vec![transaction.clone(); count]), fitting);
         }
+    }
+
+    async fn peer(responses: &[(u16, &str)]) -> (Webhook, Scripted) {
+        let server = Scripted::new(responses).await;
+        let settings = settings_of(&[("webhook-provider-url", &server.url)]).unwrap();
+        (Webhook::new(settings).unwrap(), server)
+    }
+
+    #[tokio::test]
+    async fn status_codes_tell_whose_fault_it_is() {
+        for (code, expected) in [
+            (200, None),
+            (204, None),
+            (400, Some("refused")),
+            (409, Some("refused")),
+            (413, Some("refused")),
+            (422, Some("refused")),
+            (408, Some("unreachable")),
+            (429, Some("unreachable")),
+            (500, Some("unreachable")),
+            (503, Some("unreachable")),
+            (302, Some("settings")),
+            (401, Some("settings")),
+            (404, Some("settings")),
+        ] {
+            let (provider, server) = peer(&[(code, "why\n")]).await;
+            let found = provider.call("/records", Some(b"[]".to_vec())).await;
+            let found = found.err().map(|error| match error {
+                ProviderError::Refused { .. } => "refused",
+                ProviderError::Unreachable { .. } => "unreachable",
+                ProviderError::Settings(_) => "settings",
+                other => panic!("{other}"),
+            });
+            assert_eq!(found, expected, "{code}");
+            assert_eq!(server.asked(), ["POST /records []"]);
+        }
+        let shown = async |code| {
+            let (provider, server) = peer(&[(code, "why\n")]).await;
+            let error = provider.call("/x", None).await.unwrap_err().to_string();
+            assert_eq!(server.asked(), ["GET /x"]);
+            error.replace(&server.url, "URL")
+        };
+        assert_eq!(
+            shown(400).await,
+            "URL/x refused: 400 Bad Request: why; see the log of the webhook"
+        );
+        assert_eq!(
+            shown(404).await,
+            "URL/x: 404 Not Found: why; correct webhook-provider-url, or what the peer requires of its clients"
+        );
+        let (provider, server) = peer(&[(200, "x")]).await;
+        let error = provider
+            .read::<Domains>("/", None)
+            .await
+            .unwrap_err()
+            .to_string();
+        let expected = format!("{}/: invalid response: ", server.url);
+        assert!(error.starts_with(&expected), "{error}");
+    }
+
+    #[tokio::test]
+    async fn domains_of_a_peer_are_zones() {
+        let records = r#"[
+            {"dnsName": "a.example.org", "recordType": "A", "targets": ["192.0.2.1"]},
+            {"dnsName": "a.example.org", "recordType": "A", "targets": ["192.0.2.2"]},
+            {"dnsName": "b.sub.example.org", "recordType": "A", "targets": ["192.0.2.3"]},
+            {"dnsName": "example.org", "recordType": "NS", "targets": ["ns.example.net"]},
+            {"dnsName": "example.org", "recordType": "SOA", "targets": ["\\# 0"]},
+            {"dnsName": "example.org", "recordType": "MX", "targets": ["1 m.example.net"]},
+            {"dnsName": "c.example.org", "recordType": "NS", "targets": ["ns.example.net"]},
+            {"dnsName": "elsewhere.example.net", "recordType": "A", "targets": ["192.0.2.4"]},
+            {"dnsName": "x.example.org", "recordType": "NEW", "targets": ["\u0007"]}
+        ]"#;
+        let domains = r#"{"include": [".sub.example.org", "example.org", "Example.org."], "exclude": ["z.example.org"]}"#;
+        let (mut provider, server) = peer(&[(200, domains), (200, records)]).await;
+        let zones = provider.list().await.unwrap();
+        let mut shown = Vec::new();
+        for zone in &zones {
+            for record in zone.content.as_ref().unwrap() {
+                shown.push(format!("{}: {record}", zone.id));
+            }
+        }
+        assert_eq!(
+            shown,
+            [
+                "example.org: a.example.org 0 A 192.0.2.1,192.0.2.2",
+                "example.org: c.example.org 0 NS ns.example.net",
+                "example.org: example.org 0 MX 1 m.example.net",
+                "sub.example.org: b.sub.example.org 0 A 192.0.2.3",
+            ]
+        );
+        assert_eq!(zones.len(), 2);
+        assert_eq!(zones[0].warnings.len(), 1);
+        assert!(
+            zones[0].warnings[0]
+                .starts_with("x.example.org left unchanged: unknown record type \"NEW\""),
+            "{:?}",
+            zones[0].warnings
+        );
+        assert_eq!(zones[1].warnings, [] as [&str; 0]);
+        let serves = |name: &str| provider.serves(&Name::parse(name).unwrap());
+        assert!(serves("a.example.org") && !serves("z.example.org") && !serves("example.net"));
+        assert_eq!(server.asked(), ["GET /", "GET /records"]);
+        // A peer that names no domain has those of the parameters, or all.
+        for (parameters, expected) in [
+            (vec![], "."),
+            (vec![("domain-filter", "example.net")], "example.net"),
+        ] {
+            let server = Scripted::new(&[(200, "{}"), (200, "null")]).await;
+            let all = [
+                &parameters[..],
+                &[("webhook-provider-url", server.url.as_str())],
+            ]
+            .concat();
+            let mut provider = Webhook::new(settings_of(&all).unwrap()).unwrap();
+            let zones = provider.list().await.unwrap();
+            let ids: Vec<&str> = zones.iter().map(|zone| zone.id.as_str()).collect();
+            assert_eq!(ids, [expected]);
+        }
+    }
+
+    fn set(line: &str) -> Record {
+        let (name, targets) = line.split_once(' ').unwrap();
+        let targets = targets.split(',').filter(|target| !target.is_empty());
+        Record::parse(&format!("{name}.example.org"), RecordType::A, targets).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_peer_adjusts_wanted_records() {
+        let answer = r#"[{"dnsName": "a.example.org", "recordType": "A", "targets": ["192.0.2.1"], "recordTTL": 300}]"#;
+        let (mut provider, server) = peer(&[(200, answer)]).await;
+        let mut first = set("a 192.0.2.1");
+        first.labels = Labels::of("", "crd/shop/one");
+        let desired = vec![first.clone(), set("kept "), set("dropped 192.0.2.2")];
+        provider.prepare(&desired).await.unwrap();
+        let sent = "POST /adjustendpoints [{\"dnsName\":\"a.example.org\",\"targets\":[\"192.0.2.1\"],\"recordType\":\
+                    \"A\",\"labels\":{\"resource\":\"crd/shop/one\"}},{\"dnsName\":\"dropped.example.org\",\"targets\":\
+                    [\"192.0.2.2\"],\"recordType\":\"A\"}]";
+        assert_eq!(server.asked(), [sent]);
+        let mut adjusted = desired;
+        provider.adjust(&mut adjusted);
+        first.ttl = Some(300);
+        // What the peer left out keeps its records.
+        assert_eq!(adjusted, [set("kept "), set("dropped "), first]);
+        let broken = r#"[{"dnsName": "a.example.org", "recordType": "A", "targets": ["x y"]}]"#;
+        let (mut provider, server) = peer(&[(200, broken)]).await;
+        let error = provider
+            .prepare(&[set("a 192.0.2.1")])
+            .await
+            .unwrap_err()
+            .to_string();
+        let expected = format!(
+            "{}/adjustendpoints: invalid response: a.example.org: ",
+            server.url
+        );
+        assert!(error.starts_with(&expected), "{error}");
+    }
+
+    #[tokio::test]
+    async fn changes_are_compared_and_sent_together() {
+        let before = r#"[{"dnsName": "a.example.org", "recordType": "A", "targets": ["192.0.2.1"]},
+                         {"dnsName": "b.example.org", "recordType": "A", "targets": ["192.0.2.9"]}]"#;
+        let transaction = |steps: Vec<Step>| Transaction {
+            name: Name::parse("a.example.org").unwrap(),
+            steps,
+        };
+        let batch = Batch {
+            transactions: vec![
+                transaction(vec![
+                    Step::Replace {
+                        before: set("a 192.0.2.1"),
+                        after: set("a 192.0.2.2"),
+                    },
+                    Step::Create(set("c 192.0.2.3")),
+                    Step::RequireAbsent(Name::parse("d.example.org").unwrap(), RecordType::A),
+                ]),
+                // Another writer was here.
+                transaction(vec![Step::Delete(set("b 192.0.2.1"))]),
+                transaction(vec![Step::Delete(set("b 192.0.2.9"))]),
+            ],
+            ..Batch::default()
+        };
+        let (mut provider, server) = peer(&[(200, before), (204, "")]).await;
+        let results = provider.apply(&batch, &|_| {}).await;
+        let url = &server.url;
+        let unproven = TransactionResult::Unproven(not_made(
+            url,
+            &Name::parse("a.example.org").unwrap(),
+            "see the log of the webhook",
+        ));
+        assert_eq!(
+            results,
+            [unproven.clone(), TransactionResult::Conflict, unproven]
+        );
+        let entry = |name: &str, target: &str| {
+            format!(
+                "{{\"dnsName\":\"{name}.example.org\",\"targets\":[\"{target}\"],\"recordType\":\"A\"}}"
+            )
+        };
+        let sent = format!(
+            "POST /records {{\"create\":[{}],\"updateOld\":[{}],\"updateNew\":[{}],\"delete\":[{}]}}",
+            entry("c", "192.0.2.3"),
+            entry("a", "192.0.2.1"),
+            entry("a", "192.0.2.2"),
+            entry("b", "192.0.2.9")
+        );
+        assert_eq!(server.asked(), ["GET /records", &sent]);
+        let (mut provider, _server) = peer(&[(500, "")]).await;
+        let results = provider.apply(&batch, &|_| {}).await;
+        assert!(
+            results
+                .iter()
+                .all(|result| matches!(result, TransactionResult::Failed(_)))
+        );
+        assert_eq!(results.len(), 3);
+        let (mut provider, _server) = peer(&[(200, before), (503, "")]).await;
+        let results = provider.apply(&batch, &|_| {}).await;
+        assert_eq!(results[1], TransactionResult::Conflict);
+        assert!(matches!(
+            results[0],
+            TransactionResult::Failed(ProviderError::Unreachable { .. })
+        ));
     }
 }

@@ -989,7 +989,9 @@ mod tests {
         );
         // With a server that does not answer, it is asked again soon.
         let server = folder.path().join("config.json");
-        std::fs::write(&server, "{\"port\": 53}").unwrap();
+        let socket = folder.path().join("control.sock");
+        let text = format!("{{\"port\": 53, \"control\": {{\"socket\": {socket:?}}}}}");
+        std::fs::write(&server, text).unwrap();
         config.server = Some(server);
         let begin = Instant::now();
         let mut sources = Sources::new(&config).unwrap();

@@ -561,6 +561,7 @@ fn is_conflict(message: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::tests::Scripted;
 
     fn settings_of(pairs: &[(&str, &str)]) -> Result<AwsSettings, String> {
         let mut parameters = Parameters::default();
@@ -888,6 +889,191 @@ mod tests {
             ),
         ] {
             assert_eq!(is_conflict(message), expected, "{message}");
+        }
+    }
+
+    async fn route53(responses: &[(u16, &str)], more: &[(&str, &str)]) -> (Aws, Scripted) {
+        let server = Scripted::new(responses).await;
+        let given = [
+            ("aws-endpoint", server.url.as_str()),
+            ("aws-access-key-id", "id"),
+            ("aws-secret-access-key", "secret"),
+            ("aws-api-retries", "0"),
+        ];
+        let settings = settings_of(&[&given[..], more].concat()).unwrap();
+        (Aws::new(settings).unwrap(), server)
+    }
+
+    #[tokio::test]
+    async fn errors_of_route_53_are_told_apart() {
+        let error =
+            |code: &str| format!("<E><Error><Code>{code}</Code><Message>why</Message></Error></E>");
+        let messages =
+            "<InvalidChangeBatch><Messages><Message>one</Message><Message>two</Message></Messages>\
+                        </InvalidChangeBatch>"
+                .to_owned();
+        let throttled = " is throttling; next attempt in 60 s";
+        for (code, body, expected) in [
+            (400, messages, " refused: one; two"),
+            (400, error("InvalidChangeBatch"), " refused: why"),
+            (400, error("Throttling"), throttled),
+            (400, error("ThrottlingException"), throttled),
+            (400, error("PriorRequestNotComplete"), throttled),
+            (400, error("TooManyRequestsException"), throttled),
+            (429, "x".to_owned(), throttled),
+            (403, error("AccessDenied"), " refused: AccessDenied: why"),
+            (403, "<E/>".to_owned(), " refused: : no reason given"),
+            (
+                503,
+                error("ServiceUnavailable"),
+                ": 503 Service Unavailable ServiceUnavailable: why",
+            ),
+            (200, "<A>".to_owned(), ": invalid response: it is truncated"),
+        ] {
+            let (mut aws, server) = route53(&[(code, &body)], &[]).await;
+            let error = aws.api.get("x", &[]).await.unwrap_err().to_string();
+            assert_eq!(error, format!("{}{expected}", server.url));
+            assert_eq!(server.asked(), ["GET /2013-04-01/x"]);
+        }
+    }
+
+    #[tokio::test]
+    async fn zones_and_sets_are_listed_page_by_page() {
+        let zone = |id: &str, name: &str| {
+            format!(
+                "<HostedZone><Id>/hostedzone/{id}</Id><Name>{name}.</Name><Config><PrivateZone>false</PrivateZone>\
+                 </Config></HostedZone>"
+            )
+        };
+        let zones =
+            |zones: String, rest: &str| format!("<R><HostedZones>{zones}</HostedZones>{rest}</R>");
+        let first = zones(
+            zone("Z1", "example.org") + &zone("Z2", "example.net"),
+            "<IsTruncated>true</IsTruncated><NextMarker>m 1</NextMarker>",
+        );
+        let second = zones(
+            zone("Z3", "example.com"),
+            "<IsTruncated>false</IsTruncated>",
+        );
+        let tag = |id: &str, value: &str| {
+            format!(
+                "<ResourceTagSet><ResourceId>{id}</ResourceId><Tags><Tag><Key>env</Key><Value>{value}</Value></Tag>\
+                 </Tags></ResourceTagSet>"
+            )
+        };
+        let tags = format!(
+            "<R><ResourceTagSets>{}{}{}</ResourceTagSets></R>",
+            tag("Z1", "a"),
+            tag("Z2", "b"),
+            tag("Z3", "b")
+        );
+        let set = |name: &str, record_type: &str, value: &str| {
+            format!(
+                "<ResourceRecordSet><Name>{name}.example.org.</Name><Type>{record_type}</Type><TTL>60</TTL>\
+                 <ResourceRecords><ResourceRecord><Value>{value}</Value></ResourceRecord></ResourceRecords>\
+                 </ResourceRecordSet>"
+            )
+        };
+        let apex = |record_type: &str, value: &str| {
+            set("", record_type, value).replace("<Name>.", "<Name>")
+        };
+        let sets = |sets: String, rest: &str| {
+            format!("<R><ResourceRecordSets>{sets}</ResourceRecordSets>{rest}</R>")
+        };
+        let sets1 = sets(
+            apex("SOA", "x")
+                + &apex("NS", "ns.")
+                + &set("a", "A", "192.0.2.1")
+                + &set("u", "NEW", "x"),
+            "<IsTruncated>true</IsTruncated><NextRecordName>b.example.org.</NextRecordName>\
+             <NextRecordType>A</NextRecordType>",
+        );
+        let sets2 = sets(
+            set("b", "A", "192.0.2.2") + &set("c", "NS", "ns."),
+            "<IsTruncated>true</IsTruncated><NextRecordName>d.example.org.</NextRecordName>\
+             <NextRecordType>A</NextRecordType><NextRecordIdentifier>eu</NextRecordIdentifier>",
+        );
+        let sets3 = sets(set("d", "A", "192.0.2.4"), "");
+        let responses =
+            [&first, &second, &tags, &sets1, &sets2, &sets3].map(|body| (200, body.as_str()));
+        let (mut aws, server) = route53(&responses, &[("aws-zone-tags", "env=a")]).await;
+        let listed = aws.list().await.unwrap();
+        assert_eq!(listed.len(), 1);
+        assert_eq!(
+            (listed[0].id.as_str(), listed[0].apex.as_str()),
+            ("Z1", "example.org")
+        );
+        let lines: Vec<String> = listed[0]
+            .content
+            .as_ref()
+            .unwrap()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "a.example.org 60 A 192.0.2.1",
+                "b.example.org 60 A 192.0.2.2",
+                "c.example.org 60 NS ns",
+                "d.example.org 60 A 192.0.2.4",
+            ]
+        );
+        assert_eq!(aws.listed["Z1"].len(), 4);
+        let asked = server.asked();
+        let rrset = "GET /2013-04-01/hostedzone/Z1/rrset?";
+        assert_eq!(
+            [&asked[..2], &asked[3..]].concat(),
+            [
+                "GET /2013-04-01/hostedzone?maxitems=100".to_owned(),
+                "GET /2013-04-01/hostedzone?marker=m%201&maxitems=100".to_owned(),
+                format!("{rrset}maxitems=300"),
+                format!("{rrset}maxitems=300&name=b.example.org.&type=A"),
+                format!("{rrset}identifier=eu&maxitems=300&name=d.example.org.&type=A"),
+            ]
+        );
+        assert!(
+            asked[2].starts_with("POST /2013-04-01/tags/hostedzone ")
+                && asked[2].ends_with(
+                    "<ResourceIds><ResourceId>Z1</ResourceId><ResourceId>Z2</ResourceId><ResourceId>Z3</ResourceId>\
+                     </ResourceIds></ListTagsForResourcesRequest>"
+                ),
+            "{}",
+            asked[2]
+        );
+    }
+
+    #[tokio::test]
+    async fn batches_are_sent_to_their_zone() {
+        let record = Record::parse("a.example.org", RecordType::A, ["192.0.2.1"]).unwrap();
+        let batch = Batch {
+            zone: "Z1".to_owned(),
+            transactions: vec![Transaction {
+                name: record.name.clone(),
+                steps: vec![Step::Create(record)],
+            }],
+            ..Batch::default()
+        };
+        let conflict = "<InvalidChangeBatch><Messages><Message>... but it already exists</Message></Messages>\
+                        </InvalidChangeBatch>";
+        for (code, body, expected) in [
+            (200, "<R/>", Some(TransactionResult::Applied)),
+            (400, conflict, Some(TransactionResult::Conflict)),
+            (400, "<InvalidChangeBatch/>", None),
+        ] {
+            let (mut aws, server) = route53(&[(code, body)], &[]).await;
+            let results = aws.apply(&batch, &|_| {}).await;
+            match expected {
+                Some(expected) => assert_eq!(results, [expected]),
+                None => assert!(matches!(results[..], [TransactionResult::Failed(_)])),
+            }
+            let asked = server.asked();
+            assert_eq!(asked.len(), 1);
+            assert!(
+                asked[0].starts_with("POST /2013-04-01/hostedzone/Z1/rrset <?xml"),
+                "{asked:?}"
+            );
+            assert!(aws.last_batch.is_some());
         }
     }
 }

@@ -446,6 +446,7 @@ pub(super) fn name_of(prefix: &str, key: &[u8], strip: u32) -> Option<Name> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::tests::Scripted;
 
     #[test]
     fn values_are_read_as_coredns_reads_them() {
@@ -631,6 +632,195 @@ mod tests {
         assert_eq!(
             decode("http://e", "?").unwrap_err().to_string(),
             "http://e: invalid response: a key or value is not base64"
+        );
+    }
+
+    async fn member(responses: &[(u16, &str)], user: bool) -> (Etcd, Scripted) {
+        let server = Scripted::new(responses).await;
+        let settings = CoreDnsSettings {
+            urls: vec![server.url.clone()],
+            prefix: "/skydns/".to_owned(),
+            user: user.then(|| ("u".to_owned(), "p".to_owned())),
+            strict_owner: None,
+            files: Default::default(),
+            timeout: std::time::Duration::from_secs(60),
+        };
+        (Etcd::new(&settings).unwrap(), server)
+    }
+
+    fn page(revision: u8, keys: &[&str], more: bool) -> String {
+        let mut pairs = Vec::new();
+        for key in keys {
+            pairs.push(json!({"key": STANDARD.encode(key), "value": "dg==", "mod_revision": "7"}));
+        }
+        json!({"header": {"revision": revision.to_string()}, "kvs": pairs, "more": more})
+            .to_string()
+    }
+
+    #[tokio::test]
+    async fn keys_are_listed_page_by_page_at_one_revision() {
+        let first = page(9, &["/s/a", "/s/b"], true);
+        let second = page(12, &["/s/c"], false);
+        let (mut etcd, server) = member(&[(200, &first), (200, &second)], false).await;
+        let (revision, pairs) = etcd.range("/s/").await.unwrap();
+        let keys: Vec<String> = pairs
+            .iter()
+            .map(|pair| String::from_utf8_lossy(&pair.key).into_owned())
+            .collect();
+        assert_eq!((revision, keys.join(" ").as_str()), (9, "/s/a /s/b /s/c"));
+        assert!(
+            pairs
+                .iter()
+                .all(|pair| pair.value == b"v" && pair.mod_revision == 7)
+        );
+        let end = STANDARD.encode("/s0");
+        let begin = json!({"key": STANDARD.encode("/s/"), "range_end": end, "limit": "4000"});
+        let next = json!({"key": STANDARD.encode("/s/b\0"), "range_end": end, "limit": "4000", "revision": "9"});
+        assert_eq!(
+            server.asked(),
+            [
+                format!("POST /v3/kv/range {begin}"),
+                format!("POST /v3/kv/range {next}")
+            ]
+        );
+        let (mut etcd, _server) = member(&[(200, &page(3, &[], false))], false).await;
+        let (revision, pairs) = etcd.range("/s/").await.unwrap();
+        assert_eq!((revision, pairs.len()), (3, 0));
+    }
+
+    #[tokio::test]
+    async fn a_compacted_listing_begins_anew() {
+        let compacted = (
+            400,
+            "{\"error\": \"mvcc: required revision has been compacted\"}",
+        );
+        let last = page(9, &["/s/a"], false);
+        let (mut etcd, _server) = member(&[compacted, compacted, (200, &last)], false).await;
+        assert_eq!(etcd.range("/s/").await.unwrap().1.len(), 1);
+        let (mut etcd, server) = member(&[compacted; 6], false).await;
+        let error = etcd.range("/s/").await.err().unwrap().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "{}: invalid response: its history is compacted faster than keys can be listed",
+                server.url
+            )
+        );
+        assert_eq!(server.asked().len(), 5);
+    }
+
+    #[tokio::test]
+    async fn transactions_succeed_if_all_comparisons_hold() {
+        for (body, expected) in [
+            ("{\"succeeded\": true}", true),
+            ("{\"succeeded\": false}", false),
+            ("{}", false),
+        ] {
+            let (mut etcd, server) = member(&[(200, body)], false).await;
+            let mut txn = Txn::default();
+            txn.compare_revision(b"/a", 7);
+            txn.write(b"/a", None);
+            assert_eq!(etcd.txn(&[txn]).await.unwrap(), expected);
+            let asked = server.asked();
+            let sent = asked[0].strip_prefix("POST /v3/kv/txn ").unwrap();
+            let sent: Value = serde_json::from_str(sent).unwrap();
+            assert_eq!(sent["compare"].as_array().unwrap().len(), 1);
+            assert_eq!(sent["success"].as_array().unwrap().len(), 1);
+        }
+        // Its outcome may be unknown, so it is sent only once; anything else is tried again.
+        let (mut etcd, server) = member(&[(503, ""), (200, "{\"succeeded\": true}")], false).await;
+        assert!(etcd.txn(&[]).await.is_err());
+        assert_eq!(server.asked().len(), 1);
+        let (mut etcd, server) = member(&[(503, ""), (200, &page(1, &[], false))], false).await;
+        assert!(etcd.range("/s/").await.is_ok());
+        assert_eq!(server.asked().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn tokens_are_fetched_and_renewed() {
+        let expired = (401, "{\"error\": \"etcdserver: invalid auth token\"}");
+        let token = (200, "{\"token\": \"t\"}");
+        let keys = page(1, &[], false);
+        let (mut etcd, server) =
+            member(&[token, (200, &keys), expired, token, (200, &keys)], true).await;
+        etcd.range("/s/").await.unwrap();
+        etcd.range("/s/").await.unwrap();
+        let paths: Vec<String> = server
+            .asked()
+            .iter()
+            .map(|line| line.split(' ').nth(1).unwrap().to_owned())
+            .collect();
+        let (login, range) = ("/v3/auth/authenticate", "/v3/kv/range");
+        assert_eq!(paths, [login, range, range, login, range]);
+        assert_eq!(
+            server.asked()[0],
+            format!("POST {login} {{\"name\":\"u\",\"password\":\"p\"}}")
+        );
+        let (mut etcd, server) = member(&[(200, "{}")], true).await;
+        assert_eq!(
+            etcd.range("/s/").await.err().unwrap().to_string(),
+            format!("{}: invalid response: it has no token", server.url)
+        );
+        // Without a user, none is fetched.
+        let (mut etcd, server) = member(&[expired], false).await;
+        assert_eq!(
+            etcd.range("/s/").await.err().unwrap().to_string(),
+            format!(
+                "{} refused: etcdserver: invalid auth token; set etcd-username and etcd-password",
+                server.url
+            )
+        );
+        assert_eq!(server.asked().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn errors_of_etcd_have_their_text() {
+        let no_token = "; set etcd-username and etcd-password";
+        for (code, body, expected) in [
+            (
+                400,
+                "{\"error\": \"bad\"}",
+                " refused: 400 Bad Request (bad)".to_owned(),
+            ),
+            (
+                400,
+                "{\"message\": \"worse\"}",
+                " refused: 400 Bad Request (worse)".to_owned(),
+            ),
+            (
+                500,
+                "x",
+                " refused: 500 Internal Server Error (no reason given)".to_owned(),
+            ),
+            (401, "{}", format!(" refused: no reason given{no_token}")),
+            (
+                400,
+                "{\"error\": \"etcdserver: user name is empty\"}",
+                format!(" refused: etcdserver: user name is empty{no_token}"),
+            ),
+            (
+                503,
+                "{}",
+                ": 503 Service Unavailable (no reason given)".to_owned(),
+            ),
+        ] {
+            let (etcd, server) = member(&[(code, body)], false).await;
+            let error = etcd
+                .post::<Value>("/x", &json!({}))
+                .await
+                .unwrap_err()
+                .to_string();
+            assert_eq!(error, format!("{}{expected}", server.url));
+        }
+        let (etcd, server) = member(&[(200, "x")], false).await;
+        let error = etcd
+            .post::<Value>("/x", &json!({}))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with(&format!("{}: invalid response: ", server.url)),
+            "{error}"
         );
     }
 }

@@ -720,6 +720,16 @@ mod tests {
                 "/skydns/org/example/a/2 {\"text\":\"t\",\"targetstrip\":1}",
             ]
         );
+        let mut grouped = listed.clone();
+        grouped.set_property(GROUP, "g");
+        let replaced = Step::Replace {
+            before: listed.clone(),
+            after: grouped,
+        };
+        assert_eq!(
+            operations(&provider, vec![replaced]).unwrap().1[0],
+            "/skydns/org/example/a/1 {\"host\":\"192.0.2.1\",\"targetstrip\":1,\"group\":\"g\",\"priority\":5}"
+        );
         // Host and text of one value go in two steps.
         let text = set("a.example.org TXT t");
         let lines = operations(&provider, vec![Step::Delete(listed), Step::Delete(text)])
