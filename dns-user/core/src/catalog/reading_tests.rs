@@ -1189,3 +1189,91 @@ fn columns_that_nobody_reads_may_hold_anything() {
         assert_eq!(snapshot.instance(0).unwrap().id, "a", "{cell}");
     }
 }
+
+//----------- Places ---------------------------------------------------------
+
+#[test]
+fn patterns_find_places_in_ascending_order() {
+    use crate::query::Pattern::{Any, Exact, Nothing, Prefix, Suffix};
+    let places = [
+        ("web", "net", "dep", "bosh"),
+        ("webby", "net", "dep", "bosh"),
+        ("web", "net2", "dep", "bosh"),
+        ("web", "net", "dep2", "bosh"),
+        ("web", "net", "dep", "other"),
+    ];
+    let mut rows = Vec::new();
+    for (group, network, deployment, domain) in places {
+        let row = row("a")
+            .replace("\"web\"", &format!("{group:?}"))
+            .replace("\"net\"", &format!("{network:?}"))
+            .replace("\"dep\"", &format!("{deployment:?}"))
+            .replace("\"bosh\"", &format!("{domain:?}"));
+        rows.push(row);
+    }
+    let snapshot = snapshot(&file(&rows, ""));
+    let places = &snapshot.instance_index().places;
+    assert_eq!(places.len(), 5);
+    for (domain, patterns, expected) in [
+        (0, [Any, Any, Any], &[0, 1, 2, 3][..]),
+        (1, [Any, Any, Any], &[4]),
+        (2, [Any, Any, Any], &[]),
+        (0, [Exact(b"web"), Any, Any], &[0, 2, 3]),
+        (1, [Exact(b"web"), Any, Any], &[4]),
+        (0, [Prefix(b"web"), Any, Any], &[0, 1, 2, 3]),
+        (0, [Suffix(b"by"), Any, Any], &[1]),
+        (0, [Any, Exact(b"net2"), Any], &[2]),
+        (0, [Any, Prefix(b"net"), Any], &[0, 1, 2, 3]),
+        (0, [Any, Any, Exact(b"dep2")], &[3]),
+        (0, [Any, Any, Suffix(b"p")], &[0, 1, 2]),
+        (0, [Exact(b"web"), Exact(b"net"), Exact(b"dep")], &[0]),
+        (1, [Exact(b"web"), Exact(b"net"), Exact(b"dep")], &[4]),
+        (0, [Exact(b"web"), Exact(b"net"), Exact(b"gone")], &[]),
+        (0, [Exact(b"webby"), Exact(b"net2"), Exact(b"dep")], &[]),
+        (0, [Exact(b"web"), Exact(b"net2"), Any], &[2]),
+        (0, [Prefix(b"we"), Any, Exact(b"dep2")], &[3]),
+        (0, [Exact(b"webby"), Any, Exact(b"dep2")], &[]),
+        (0, [Any, Suffix(b"2"), Suffix(b"p")], &[2]),
+        (0, [Exact(b"gone"), Any, Any], &[]),
+        (0, [Nothing, Any, Any], &[]),
+        (0, [Any, Nothing, Any], &[]),
+        (0, [Any, Any, Nothing], &[]),
+    ] {
+        let found = places.find(domain, &patterns);
+        assert_eq!(found[..], *expected, "{domain} {patterns:?}");
+    }
+}
+
+#[test]
+fn snapshots_tell_version_domains_and_rules() {
+    let rows = [row("a"), row("b").replace("\"bosh\"", "\"My.Tld\"")];
+    let snapshot = snapshot(&file(&rows, r#","version":7"#));
+    assert_eq!(snapshot.version(), Some(7));
+    assert_eq!(Snapshot::empty().version(), None);
+    let mut domains: Vec<String> = snapshot.domains().map(Name::to_string).collect();
+    domains.sort_unstable();
+    assert_eq!(domains, ["bosh.", "my.tld."]);
+    assert_eq!(snapshot.alias_count(), 0);
+    assert_eq!(snapshot.rules(), NameRules::default());
+    let rules = NameRules {
+        formerr_for_malformed: false,
+        nxdomain_for_empty_non_terminals: true,
+    };
+    let again = Snapshot::build(snapshot.records(), &AliasFiles::default())
+        .0
+        .with_rules(rules);
+    assert_eq!(again.rules(), rules);
+    assert_eq!(again.instances().len(), 2);
+    let existence = |snapshot: &Snapshot| {
+        resolve(snapshot, &AllRunning, &name("x.bosh")).map(|found| found.existence)
+    };
+    assert_eq!(existence(&snapshot), Some(Existence::Malformed));
+    assert_eq!(existence(&again), Some(Existence::NoSuchName));
+    let zone = |text: &str| {
+        Snapshot::empty()
+            .local_zone(&name(text))
+            .map(Name::to_string)
+    };
+    assert_eq!(zone("a.bosh-agent-id").as_deref(), Some("bosh-agent-id."));
+    assert_eq!(zone("a.bosh"), None);
+}

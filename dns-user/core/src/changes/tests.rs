@@ -325,9 +325,9 @@ fn rows_of_a_followed_file_are_known() {
     let file = |kind: &str, replaced: usize| {
         let keys = RECORD_KEYS.map(|key| format!("{key:?}")).join(",");
         let rows: Vec<String> = (0..300)
-            .map(|number| match number < replaced {
-                true => row(&format!("{kind}{number}"), 1),
-                false => row(&format!("i{number}"), 1),
+            .map(|number| {
+                let kind = if number < replaced { kind } else { "i" };
+                row(&format!("{kind}{number}"), 1)
             })
             .collect();
         let rows = rows.join(",");

@@ -574,6 +574,95 @@ mod json_tests {
     }
 
     #[test]
+    fn members_have_types_and_limits() {
+        let json = Json::parse(
+            br#"{"n": [1, 2], "t": ["a", ""], "o": [{"x": 1}, {"x": 2}], "six": "[::1]", "four": "10.0.0.1",
+                "d": "5s", "zero": "0s", "word": "b", "empty": "", "path": "/p", "off": false, "none": null,
+                "port": 65535, "many": 65536}"#,
+        )
+        .unwrap();
+        let root = ObjectReader::document("f", &json).unwrap();
+        let text = |error: ConfigError| error.to_string();
+        assert_eq!(root.numbers("n", 1, 2).unwrap(), [1, 2]);
+        assert_eq!(root.numbers("none", 1, 2).unwrap(), [0; 0]);
+        assert_eq!(
+            root.numbers("n", 2, 9).map_err(text),
+            Err("f: n: is 1; expected a list of whole numbers from 2 to 9".to_owned())
+        );
+        assert_eq!(root.texts("t").unwrap(), Some(vec!["a", ""]));
+        assert_eq!(root.texts("none").unwrap(), None);
+        assert_eq!(
+            root.texts("n").map_err(text),
+            Err("f: n: is 1; expected a list of texts".to_owned())
+        );
+        assert_eq!(
+            root.texts("d").map_err(text),
+            Err("f: d: is \"5s\"; expected a list".to_owned())
+        );
+        let objects = root.objects("o").unwrap();
+        let numbers: Vec<Option<u64>> = objects
+            .iter()
+            .map(|object| object.number("x", 0, 9).unwrap())
+            .collect();
+        assert_eq!(numbers, [Some(1), Some(2)]);
+        assert_eq!(root.objects("none").unwrap().len(), 0);
+        assert_eq!(root.address("six").unwrap(), "::1".parse().ok());
+        assert_eq!(root.address("four").unwrap(), "10.0.0.1".parse().ok());
+        assert_eq!(root.address("none").unwrap(), None);
+        assert_eq!(
+            root.address("d").map_err(text),
+            Err("f: d: \"5s\" is not an IP address".to_owned())
+        );
+        assert_eq!(root.duration("d").unwrap(), Some(Duration::from_secs(5)));
+        assert_eq!(root.positive("d").unwrap(), Some(Duration::from_secs(5)));
+        assert_eq!(root.duration("zero").unwrap(), Some(Duration::ZERO));
+        assert_eq!(
+            root.positive("zero").map_err(text),
+            Err("f: zero: must be longer than 0".to_owned())
+        );
+        assert_eq!(root.positive("absent").unwrap(), None);
+        assert!(root.duration("none").is_err(), "as in bosh-dns");
+        let choices = [("a", 1), ("b", 2)];
+        assert_eq!(root.choice("word", &choices).unwrap(), Some(2));
+        assert_eq!(root.choice("none", &choices).unwrap(), None);
+        assert_eq!(
+            root.choice("d", &choices).map_err(text),
+            Err("f: d: \"5s\" is unknown; expected one of \"a\", \"b\"".to_owned())
+        );
+        assert_eq!(
+            (root.text("empty").unwrap(), root.filled("empty").unwrap()),
+            (Some(""), None)
+        );
+        assert_eq!(
+            (root.text("d").unwrap(), root.filled("d").unwrap()),
+            (Some("5s"), Some("5s"))
+        );
+        assert_eq!(root.path("path").unwrap(), Some("/p".into()));
+        assert_eq!(root.path("empty").unwrap(), None);
+        assert_eq!(root.boolean("off").unwrap(), Some(false));
+        assert_eq!(root.boolean("none").unwrap(), None);
+        assert_eq!(root.port("port").unwrap(), Some(65_535));
+        assert_eq!(root.port("none").unwrap(), None);
+        assert_eq!(
+            root.port("many").map_err(text),
+            Err("f: many: is 65536; expected a whole number from 1 to 65535".to_owned())
+        );
+        // Every wrong item is told.
+        let errors = root
+            .parse_objects("o", |item: &ObjectReader<'_>| -> Result<u64, _> {
+                let number = item.number("x", 0, 9).unwrap().unwrap();
+                Err(vec![item.error("x", &format!("is odd: {number}"))])
+            })
+            .unwrap_err();
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors, ["f: o[0].x: is odd: 1", "f: o[1].x: is odd: 2"]);
+        let parsed = root.parse_objects("o", |item: &ObjectReader<'_>| {
+            Ok(item.number("x", 0, 9).unwrap())
+        });
+        assert_eq!(parsed.unwrap(), [Some(1), Some(2)]);
+    }
+
+    #[test]
     fn members_that_nothing_asked_for_are_unknown() {
         let json = Json::parse(
             br##"{"known": 1, "KNOWN": null, "# comment": 3, "other": {"x": 1}, "Other": {"y": 2}, "more": null,

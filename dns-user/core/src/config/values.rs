@@ -579,9 +579,10 @@ mod recursor_tests {
             ("", false),
         ] {
             let text = format!("tls://9.9.9.9#{name}");
-            let expected = match is_sound {
-                true => Ok(format!("tls://9.9.9.9:853#{name}")),
-                false => Err(NoRecursor(text.clone())),
+            let expected = if is_sound {
+                Ok(format!("tls://9.9.9.9:853#{name}"))
+            } else {
+                Err(NoRecursor(text.clone()))
             };
             assert_eq!(with_port(&text), expected, "{name}");
         }
