@@ -604,4 +604,130 @@ mod tests {
         let error = read_pair(place.path(), "instance").err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
+
+    /// Returns the names in a folder, sorted.
+    fn names_in(folder: &Path) -> Vec<String> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(folder).unwrap() {
+            names.push(entry.unwrap().file_name().into_string().unwrap());
+        }
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn folder_has_links_and_two_generations() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let folder = IdentityFolder::new(place.path().join("a/i"));
+        let pair = Pair {
+            certificate: "crt\n".to_owned(),
+            key: Zeroizing::new("key\n".to_owned()),
+        };
+        folder.replace_pair(&pair, "ca\n", None).unwrap();
+        let first = folder.current().unwrap();
+        let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+        let links = ["ca.crt", "instance.crt", "instance.key", "instance.pem"];
+        let expected = |generations: &[&Path]| {
+            let mut names: Vec<String> = generations.iter().map(|path| name(path)).collect();
+            names.sort();
+            names.insert(0, "..data".to_owned());
+            names.extend(links.map(str::to_owned));
+            names
+        };
+        assert_eq!(names_in(&folder.path), expected(&[&first]));
+        for (file, contents, mode) in [
+            ("ca.crt", "ca\n", 0o644),
+            ("instance.crt", "crt\n", 0o644),
+            ("instance.key", "key\n", 0o600),
+            ("instance.pem", "crt\nkey\n", 0o600),
+        ] {
+            let path = folder.path.join(file);
+            assert_eq!(fs::read_link(&path).unwrap(), Path::new(DATA).join(file));
+            assert_eq!(fs::read_to_string(&path).unwrap(), contents);
+            let facts = fs::metadata(&path).unwrap();
+            assert_eq!(facts.mode() & 0o777, mode, "{file}");
+        }
+        let inode = |path: &Path| fs::metadata(path.join("instance.key")).unwrap().ino();
+        let before = inode(&first);
+        folder.replace_pair(&pair, "ca 2\n", None).unwrap();
+        let second = folder.current().unwrap();
+        assert_eq!(names_in(&folder.path), expected(&[&first, &second]));
+        // Whoever watches the former file learns of its end, and finds the same contents.
+        assert_ne!(inode(&first), before);
+        assert_eq!(names_in(&first), links);
+        assert_eq!(fs::read_to_string(first.join("ca.crt")).unwrap(), "ca\n");
+        assert_eq!(
+            fs::metadata(first.join("instance.key")).unwrap().mode() & 0o777,
+            0o600
+        );
+        // A third removes the first.
+        folder.replace_pair(&pair, "ca 3\n", None).unwrap();
+        let third = folder.current().unwrap();
+        assert_eq!(names_in(&folder.path), expected(&[&second, &third]));
+        fs::remove_dir_all(&third).unwrap();
+        assert_eq!(folder.current(), None);
+    }
+
+    #[test]
+    fn completed_change_is_not_touched() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let folder = IdentityFolder::new(place.path().join("i"));
+        folder.complete_change().unwrap();
+        assert!(!folder.path.exists());
+        let pair = Pair {
+            certificate: String::new(),
+            key: Zeroizing::new(String::new()),
+        };
+        folder.replace_pair(&pair, "", None).unwrap();
+        let inode = |name: &str| {
+            let facts = fs::symlink_metadata(folder.path.join(name)).unwrap();
+            facts.ino()
+        };
+        let before = ["ca.crt", "instance.crt", "instance.key"].map(inode);
+        folder.complete_change().unwrap();
+        assert_eq!(
+            ["ca.crt", "instance.crt", "instance.key"].map(inode),
+            before
+        );
+        // Something else in the way stays, and says so.
+        let file = place.path().join("file");
+        fs::write(&file, "").unwrap();
+        IdentityFolder::new(file.clone()).destroy().unwrap();
+        assert!(file.exists());
+        let error = IdentityFolder::new(file.join("below"))
+            .replace_pair(&pair, "", None)
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{}: Not a directory (os error 20); the current certificate and key stay in use; check the folder",
+                file.join("below").display()
+            )
+        );
+        // A full name in the way of the hidden one.
+        let hidden = place.path().join(".removed-i");
+        make_folders(&hidden.join("full")).unwrap();
+        let error = folder.clone().destroy().unwrap_err();
+        assert_eq!(error.path, folder.path);
+        fs::remove_dir_all(&hidden).unwrap();
+        folder.destroy().unwrap();
+        assert_eq!(names_in(place.path()), ["file"]);
+    }
+
+    #[test]
+    fn pair_matches_its_key() {
+        let pair = |certificate: &str, key: &str| Pair {
+            certificate: certificate.to_owned(),
+            key: Zeroizing::new(key.to_owned()),
+        };
+        let [one, other] = ["one", "other"].map(crate::fixture::TestCa::new);
+        for (certificate, key, is_matching) in [
+            (&*one.chain, &*one.key, true),
+            (&one.chain, &other.key, false),
+            ("x", &one.key, false),
+            (&one.chain, "x", false),
+        ] {
+            assert_eq!(pair(certificate, key).is_matching(), is_matching);
+        }
+    }
 }

@@ -486,6 +486,7 @@ fn exchange(path: &Path, command: &ControlCommand) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::World;
 
     #[test]
     fn validity_has_minimum() {
@@ -518,5 +519,262 @@ mod tests {
                 .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         });
         assert_eq!(waiting.count(), MAX_CONTROL);
+    }
+
+    #[test]
+    fn times_have_units() {
+        const FORM: &str = "use a number with a unit, such as 24h or 90m";
+        for (text, seconds) in [
+            ("1h", Ok(3600)),
+            ("60m", Ok(3600)),
+            ("3600s", Ok(3600)),
+            ("4294967295h", Ok(15_461_882_262_000)),
+            ("4294967296h", Err(FORM)),
+            ("1", Err(FORM)),
+            ("s", Err(FORM)),
+            ("1.5h", Err(FORM)),
+        ] {
+            let expected: Result<u64, _> = seconds;
+            let parsed = parse_time(text).map(|time| time.as_secs());
+            assert_eq!(parsed, expected, "{text}");
+        }
+        for (text, expected) in [
+            ("59m", Err("the minimum is 1h")),
+            ("3599s", Err("the minimum is 1h")),
+            ("3600s", Ok(Duration::from_secs(3600))),
+            ("x", Err(FORM)),
+        ] {
+            assert_eq!(parse_validity(text), expected);
+        }
+    }
+
+    fn command(text: &str) -> ControlCommand {
+        serde_json::from_str(text).unwrap()
+    }
+
+    /// Handles a command; returns the reply in JSON.
+    fn handled(world: &mut World, files: Option<&mut Descriptions>, text: &str) -> String {
+        let reply = handle_command(&mut world.rotator, command(text), files);
+        serde_json::to_string(&reply).unwrap()
+    }
+
+    #[test]
+    fn commands_change_identities() {
+        let mut world = World::new();
+        let unknown = r#"{"error":"no identity g1; `status` lists them"}"#;
+        for (text, reply) in [
+            (r#"{"command":"destroy","guid":"g1"}"#, unknown),
+            (r#"{"command":"update","container":{"guid":"g1"}}"#, unknown),
+            (
+                r#"{"command":"create","container":{"guid":"g1","ous":[""]}}"#,
+                r#"{"error":"an organizational unit is empty; remove it from `ous`"}"#,
+            ),
+            (
+                r#"{"command":"create","container":{"guid":"g1"}}"#,
+                "\"done\"",
+            ),
+            (
+                r#"{"command":"update","container":{"guid":"g1","ous":["app:a"]}}"#,
+                "\"done\"",
+            ),
+            (
+                r#"{"command":"confirm-removals","number":3}"#,
+                r#"{"error":"identities are managed by commands; nothing is to be confirmed"}"#,
+            ),
+        ] {
+            assert_eq!(handled(&mut world, None, text), reply, "{text}");
+        }
+        let Reply::Status(status) =
+            handle_command(&mut world.rotator, ControlCommand::Status, None)
+        else {
+            panic!("no status");
+        };
+        let failures = [("profile", 1), ("unknown", 2)];
+        let failures = failures.map(|(reason, count)| (reason.to_owned(), count));
+        assert_eq!(status.failures, failures.into());
+        assert_eq!(status.identities.len(), 1);
+        let destroy = r#"{"command":"destroy","guid":"g1"}"#;
+        assert_eq!(handled(&mut world, None, destroy), "\"done\"");
+        assert!(!world.path("g1").exists());
+    }
+
+    #[test]
+    fn files_leave_no_commands() {
+        let mut world = World::new();
+        let place = world.folder.path().join("containers");
+        std::fs::create_dir(&place).unwrap();
+        std::fs::write(place.join("a b.json"), "").unwrap();
+        let mut files = Descriptions::new(place);
+        files.reconcile(&mut world.rotator, SystemTime::now());
+        let managed = r#"{"error":"identities are managed by the files of --containers; change the file there"}"#;
+        for text in [
+            r#"{"command":"create","container":{"guid":"g1"}}"#,
+            r#"{"command":"update","container":{"guid":"g1"}}"#,
+            r#"{"command":"destroy","guid":"g1"}"#,
+        ] {
+            assert_eq!(handled(&mut world, Some(&mut files), text), managed);
+        }
+        let confirm = r#"{"command":"confirm-removals","number":3}"#;
+        assert_eq!(handled(&mut world, Some(&mut files), confirm), "\"done\"");
+        let status = handle_command(&mut world.rotator, ControlCommand::Status, Some(&mut files));
+        let Reply::Status(status) = status else {
+            panic!("no status");
+        };
+        assert_eq!(status.problems.len(), 1);
+        assert!(world.rotator.guids().is_empty());
+    }
+
+    #[test]
+    fn socket_answers_each_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let place = path.display();
+        let silent = send_command(&path, &ControlCommand::Status).unwrap_err();
+        assert_eq!(
+            silent.to_string(),
+            format!(
+                "{place}: No such file or directory (os error 2); is `bosh-dns-identity run` running?"
+            )
+        );
+        let listener = bind_control(&path).unwrap();
+        serve_control(listener, |command| match command {
+            ControlCommand::Destroy { guid } => Reply::Error(format!("not {guid}")),
+            _ => Reply::Done,
+        })
+        .unwrap();
+        let destroy = command(r#"{"command":"destroy","guid":"g1"}"#);
+        let reply = send_command(&path, &destroy).unwrap();
+        assert!(matches!(reply, Reply::Error(text) if text == "not g1"));
+        let reply = send_command(&path, &ControlCommand::Status).unwrap();
+        assert!(matches!(reply, Reply::Done));
+        // Several commands on one connection, a mistake among them.
+        let mut stream = UnixStream::connect(&path).unwrap();
+        let lines = "{}\n{\"command\":\"status\"}\n{\"command\":\"none\"}\n";
+        stream.write_all(lines.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut replies = String::new();
+        stream.read_to_string(&mut replies).unwrap();
+        let replies: Vec<&str> = replies.lines().collect();
+        assert_eq!(replies.len(), 3);
+        assert_eq!(
+            replies[0],
+            r#"{"error":"cannot parse the command: missing field `command` at line 1 column 2"}"#
+        );
+        assert_eq!(replies[1], "\"done\"");
+        assert!(replies[2].starts_with(r#"{"error":"cannot parse the command: "#));
+        let taken = bind_control(&path).unwrap_err().to_string();
+        assert_eq!(
+            taken,
+            format!("{place}: another rotator serves this socket; stop it or choose another path")
+        );
+        // What is no reply.
+        let other = folder.path().join("other");
+        let listener = UnixListener::bind(&other).unwrap();
+        let answering = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            stream.write_all(b"{\n").unwrap();
+            line
+        });
+        let error = send_command(&other, &destroy).unwrap_err().to_string();
+        let start = format!("{}: cannot parse the reply: ", other.display());
+        assert!(error.starts_with(&start), "{error}");
+        let line = answering.join().unwrap();
+        assert_eq!(line, "{\"command\":\"destroy\",\"guid\":\"g1\"}\n");
+    }
+
+    #[test]
+    fn ended_rotator_is_said_so() {
+        let (events, inbox) = mpsc::channel();
+        drop(inbox);
+        let stopping =
+            |reply| matches!(reply, Reply::Error(text) if text == "the rotator is stopping");
+        assert!(stopping(execute(&events, ControlCommand::Status)));
+        let (events, inbox) = mpsc::channel();
+        let answering = thread::spawn(move || {
+            // The first command is dropped, the second answered.
+            drop(inbox.recv().unwrap());
+            let Ok(Event::Command(ControlCommand::Status, reply)) = inbox.recv() else {
+                panic!("no command");
+            };
+            reply.send(Reply::Done).unwrap();
+        });
+        assert!(stopping(execute(&events, ControlCommand::Status)));
+        assert!(matches!(
+            execute(&events, ControlCommand::Status),
+            Reply::Done
+        ));
+        answering.join().unwrap();
+    }
+
+    #[test]
+    fn folder_belongs_to_one_rotator() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b");
+        let lock = lock_folder(&path).unwrap();
+        assert_eq!(
+            lock_folder(&path).unwrap_err().to_string(),
+            format!(
+                "{}: another rotator uses this folder; stop it or choose another one",
+                path.display()
+            )
+        );
+        drop(lock);
+        drop(lock_folder(&path).unwrap());
+        let (events, _inbox) = mpsc::channel();
+        let none = folder.path().join("none");
+        let unwatched = watch(&none, events, Arc::default()).unwrap_err();
+        assert_eq!(
+            unwatched.to_string(),
+            format!("{}: create the folder of descriptions", none.display())
+        );
+    }
+
+    #[test]
+    fn rotator_works_until_it_is_stopped() {
+        let world = World::new();
+        let containers = world.folder.path().join("containers");
+        std::fs::create_dir(&containers).unwrap();
+        std::fs::write(containers.join("g1.json"), r#"{"guid":"g1"}"#).unwrap();
+        let path = world.path("g1");
+        let World {
+            folder: _folder,
+            rotator,
+            ..
+        } = world;
+        let (events, inbox) = mpsc::channel();
+        let pending = Arc::new(AtomicBool::new(true));
+        let of_thread = pending.clone();
+        let files = Descriptions::new(containers.clone());
+        let worker = thread::spawn(move || work(rotator, Some(files), &inbox, &of_thread));
+        let count = || match execute(&events, ControlCommand::Status) {
+            Reply::Status(status) => status.identities.len(),
+            _ => panic!("no status"),
+        };
+        assert_eq!(count(), 1);
+        assert!(path.exists());
+        std::fs::write(containers.join("g2.json"), r#"{"guid":"g2"}"#).unwrap();
+        events.send(Event::Rescan).unwrap();
+        // The command that follows in the same round is answered first.
+        while count() < 2 {}
+        assert!(!pending.load(Ordering::Acquire));
+        events.send(Event::Key).unwrap();
+        events.send(Event::Stop).unwrap();
+        worker.join().unwrap();
+    }
+
+    #[test]
+    fn changed_files_are_noticed_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (events, inbox) = mpsc::channel();
+        let pending = Arc::new(AtomicBool::new(false));
+        let _watcher = watch(folder.path(), events, pending.clone()).unwrap();
+        for name in ["a.json", "b.json"] {
+            std::fs::write(folder.path().join(name), "{}").unwrap();
+        }
+        assert!(matches!(inbox.recv(), Ok(Event::Rescan)));
+        assert!(pending.load(Ordering::Acquire));
+        assert!(inbox.try_recv().is_err());
     }
 }

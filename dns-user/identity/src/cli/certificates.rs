@@ -438,9 +438,11 @@ fn report(fleet: Option<&Snapshot>, names: &Names) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use dns_core::catalog::{AliasFiles, Records};
 
     use super::*;
+    use crate::fixture::TestCa;
 
     #[test]
     fn common_names_that_are_names_are_looked_up() {
@@ -469,6 +471,276 @@ mod tests {
                 "{common_name:?} {dns}"
             );
             assert!(!report(None, &names));
+        }
+    }
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    #[derive(clap::Subcommand)]
+    enum Command {
+        Issue(Issue),
+        Check(Check),
+        Token(Token),
+        ConfirmRemovals(ConfirmRemovals),
+        San(San),
+    }
+
+    /// Runs a command line; returns whether it succeeded, or its error.
+    fn run(words: &str) -> Result<bool, String> {
+        let words = std::iter::once("identity").chain(words.split_whitespace());
+        let code = match CommandLine::parse_from(words).command {
+            Command::Issue(issue) => issue.run(),
+            Command::Check(check) => check.run(),
+            Command::Token(token) => token.run(),
+            Command::ConfirmRemovals(confirm) => confirm.run(),
+            Command::San(san) => san.run(),
+        };
+        code.map(|code| code == ExitCode::SUCCESS)
+            .map_err(|error| format!("{error:#}"))
+    }
+
+    const RECORDS: &str = r#"{"record_keys": ["id", "instance_group", "group_ids", "network", "network_id",
+        "deployment", "ip", "domain"], "record_infos": [
+        ["a", "web", ["7"], "net", "3", "dep", "10.0.0.1", "bosh"],
+        ["b", "web", ["7"], "net", "3", "dep", "10.0.0.2", "bosh"],
+        ["c", "db", ["8", "9"], "net", "3", "dep", "10.0.0.3", "bosh"],
+        ["d", "web", ["5"], "other", "4", "dep", "10.0.0.4", "bosh"],
+        ["e", "web", ["6"], "net", "3", "dep2", "10.0.0.5", "bosh"],
+        ["f", "none", [], "net", "3", "dep", "10.0.0.6", "bosh"]]}"#;
+
+    #[test]
+    fn issued_folder_is_checked() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = place.path().display().to_string();
+        let files = TestCa::new("ca").write(place.path());
+        fs::write(place.path().join("container.json"), r#"{"guid":"g1"}"#).unwrap();
+        let issue = format!(
+            "issue --ca {path}/ca.crt --ca-key {path}/ca.key --container {path}/container.json --folder {path}/g1 \
+             --key-type p-256"
+        );
+        assert_eq!(run(&issue), Ok(true));
+        for (check, expected) in [
+            (format!("check --folder {path}/g1"), true),
+            (format!("check --folder {path}/none"), false),
+            (format!("check --ca {path}/ca.crt"), true),
+            (
+                format!("check --ca {path}/ca.crt --ca-key {path}/ca.key"),
+                true,
+            ),
+            (format!("check --ca {path}/ca.key"), false),
+            (
+                format!("check --ca {path}/ca.crt --ca-key {path}/g1/instance.key"),
+                false,
+            ),
+        ] {
+            assert_eq!(run(&check), Ok(expected), "{check}");
+        }
+        fs::write(place.path().join("records.json"), RECORDS).unwrap();
+        let names = format!("check --certificate {path}/x.crt --records {path}/records.json");
+        for (name, strict, expected) in [
+            ("a.web.net.dep.bosh", "--strict", true),
+            ("x.web.net.dep.bosh", "", true),
+            ("x.web.net.dep.bosh", "--strict", false),
+        ] {
+            let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+            let key = rcgen::KeyPair::generate().unwrap();
+            let pem = params.self_signed(&key).unwrap().pem();
+            fs::write(place.path().join("x.crt"), pem).unwrap();
+            assert_eq!(run(&format!("{names} {strict}")), Ok(expected), "{name}");
+        }
+        // The description's mistakes name the file.
+        fs::write(place.path().join("container.json"), "{").unwrap();
+        assert_eq!(
+            run(&issue),
+            Err(format!(
+                "{path}/container.json: EOF while parsing an object at line 1 column 1; correct the description"
+            ))
+        );
+        drop(files);
+    }
+
+    #[test]
+    fn tokens_are_for_known_instances() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = place.path().display().to_string();
+        let (state, _lock) = StateFolder::create(place.path().join("state")).unwrap();
+        let files = TestCa::new("ca").write(place.path());
+        let ca = state.import(&files, SystemTime::now()).unwrap();
+        let trust = serde_json::json!({
+            "generation": 1, "trusted": [ca], "issuing": ca, "origin": null, "rotation": null,
+        });
+        fs::write(place.path().join("state/trust.json"), trust.to_string()).unwrap();
+        let count = || {
+            let tokens = fs::read_dir(place.path().join("state/tokens")).unwrap();
+            tokens.count()
+        };
+        let token = format!("token --state {path}/state --instance");
+        // Without records, nothing can be compared.
+        assert_eq!(run(&format!("{token} x")), Ok(true));
+        let records = place.path().join("records.json");
+        fs::write(&records, RECORDS).unwrap();
+        let facts = crate::fleet::state::IssuerFacts {
+            records: records.clone(),
+        };
+        state.set_facts(&facts).unwrap();
+        assert_eq!(
+            run(&format!("{token} x")),
+            Err(format!(
+                "no instance \"x\" in {}; correct the id, wait for the records, or add --allow-unknown",
+                records.display()
+            ))
+        );
+        assert_eq!(count(), 1);
+        assert_eq!(run(&format!("{token} x --allow-unknown")), Ok(true));
+        fs::remove_dir_all(place.path().join("state/tokens")).unwrap();
+        fs::create_dir(place.path().join("state/tokens")).unwrap();
+        let begun = crate::certificate::seconds(SystemTime::now());
+        assert_eq!(run(&format!("{token} a --minutes 7")), Ok(true));
+        let entry = fs::read_dir(place.path().join("state/tokens"))
+            .unwrap()
+            .next();
+        let text = fs::read(entry.unwrap().unwrap().path()).unwrap();
+        let stored: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(stored["instance"], "a");
+        let expires = stored["expires"].as_u64().unwrap();
+        assert!((begun + 420..begun + 4000).contains(&expires), "{expires}");
+        assert_eq!(
+            run(&format!("confirm-removals 12 --state {path}/state")),
+            Ok(true)
+        );
+        assert_eq!(state.take_confirmation(), Some(12));
+        assert!(run(&format!("confirm-removals 12 --control {path}/none")).is_err());
+    }
+
+    #[test]
+    fn names_of_providers_are_printed_and_looked_up() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = place.path().display().to_string();
+        fs::write(place.path().join("records.json"), RECORDS).unwrap();
+        let manifest = r"
+name: dep
+features: {use_short_dns_addresses: true}
+instance_groups:
+- {name: web, networks: [{name: net}], jobs: [{name: j, provides: {l: {as: link}}}]}
+- {name: db, networks: [{name: net}], jobs: [{name: j, provides: {l: {as: two}}}]}
+variables:
+- {name: v, type: certificate, consumes: {alternative_name: {from: link}}}
+";
+        fs::write(place.path().join("m.yml"), manifest).unwrap();
+        let other = manifest.replace("from: link", "from: two");
+        fs::write(place.path().join("two.yml"), other).unwrap();
+        let records = format!("--records {path}/records.json --strict");
+        let ambiguous = format!(
+            "{path}/two.yml: variable v: records.json has networks [3] and groups [8, 9] of db, and does not show which \
+             group belongs to the link; add the ids: --ids two=NETWORK-ID/GROUP-ID"
+        );
+        for (words, expected) in [
+            (
+                format!("san --deployment dep --instance-group web --network net {records}"),
+                Ok(true),
+            ),
+            (
+                format!("san --deployment dep --instance-group x --network net {records}"),
+                Ok(false),
+            ),
+            (
+                format!(
+                    "san --deployment dep --instance-group x --network net --records {path}/records.json"
+                ),
+                Ok(true),
+            ),
+            (
+                format!("san --deployment dep --link web --network-id 3 --group-id 7 {records}"),
+                Ok(true),
+            ),
+            (
+                format!("san --deployment dep --link web --network-id 3 --group-id 99 {records}"),
+                Ok(false),
+            ),
+            (
+                format!("san --manual a.web.net.dep.bosh {records}"),
+                Ok(true),
+            ),
+            (
+                format!("san --manual x.web.net.dep.bosh {records}"),
+                Ok(false),
+            ),
+            (format!("san --manifest {path}/m.yml {records}"), Ok(true)),
+            (
+                format!("san --manifest {path}/m.yml --ids link=3/99 {records}"),
+                Ok(false),
+            ),
+            (
+                format!("san --manifest {path}/two.yml {records}"),
+                Err(ambiguous),
+            ),
+            (
+                format!("san --manifest {path}/two.yml --ids link=1/1 --ids two=3/8 {records}"),
+                Ok(true),
+            ),
+        ] {
+            assert_eq!(run(&words), expected, "{words}");
+        }
+    }
+
+    #[test]
+    fn ids_are_those_of_one_group() {
+        let (records, _) = Records::parse(RECORDS.as_bytes()).unwrap();
+        let fleet = Snapshot::build(records, &AliasFiles::default()).0;
+        let ids = |instance_group: &str, network: &str, deployment: &str, uses_link_group| {
+            let provider = Provider {
+                instance_group: instance_group.to_owned(),
+                network: network.to_owned(),
+                deployment: deployment.to_owned(),
+                uses_link_group,
+            };
+            recorded_ids(Some(&fleet), "l", &provider)
+                .map(|ids| (ids.network, ids.group))
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(ids("web", "net", "dep", false), Ok((3, 7)));
+        assert_eq!(ids("Web", "Net", "Dep", false), Ok((3, 7)));
+        assert_eq!(ids("web", "other", "dep", false), Ok((4, 5)));
+        assert_eq!(ids("web", "net", "dep2", false), Ok((3, 6)));
+        let ambiguous = |groups: &str, group: &str| {
+            Err(format!(
+                "records.json has networks [3] and groups [{groups}] of {group}, and does not show which group belongs \
+                 to the link; add the ids: --ids l=NETWORK-ID/GROUP-ID"
+            ))
+        };
+        assert_eq!(ids("web", "net", "dep", true), ambiguous("7", "web"));
+        assert_eq!(ids("db", "net", "dep", false), ambiguous("8, 9", "db"));
+        for group in ["x", "none"] {
+            assert_eq!(
+                ids(group, "net", "dep", false),
+                Err(format!(
+                    "records.json has no instance of {group}.net.dep with ids; deploy it, or add the ids: --ids \
+                     l=NETWORK-ID/GROUP-ID"
+                ))
+            );
+        }
+        let provider = Provider {
+            instance_group: String::new(),
+            network: String::new(),
+            deployment: String::new(),
+            uses_link_group: false,
+        };
+        assert_eq!(
+            recorded_ids(None, "l", &provider).unwrap_err().to_string(),
+            "short names need ids, which a manifest does not contain; use --records, or add the ids: --ids \
+             l=NETWORK-ID/GROUP-ID"
+        );
+        let parsed = |text| parse_ids(text).map(|(link, ids)| (link, ids.network, ids.group));
+        assert_eq!(parsed("a-b=3/7"), Ok(("a-b".to_owned(), 3, 7)));
+        for wrong in ["a", "a=3", "a=3/", "a=/7", "a=x/7", "a=3/-7"] {
+            assert_eq!(
+                parsed(wrong),
+                Err("use LINK=NETWORK-ID/GROUP-ID, such as my-link=3/7")
+            );
         }
     }
 }
