@@ -459,4 +459,30 @@ authorization {
             }
         }
     }
+
+    #[test]
+    fn connections_are_counted_and_causes_kept() {
+        let (said, connected) = watch::channel(0);
+        let failures = ConnectFailures::new("tls://n".to_owned(), "x");
+        let warnings = LineLimit::new();
+        let cause = "DNS error: x".to_owned();
+        for event in [
+            Event::Connected,
+            Event::Disconnected,
+            Event::SlowConsumer(1),
+            Event::ClientError(ClientError::MaxReconnects),
+            Event::Connected,
+        ] {
+            take_event(&event, &said, &failures, &warnings);
+            assert_eq!(*failures.event.lock(), None);
+        }
+        assert_eq!(*connected.borrow(), 2);
+        let event = Event::ClientError(ClientError::Other(cause.clone()));
+        take_event(&event, &said, &failures, &warnings);
+        assert_eq!(*connected.borrow(), 2);
+        assert_eq!(*failures.event.lock(), Some(cause));
+        // Before the next attempt, the cause is logged once.
+        failures.log(&[]);
+        assert_eq!(*failures.event.lock(), None);
+    }
 }

@@ -506,4 +506,17 @@ deployments:
             (4, 3, 1)
         );
     }
+
+    #[test]
+    fn ids_of_instances_are_in_the_first_column() {
+        let ids = instance_ids(GOLDEN.as_bytes()).unwrap();
+        let expected = [
+            "4d516417-e1e5-4aa5-a038-91e369716821",
+            "6615c4f0-9a52-4ba0-b15c-6534b9bd99a9",
+        ];
+        assert_eq!(ids, HashSet::from(expected.map(str::to_owned)));
+        assert!(instance_ids(b"{}").is_err());
+        let odd = instance_ids(br#"{"record_infos":[[],[7],["a"]]}"#).unwrap();
+        assert_eq!(odd, HashSet::from(["a".to_owned()]));
+    }
 }

@@ -17,6 +17,8 @@ mod cli;
 mod dataset;
 pub mod digest;
 mod distributor;
+#[cfg(test)]
+mod fake_bus;
 mod file_options;
 pub mod http;
 mod inventory;

@@ -583,4 +583,46 @@ mod tests {
         assert_eq!(*agent.announced.borrow(), 0);
         assert_eq!(agent.held.borrow().version, 5);
     }
+
+    #[tokio::test]
+    async fn missing_blob_is_tried_three_times() {
+        let place = tempfile::tempdir().unwrap();
+        let mut agent = applier(place.path()).await;
+        let missing = agent.apply(&announcement(5, b"", None)).await.unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            format!(
+                "download of the blob failed 3 times: {}: No such file or directory (os error 2)",
+                place.path().join("blob").display()
+            )
+        );
+        let unknown = Announcement {
+            digest: "md5:x".to_owned(),
+            ..announcement(5, b"", None)
+        };
+        assert_eq!(
+            agent.apply(&unknown).await.unwrap_err().to_string(),
+            "checking the blob: \"md5:x\" has no sha1, sha256 or sha512 digest"
+        );
+        assert_eq!(agent.metrics.failed.get(), 2);
+    }
+
+    #[tokio::test]
+    async fn unchanged_report_wakes_nobody() {
+        let place = tempfile::tempdir().unwrap();
+        let mut agent = applier(place.path()).await;
+        let mut held = agent.held.subscribe();
+        assert_eq!(held.borrow_and_update().version, 0);
+        agent.report().await.unwrap();
+        assert!(!held.has_changed().unwrap());
+        fs::write(place.path().join("blob"), dataset(5)).unwrap();
+        agent
+            .apply(&announcement(5, &dataset(5), None))
+            .await
+            .unwrap();
+        assert!(held.has_changed().unwrap());
+        held.borrow_and_update();
+        agent.report().await.unwrap();
+        assert!(!held.has_changed().unwrap());
+    }
 }

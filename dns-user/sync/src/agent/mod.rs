@@ -271,3 +271,162 @@ pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
         .registry
         .gather()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::{
+        digest::sha256,
+        fake_bus::FakeBus,
+        store::{MAX_BLOB, StoreOptions},
+    };
+
+    #[derive(Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        agent: AgentOptions,
+    }
+
+    fn options(folder: &Path, more: &str) -> AgentOptions {
+        let words = format!(
+            "agent --id a1 --nats tls://n --tls-ca c --tls-certificate c --tls-key k --records {}/records.json {more}",
+            folder.display()
+        );
+        CommandLine::parse_from(words.split_whitespace()).agent
+    }
+
+    /// Starts an agent beside a bus, with its blobs in the folder.
+    async fn start(folder: &Path, more: &str) -> (FakeBus, watch::Receiver<u64>) {
+        let options = options(folder, more);
+        let bus = FakeBus::start().await;
+        let store = StoreOptions {
+            blobstore: Some(format!("file://{}", folder.display())),
+            blobstore_credentials: None,
+            blobstore_ca: None,
+            blobstore_timeout: 5,
+            longest_blob: MAX_BLOB,
+        };
+        let store = Store::open(&store, None).unwrap();
+        let disk = Disk::start(&options, MAX_BLOB).unwrap();
+        let metrics = Arc::new(AgentMetrics::new().unwrap());
+        let mute = options.mute;
+        let applier = Applier::new(mute, disk, store, metrics).await;
+        let announced = applier.announced.clone();
+        let seen = announced.subscribe();
+        let (queue, work) = mpsc::channel(QUEUE);
+        let connection = bus.bus.clone();
+        tokio::spawn(apply_all(applier, work, connection.clone(), mute));
+        tokio::spawn(async move {
+            let _ = listen(&connection, &options, &queue, &announced).await;
+        });
+        (bus, seen)
+    }
+
+    fn dataset(version: u64) -> String {
+        format!(
+            r#"{{"records":[],"version":{version},"record_keys":["id"],"record_infos":[],"aliases":{{}}}}"#
+        )
+    }
+
+    fn call(version: u64, digest: &str, reply_to: &str) -> String {
+        format!(
+            r#"{{"protocol":3,"method":"sync_dns","arguments":["blob","{digest}",{version}],"reply_to":"{reply_to}"}}"#
+        )
+    }
+
+    #[tokio::test]
+    async fn calls_are_answered_as_a_director_expects() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut bus, _announced) = start(folder.path(), "").await;
+        let dataset = dataset(5);
+        fs::write(folder.path().join("blob"), &dataset).unwrap();
+        let digest = sha256(dataset.as_bytes());
+        let ours = "director.bosh-dns-sync-p.a1.r";
+        let wrong = sha256(b"x");
+        for (body, subject, reply) in [
+            (
+                call(5, &digest, "director.p.a1.r1"),
+                "director.p.a1.r1",
+                r#"{"value":"synced"}"#.to_owned(),
+            ),
+            (
+                call(0, "x", ours),
+                ours,
+                format!(r#"{{"value":"synced","version":5,"digest":"{digest}","patches":true}}"#),
+            ),
+            (
+                r#"{"method":"ping","arguments":[],"reply_to":"director.p.a1.r2"}"#.to_owned(),
+                "director.p.a1.r2",
+                r#"{"exception":{"message":"unknown message ping"}}"#.to_owned(),
+            ),
+            (
+                call(6, &wrong, "director.p.a1.r3"),
+                "director.p.a1.r3",
+                format!(
+                    r#"{{"exception":{{"message":"checking the blob: the digest of the blob is {}, but {} was announced"}}}}"#,
+                    &digest["sha256:".len()..],
+                    &wrong["sha256:".len()..]
+                ),
+            ),
+        ] {
+            // What is no call gets no reply.
+            bus.deliver.send("{".to_owned()).unwrap();
+            bus.deliver.send(body).unwrap();
+            assert_eq!(bus.next().await, (subject.to_owned(), reply));
+        }
+        let written = fs::read_to_string(folder.path().join("records.json")).unwrap();
+        assert_eq!(written, dataset);
+    }
+
+    #[tokio::test]
+    async fn mute_agent_says_and_writes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut bus, mut announced) = start(folder.path(), "--mute").await;
+        let dataset = dataset(5);
+        fs::write(folder.path().join("blob"), &dataset).unwrap();
+        let unknown = r#"{"method":"ping","arguments":[],"reply_to":"director.p.a1.r2"}"#;
+        bus.deliver.send(unknown.to_owned()).unwrap();
+        let digest = sha256(dataset.as_bytes());
+        bus.deliver
+            .send(call(5, &digest, "director.p.a1.r1"))
+            .unwrap();
+        // Noticed, and then checked.
+        for version in [5, 0] {
+            announced
+                .wait_for(|announced| *announced == version)
+                .await
+                .unwrap();
+        }
+        assert!(!folder.path().join("records.json").exists());
+        assert!(bus.published.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn state_is_reported_after_connections_and_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut bus = FakeBus::start().await;
+        let (connect, connected) = watch::channel(0);
+        let reporter = Bus {
+            connected,
+            ..bus.bus.clone()
+        };
+        let held = watch::Sender::new(Report::default());
+        let options = options(folder.path(), "--ask-jitter 0");
+        tokio::spawn(report(reporter, options, held.subscribe()));
+        let subject = "director.bosh-dns-sync.a1.hello".to_owned();
+        connect.send_replace(1);
+        let none = r#"{"version":0,"patches":false}"#.to_owned();
+        assert_eq!(bus.next().await, (subject.clone(), none));
+        held.send_replace(Report {
+            version: 7,
+            digest: Some("d".to_owned()),
+            patches: true,
+        });
+        let seven = r#"{"version":7,"digest":"d","patches":true}"#.to_owned();
+        assert_eq!(bus.next().await, (subject, seven));
+    }
+}

@@ -451,4 +451,178 @@ mod tests {
             assert_eq!(name.unwrap().to_string(), expected, "{criteria}");
         }
     }
+
+    /// The state of a publisher that has published two groups.
+    fn published() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let mut state = PublisherState::default();
+        let ids = &mut state.ids;
+        assert_eq!(ids.group("dep", INSTANCE_GROUP, "other"), 1);
+        assert_eq!(ids.group("dep", INSTANCE_GROUP, "web"), 2);
+        assert_eq!(ids.group("dep", LINK, "conn-address"), 3);
+        for zone in ["z1", "z2"] {
+            ids.zone(zone);
+        }
+        for network in ["m", "default"] {
+            ids.network(network);
+        }
+        for instance in ["i1", "i2", "i3"] {
+            ids.instance(instance);
+        }
+        let state = serde_json::to_vec(&state).unwrap();
+        std::fs::write(folder.path().join("state.json"), state).unwrap();
+        folder
+    }
+
+    fn address(folder: &std::path::Path, more: &str) -> Result<String, String> {
+        let words = format!(
+            "address --deployment dep --state {} {more}",
+            folder.display()
+        );
+        let line = Line::try_parse_from(words.split_whitespace()).unwrap();
+        let name = line.address.name();
+        name.map(|name| name.to_string())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn short_addresses_have_ids() {
+        let folder = published();
+        let text = |text: &str| Err(text.to_owned());
+        for (more, expected) in [
+            ("--instance-group web", Ok("q-n2s0.q-g2.bosh".to_owned())),
+            (
+                "--instance-group web --network m --domain x",
+                Ok("q-n1s0.q-g2.x".to_owned()),
+            ),
+            ("--link conn-address", Ok("q-n2s0.q-g3.bosh".to_owned())),
+            (
+                "--instance-group web --az z2,z1",
+                Ok("q-a1a2n2s0.q-g2.bosh".to_owned()),
+            ),
+            (
+                "--instance-group web --uuid i3",
+                Ok("q-m3n2s0.q-g2.bosh".to_owned()),
+            ),
+            (
+                "--instance-group web --long --uuid i3",
+                Ok("i3.web.default.dep.bosh".to_owned()),
+            ),
+            (
+                "--instance-group Web_1 --long --network Net --domain x",
+                Ok("q-s0.web-1.net.dep.x".to_owned()),
+            ),
+            (
+                "--instance-group web --az z3",
+                text("availability zone z3 has no id; publish first"),
+            ),
+            (
+                "--instance-group web --uuid i4",
+                text("instance i4 has no id; publish first"),
+            ),
+            (
+                "--instance-group web --network x",
+                text("network x has no id; publish first"),
+            ),
+            (
+                "--instance-group x",
+                text("no instance-group x of deployment dep has an id yet; publish first"),
+            ),
+            (
+                "--link web",
+                text("no link web of deployment dep has an id yet; publish first"),
+            ),
+        ] {
+            assert_eq!(address(folder.path(), more), expected, "{more}");
+        }
+        let empty = tempfile::tempdir().unwrap();
+        assert_eq!(
+            address(empty.path(), "--instance-group web"),
+            Err(format!(
+                "{}: nothing has been published from this state folder",
+                empty.path().display()
+            ))
+        );
+    }
+
+    #[derive(Parser)]
+    struct Instances {
+        #[command(subcommand)]
+        command: InstanceCommand,
+    }
+
+    #[tokio::test]
+    async fn commands_change_the_state_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display().to_string();
+        let inventory = folder.path().join("inventory.yml");
+        std::fs::write(
+            &inventory,
+            "deployments: [{name: d, instance_groups: [{name: g, instances: [{id: a, networks: {n: 10.0.0.1}}]}]}]",
+        )
+        .unwrap();
+        let run = async |words: &str| {
+            let words = std::iter::once("instance").chain(words.split_whitespace());
+            let done = Instances::parse_from(words).command.run().await;
+            done.map_err(|error| error.to_string())
+        };
+        let place = format!("--state {path}/state --inventory {path}/inventory.yml");
+        assert_eq!(
+            run(&format!("remove a {place}")).await,
+            Err(format!(
+                "{path}/state: no publisher has used this folder; correct the path, or start `publish` first"
+            ))
+        );
+        let state = Folder::lock(&folder.path().join("state")).unwrap();
+        let add = "add b --deployment d --instance-group g --network n=10.0.0.2 --network n=fd00::2 --network m=10.1.0.2 \
+                   --index 7 --az z1 --agent-id agent-b";
+        run(&format!("{add} {place}")).await.unwrap();
+        run(&format!("move a 10.0.0.9 {place}")).await.unwrap();
+        let source = InventoryOptions {
+            inventory: Some(inventory),
+            nodes: None,
+        };
+        let shown = || {
+            let mut shown = Vec::new();
+            for instance in source.load(&state).unwrap().instances {
+                let mut addresses = Vec::new();
+                for (network, address) in instance.networks {
+                    addresses.push(format!("{network}={address}"));
+                }
+                let zone = instance.zone.unwrap_or_default();
+                let agent = instance.agent.unwrap_or_default();
+                let addresses = addresses.join(" ");
+                shown.push(format!(
+                    "{} {} {zone} {agent} {addresses}",
+                    instance.id, instance.index
+                ));
+            }
+            shown
+        };
+        assert_eq!(
+            shown(),
+            [
+                "a 0   n=10.0.0.9",
+                "b 7 z1 agent-b m=10.1.0.2 n=10.0.0.2 n=fd00::2",
+            ]
+        );
+        run(&format!("remove a {place}")).await.unwrap();
+        assert_eq!(shown().len(), 1);
+        assert_eq!(
+            run(&format!("remove a --state {path}/state")).await,
+            Err("--api URL, or --state FOLDER and --inventory FILE, is required".to_owned())
+        );
+        let unreachable = "remove a --api https://127.0.0.1:1 --tls-ca /none --tls-certificate /none --tls-key /none";
+        assert!(run(unreachable).await.is_err());
+        let network = |text: &str| network(text).map_err(|error| format!("{error:#}"));
+        assert_eq!(
+            network("n=10.0.0.1"),
+            Ok(("n".to_owned(), "10.0.0.1".parse().unwrap()))
+        );
+        assert_eq!(network("n"), Err("expected NAME=ADDRESS".to_owned()));
+        assert_eq!(
+            network("n=x"),
+            Err("\"x\" is not an IP address: invalid IP address syntax".to_owned())
+        );
+    }
 }

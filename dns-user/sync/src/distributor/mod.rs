@@ -762,4 +762,397 @@ mod tests {
     fn nonces_differ() {
         assert_ne!(random(), random());
     }
+
+    use std::collections::HashMap;
+
+    use clap::Parser as _;
+
+    use super::{registry::AgentRegistry, state::StateError};
+    use crate::fake_bus::FakeBus;
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        options: PublishOptions,
+    }
+
+    /// Options of a publisher whose files are in a folder.
+    fn options(folder: &Path, more: &str) -> PublishOptions {
+        let place = folder.display();
+        let words = format!(
+            "publish --state {place}/state --inventory {place}/inventory.yml --local {place}/records.json {more}"
+        );
+        CommandLine::parse_from(words.split_whitespace()).options
+    }
+
+    const INVENTORY: &str = "deployments: [{name: d, instance_groups: [{name: g, instances: [{id: a, networks: {n: 10.0.0.1}}]}]}]";
+
+    #[tokio::test]
+    async fn records_are_written_once_for_each_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let inventory = |text: &str| std::fs::write(path.join("inventory.yml"), text).unwrap();
+        inventory("deployments: x");
+        let failed = run(options(path, ""), |_| {}).await.unwrap_err();
+        let start = format!("{}: ", path.join("inventory.yml").display());
+        assert!(failed.to_string().starts_with(&start), "{failed}");
+        inventory(INVENTORY);
+        assert!(run(options(path, "--above 5"), |_| {}).await.unwrap());
+        let read = || std::fs::read_to_string(path.join("records.json")).unwrap();
+        assert!(read().contains(r#""version":6"#), "{}", read());
+        let inode = || {
+            let facts = std::fs::metadata(path.join("records.json")).unwrap();
+            std::os::unix::fs::MetadataExt::ino(&facts)
+        };
+        let before = inode();
+        assert!(run(options(path, ""), |_| {}).await.unwrap());
+        assert_eq!(inode(), before, "nothing changed");
+        std::fs::write(path.join("records.json"), "x").unwrap();
+        assert!(run(options(path, ""), |_| {}).await.unwrap());
+        assert!(read().contains(r#""version":6"#), "{}", read());
+        let facts = std::fs::metadata(path.join("records.json")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&facts.permissions());
+        assert_eq!(mode & 0o777, 0o640);
+        inventory(&INVENTORY.replace("10.0.0.1", "10.0.0.2"));
+        assert!(run(options(path, ""), |_| {}).await.unwrap());
+        assert!(read().contains(r#""version":7"#), "{}", read());
+    }
+
+    /// A distributor without a thread for its state folder.
+    struct Bench {
+        distributor: Distributor,
+        bus: FakeBus,
+        work: mpsc::Receiver<Job>,
+        said: tokio::sync::mpsc::Sender<StateEvent>,
+        folder: tempfile::TempDir,
+    }
+
+    impl Bench {
+        async fn new(more: &str, jobs: usize) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let options = options(folder.path(), more);
+            let bus = FakeBus::start().await;
+            let store = StoreOptions {
+                blobstore: Some(format!("file://{}", folder.path().display())),
+                ..options.store.clone()
+            };
+            let store = Store::open(&store, None).unwrap();
+            let settings = PlanSettings {
+                bandwidth: 1_000_000,
+                patches: true,
+                links_good_for: Duration::from_secs(10),
+            };
+            let plan = Plan::new(settings, AgentRegistry::default(), None, 0);
+            let (jobs, work) = mpsc::sync_channel(jobs);
+            let (said, events) = tokio::sync::mpsc::channel(8);
+            let client = bus.bus.client.clone();
+            let distributor = Distributor {
+                options,
+                plan,
+                jobs,
+                events,
+                open_writes: 0,
+                tasks: Tasks::new(client, store.clone(), "p".to_owned(), 1_000_000_000),
+                bus: bus.bus.clone(),
+                store,
+                shared: Shared::default(),
+                metrics: PublisherMetrics::new().unwrap(),
+                failures: LineLimit::new(),
+                last_failure: String::new(),
+            };
+            Self {
+                distributor,
+                bus,
+                work,
+                said,
+                folder,
+            }
+        }
+    }
+
+    fn version(version: u64, blob: &str) -> CommittedVersion {
+        CommittedVersion {
+            version,
+            blob: blob.to_owned(),
+            digest: "sha256:x".to_owned(),
+            at: 0,
+        }
+    }
+
+    #[tokio::test]
+    async fn events_of_the_state_folder_are_taken() {
+        let mut bench = Bench::new("", 2).await;
+        let distributor = &mut bench.distributor;
+        let agents = vec!["a".to_owned()];
+        distributor.on_event(StateEvent::Inventory(agents)).unwrap();
+        assert_eq!(distributor.metrics.inventory_good.get(), 1);
+        assert_eq!(distributor.plan.registry.count().agents, 1);
+        // Each write is counted until its result.
+        distributor
+            .hand_over(Job::WriteRegistry(Vec::new()))
+            .unwrap();
+        distributor.hand_over(Job::Commit { floor: 3 }).unwrap();
+        assert_eq!(distributor.open_writes, 1);
+        // A full queue fails the job.
+        distributor.hand_over(Job::Commit { floor: 4 }).unwrap();
+        assert!(matches!(bench.work.recv(), Ok(Job::WriteRegistry(_))));
+        assert!(matches!(bench.work.recv(), Ok(Job::Commit { floor: 3 })));
+        assert!(bench.work.try_recv().is_err());
+        assert_eq!(distributor.shared.lock().count().agents, 0);
+        distributor
+            .on_event(StateEvent::RegistryWritten(Ok(())))
+            .unwrap();
+        assert_eq!(distributor.open_writes, 0);
+        assert_eq!(distributor.shared.lock().count().agents, 1);
+        // A single publication ends with a failure, a running one without a version.
+        let failed = || StateEvent::Failed(anyhow::anyhow!("wrong"));
+        for watch in [false, true] {
+            distributor.options.watch = watch;
+            let error = distributor.on_event(failed()).unwrap_err();
+            assert_eq!(error.to_string(), "wrong");
+        }
+        assert_eq!(distributor.metrics.inventory_good.get(), 0);
+        let committed = state_writer::Committed {
+            made: version(1, "b1"),
+            bytes: Bytes::from_static(b"12345"),
+            new: true,
+            gone: Vec::new(),
+        };
+        distributor
+            .on_event(StateEvent::Committed(committed))
+            .unwrap();
+        assert_eq!(distributor.metrics.blob_bytes.get(), 5);
+        distributor.on_event(failed()).unwrap();
+        assert_eq!(
+            distributor.last_failure,
+            "cannot use the inventory; the last good version stays in use: wrong"
+        );
+        distributor.options.watch = false;
+        assert!(distributor.on_event(failed()).is_err());
+        distributor.open_writes = 1;
+        let full = StateError::NoMoreVersions(7);
+        distributor
+            .on_event(StateEvent::RegistryWritten(Err(full)))
+            .unwrap();
+        assert!(
+            distributor
+                .last_failure
+                .starts_with("cannot save the agents' versions: version 7 is the highest possible")
+        );
+        drop(bench.work);
+        let ended = distributor.hand_over(Job::Commit { floor: 0 }).unwrap_err();
+        assert_eq!(ended.to_string(), "the thread of the state folder ended");
+    }
+
+    #[tokio::test]
+    async fn last_write_is_awaited() {
+        let mut bench = Bench::new("", 1).await;
+        bench.distributor.open_writes = 2;
+        for _ in 0..3 {
+            let written = StateEvent::RegistryWritten(Ok(()));
+            bench.said.send(written).await.unwrap();
+        }
+        bench.distributor.write_last().await;
+        // All three results are taken, and none is waited for in vain.
+        assert!(bench.distributor.events.try_recv().is_err());
+        assert!(matches!(bench.work.try_recv(), Ok(Job::WriteRegistry(_))));
+        // A full queue is not waited for.
+        bench
+            .distributor
+            .jobs
+            .send(Job::Commit { floor: 0 })
+            .unwrap();
+        bench.distributor.write_last().await;
+        assert!(matches!(bench.work.try_recv(), Ok(Job::Commit { .. })));
+    }
+
+    #[tokio::test]
+    async fn single_publication_has_a_result() {
+        let mut bench = Bench::new("", 1).await;
+        let later = tokio::time::Instant::now() + Duration::from_secs(3600);
+        let now = tokio::time::Instant::now();
+        let distributor = &mut bench.distributor;
+        assert_eq!(distributor.result(later).await.unwrap(), None);
+        drop(bench.work);
+        let none = distributor.result(now).await.unwrap_err();
+        assert_eq!(
+            none.to_string(),
+            "no version was announced within the timeout: the log shows whether the inventory, NATS, the blobstore or \
+             the state folder is the cause"
+        );
+    }
+
+    #[tokio::test]
+    async fn results_of_tasks_are_counted() {
+        let mut bench = Bench::new("", 1).await;
+        let distributor = &mut bench.distributor;
+        let result = |fails: bool| {
+            if fails {
+                Err(anyhow::anyhow!("wrong"))
+            } else {
+                Ok(())
+            }
+        };
+        for (done, failure) in [
+            (
+                Done::Put {
+                    version: 1,
+                    result: result(true),
+                },
+                "cannot store the blob; the fleet keeps the previous version: wrong",
+            ),
+            (
+                Done::Deleted(result(true)),
+                "cannot delete an old blob; it stays in the blobstore: wrong",
+            ),
+            (
+                Done::Sent {
+                    version: 1,
+                    messages: 2,
+                    bytes: 30,
+                    result: result(true),
+                },
+                "cannot send the announcements; agents are asked again: wrong",
+            ),
+        ] {
+            distributor.done(done);
+            assert_eq!(distributor.last_failure, failure);
+        }
+        distributor.last_failure.clear();
+        for done in [
+            Done::Put {
+                version: 1,
+                result: result(false),
+            },
+            Done::Deleted(result(false)),
+            Done::Asked,
+            Done::Sent {
+                version: 1,
+                messages: 3,
+                bytes: 400,
+                result: result(false),
+            },
+        ] {
+            distributor.done(done);
+        }
+        assert_eq!(distributor.last_failure, "");
+        assert_eq!(distributor.metrics.sent.get(), 5);
+        assert_eq!(distributor.metrics.sent_bytes.get(), 430);
+    }
+
+    #[tokio::test]
+    async fn metrics_show_the_plan() {
+        let mut bench = Bench::new("", 1).await;
+        let distributor = &mut bench.distributor;
+        distributor.plan.registry.version = 7;
+        (distributor.plan.ignored, distributor.plan.exceptions) = (3, 4);
+        let count = Count {
+            agents: 11,
+            synced: 12,
+            unverified: 13,
+            disagreeing: 14,
+            failing: 15,
+            silent: 16,
+        };
+        // Counters only grow by what is new.
+        for _ in 0..2 {
+            distributor.metrics.set(&distributor.plan, count);
+        }
+        let mut values = HashMap::new();
+        for family in distributor.metrics.registry.gather() {
+            let metric = &family.get_metric()[0];
+            let value = metric.get_gauge().get_value() + metric.get_counter().get_value();
+            let name = family.name().strip_prefix("bosh_dns_sync_").unwrap();
+            values.insert(name.to_owned(), value as u64);
+        }
+        let expected = [
+            ("agents", 11),
+            ("agents_disagreeing", 14),
+            ("agents_failing", 15),
+            ("agents_silent", 16),
+            ("agents_synced", 12),
+            ("agents_unverified", 13),
+            ("blob_bytes", 0),
+            ("exceptions_total", 4),
+            ("ignored_messages_total", 3),
+            ("inventory_good", 0),
+            ("message_bytes_total", 0),
+            ("messages_total", 0),
+            ("version", 7),
+        ];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value));
+        assert_eq!(values, HashMap::from(expected));
+    }
+
+    #[tokio::test]
+    async fn tasks_store_ask_and_send() {
+        let mut bench = Bench::new("", 1).await;
+        let tasks = &mut bench.distributor.tasks;
+        let path = bench.folder.path().join("b1");
+        tasks.put(version(1, "b1"), Bytes::from_static(b"blob"));
+        assert!(matches!(
+            tasks.next().await,
+            Done::Put {
+                version: 1,
+                result: Ok(())
+            }
+        ));
+        assert_eq!(std::fs::read(&path).unwrap(), b"blob");
+        // A blob that is gone already is deleted.
+        tasks.delete(vec![version(1, "b1"), version(2, "b2")]);
+        assert!(matches!(tasks.next().await, Done::Deleted(Ok(()))));
+        assert!(!path.exists());
+        let call = |version| AgentCall { version, nonce: 5 };
+        tasks.ask(vec![("a1".to_owned(), call(0)), ("a2".to_owned(), call(0))]);
+        assert!(matches!(tasks.next().await, Done::Asked));
+        let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        for agent in ["a1", "a2"] {
+            let token = call(0).token();
+            let body = format!(
+                r#"{{"protocol":3,"method":"sync_dns","arguments":["-","{empty}",0],"reply_to":"director.p.{agent}.{token}"}}"#
+            );
+            assert_eq!(bench.bus.next().await, (format!("agent.{agent}"), body));
+        }
+        let outgoing = |agent: &str| Outgoing {
+            agent: agent.to_owned(),
+            call: call(6),
+            announcement: Arc::new(Announcement {
+                source: BlobLocation::Blob("b".to_owned()),
+                digest: "d".to_owned(),
+                version: 6,
+                extra: None,
+            }),
+        };
+        tasks.send(vec![outgoing("a1"), outgoing("a2")]);
+        let Done::Sent {
+            version,
+            messages,
+            bytes,
+            result,
+        } = tasks.next().await
+        else {
+            panic!("not sent");
+        };
+        assert!(result.is_ok());
+        let mut length = 0;
+        for agent in ["a1", "a2"] {
+            let token = call(6).token();
+            let body = format!(
+                r#"{{"protocol":3,"method":"sync_dns","arguments":["b","d",6],"reply_to":"director.p.{agent}.{token}"}}"#
+            );
+            length += body.len() as u64;
+            assert_eq!(bench.bus.next().await, (format!("agent.{agent}"), body));
+        }
+        assert_eq!((version, messages, bytes), (6, 2, length));
+        tasks.send(Vec::new());
+        assert!(matches!(
+            tasks.next().await,
+            Done::Sent {
+                version: 0,
+                messages: 0,
+                bytes: 0,
+                result: Ok(())
+            }
+        ));
+    }
 }

@@ -481,4 +481,92 @@ mod tests {
         folder.give_up_datasets(4);
         assert!(folder.dataset(3).is_none() && folder.dataset(4).is_some());
     }
+
+    #[test]
+    fn every_bit_of_a_blob_id_is_random_but_its_version() {
+        let (mut all, mut any) = (u128::MAX, 0);
+        for _ in 0..256 {
+            let id = blob_id();
+            for at in [8, 13, 18, 23] {
+                assert_eq!(&id[at..=at], "-");
+            }
+            let number = u128::from_str_radix(&id.replace('-', ""), 16).unwrap();
+            all &= number;
+            any |= number;
+        }
+        assert_eq!(format!("{all:032x}"), "00000000000040008000000000000000");
+        assert_eq!(format!("{any:032x}"), "ffffffffffff4fffbfffffffffffffff");
+    }
+
+    #[test]
+    fn errors_of_the_folder_say_what_to_do() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("state");
+        let shown = path.display();
+        let held = Folder::lock(&path).unwrap();
+        assert_eq!(
+            Folder::lock(&path).unwrap_err().to_string(),
+            format!("{shown} is in use by another publisher; stop it, or use another folder")
+        );
+        assert_eq!(
+            Folder::existing(place.path()).unwrap_err().to_string(),
+            format!(
+                "{}: no publisher has used this folder; correct the path, or start `publish` first",
+                place.path().display()
+            )
+        );
+        fs::create_dir(path.join("x")).unwrap();
+        assert_eq!(
+            held.read::<u64>("x").unwrap_err().to_string(),
+            format!("{shown}/x: Is a directory (os error 21)")
+        );
+        held.write("n", &7_u64).unwrap();
+        let facts = fs::metadata(path.join("n")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&facts.permissions());
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(
+            held.read::<String>("n").unwrap_err().to_string(),
+            format!(
+                "{shown}/n: invalid type: integer `7`, expected a string at line 1 column 1; ids must not be assigned \
+                 twice: restore the file from a backup"
+            )
+        );
+        assert_eq!(
+            StateError::NoMoreVersions(9).to_string(),
+            "version 9 is the highest possible; start again with an empty state folder and empty agents"
+        );
+        drop(held);
+        Folder::lock(&path).unwrap();
+    }
+
+    #[test]
+    fn last_version_can_be_made() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::lock(place.path()).unwrap();
+        let mut state = PublisherState::default();
+        let (first, ids) = dataset("10.0.0.1", Ids::default());
+        assert!(
+            folder
+                .commit(&mut state, ids.clone(), &first, LAST_VERSION - 1, 9)
+                .unwrap()
+        );
+        let made = state.versions.last().unwrap();
+        assert_eq!((made.version, made.at), (LAST_VERSION, 9));
+        assert_eq!(made.digest, digest::sha256(&first.write(LAST_VERSION)));
+        let (second, _) = dataset("10.0.0.2", ids.clone());
+        let before = state.clone();
+        let refused = folder.commit(&mut state, ids, &second, 0, 9);
+        assert!(matches!(
+            refused,
+            Err(StateError::NoMoreVersions(LAST_VERSION))
+        ));
+        assert_eq!(state, before);
+        // New ids alone are saved without a version.
+        let mut more = state.ids.clone();
+        more.zone("z");
+        assert!(!folder.commit(&mut state, more, &first, 0, 9).unwrap());
+        assert_eq!(state.versions, before.versions);
+        assert_eq!(folder.read("state.json").unwrap(), Some(state.clone()));
+        assert_eq!(state.ids.zones.len(), 1);
+    }
 }

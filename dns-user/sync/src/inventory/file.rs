@@ -473,4 +473,109 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn addresses_are_one_or_several() {
+        let addresses = |text: &str| serde_json::from_str::<Addresses>(text);
+        for (text, shown, written) in [
+            (r#""10.0.0.1""#, "10.0.0.1", r#""10.0.0.1""#),
+            (r#"["10.0.0.1"]"#, "10.0.0.1", r#""10.0.0.1""#),
+            (
+                r#"["10.0.0.1","fd00::1"]"#,
+                "10.0.0.1 fd00::1",
+                r#"["10.0.0.1","fd00::1"]"#,
+            ),
+            (
+                r#"["fd00::1","10.0.0.1","fd00::1"]"#,
+                "fd00::1 10.0.0.1",
+                r#"["fd00::1","10.0.0.1"]"#,
+            ),
+        ] {
+            let read = addresses(text).unwrap();
+            assert_eq!(read.to_string(), shown);
+            assert_eq!(serde_json::to_string(&read).unwrap(), written);
+        }
+        for (text, error) in [
+            (r#""x""#, "\"x\" is not an IP address at line 1 column 3"),
+            (
+                "[]",
+                "invalid length 0, expected an IP address or a list of them at line 1 column 2",
+            ),
+            (
+                "7",
+                "invalid type: integer `7`, expected an IP address or a list of them at line 1 column 1",
+            ),
+        ] {
+            assert_eq!(addresses(text).unwrap_err().to_string(), error);
+        }
+        for (before, address, after) in [
+            (r#""10.0.0.1""#, "10.0.0.2", "10.0.0.2"),
+            // A machine that moves to the other family.
+            (r#""10.0.0.1""#, "fd00::2", "fd00::2"),
+            (r#"["10.0.0.1","fd00::1"]"#, "fd00::2", "10.0.0.1 fd00::2"),
+            (r#"["10.0.0.1","fd00::1"]"#, "10.0.0.2", "10.0.0.2 fd00::1"),
+            (
+                r#"["10.0.0.1","10.0.0.3"]"#,
+                "fd00::2",
+                "10.0.0.1 10.0.0.3 fd00::2",
+            ),
+        ] {
+            let mut held = addresses(before).unwrap();
+            held.replace(address.parse().unwrap());
+            assert_eq!(held.to_string(), after, "{before} {address}");
+        }
+    }
+
+    #[test]
+    fn settings_are_those_of_any_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let empty = load(path).unwrap_err().to_string();
+        assert_eq!(
+            empty,
+            format!(
+                "{}: the folder has no *.yml, *.yaml or *.json",
+                path.display()
+            )
+        );
+        let write = |name: &str, text: &str| fs::write(path.join(name), text).unwrap();
+        write("a.yaml", "deployments: []");
+        write("b.json", r#"{"domain": "x", "index_records": true}"#);
+        write(
+            "c.yml",
+            "domain: x\nindex_records: false\ndeployments: [{name: d}]",
+        );
+        let loaded = load(path).unwrap();
+        assert_eq!(
+            (loaded.domain.as_deref(), loaded.index_records),
+            (Some("x"), Some(true))
+        );
+        assert_eq!(loaded.deployments.len(), 1);
+        assert_eq!(files(&path.join("a.yaml")).unwrap(), [path.join("a.yaml")]);
+        write("d.yml", "domain: y");
+        assert_eq!(
+            load(path).unwrap_err().to_string(),
+            format!(
+                "{}: another file has a different `domain`; set it once",
+                path.join("d.yml").display()
+            )
+        );
+        write("d.yml", "");
+        assert_eq!(
+            load(path).unwrap_err().to_string(),
+            format!(
+                "{}: the file is empty; an empty fleet is `deployments: []`",
+                path.join("d.yml").display()
+            )
+        );
+        let none = path.join("none");
+        assert_eq!(
+            load(&none).unwrap_err().to_string(),
+            format!("{}: No such file or directory (os error 2)", none.display())
+        );
+        assert_eq!(
+            read_nodes("10.0.0.1 # web").unwrap_err().to_string(),
+            "line 1: 10.0.0.1 has no name"
+        );
+    }
 }

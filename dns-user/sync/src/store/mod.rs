@@ -747,4 +747,245 @@ mod tests {
         }
         assert!(open("s3+https://h/bucket?region=r").is_ok());
     }
+
+    /// Starts a server that gives these replies, a connection each; returns its URL and the requests.
+    fn server(replies: &'static [&str]) -> (String, std::thread::JoinHandle<Vec<String>>) {
+        use std::io::{Read as _, Write as _};
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let served = std::thread::spawn(move || {
+            let mut requests = Vec::new();
+            for reply in replies {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = String::new();
+                let mut part = [0; 4096];
+                // The bodies of these requests end with a full stop.
+                while !(request.ends_with("\r\n\r\n") && !request.starts_with("PUT")
+                    || request.ends_with('.'))
+                {
+                    let length = stream.read(&mut part).unwrap();
+                    request.push_str(str::from_utf8(&part[..length]).unwrap());
+                }
+                stream.write_all(reply.as_bytes()).unwrap();
+                requests.push(request);
+            }
+            requests
+        });
+        (url, served)
+    }
+
+    async fn requests(served: std::thread::JoinHandle<Vec<String>>) -> Vec<String> {
+        tokio::task::spawn_blocking(|| served.join().unwrap())
+            .await
+            .unwrap()
+    }
+
+    const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nblob";
+    const CREATED: &str = "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n";
+    const NOT_FOUND: &str = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+    const FORBIDDEN: &str = "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n";
+
+    #[tokio::test]
+    async fn webdav_gets_credentials_and_spread_paths() {
+        let folder = tempfile::tempdir().unwrap();
+        let credentials = folder.path().join("credentials.json");
+        fs::write(&credentials, r#"{"user": "agent", "password": "password"}"#).unwrap();
+        let (url, served) = server(&[CREATED, OK, OK, CREATED, NOT_FOUND, FORBIDDEN, OK]);
+        let store = open_as(&format!("{url}/dav/"), Some(credentials)).unwrap();
+        store
+            .put("abc", &Bytes::from_static(b"blob."))
+            .await
+            .unwrap();
+        assert_eq!(store.get("abc", MAX_BLOB).await.unwrap(), "blob");
+        let long = store.get("abc", 3).await.unwrap_err();
+        assert!(!long.is_worth_retrying(), "{long}");
+        store.delete("abc").await.unwrap();
+        store.delete("abc").await.unwrap();
+        let refused = store.delete("abc").await.unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!("{url}/dav/a9/abc: the blobstore replied 403 Forbidden")
+        );
+        assert!(refused.is_worth_retrying());
+        let headers = Map::from_iter([("x-k".to_owned(), Value::from("v"))]);
+        let signed = format!("{url}/other?secret");
+        assert_eq!(
+            store.get_signed(&signed, &headers, MAX_BLOB).await.unwrap(),
+            "blob"
+        );
+        let requests = requests(served).await;
+        let lines: Vec<&str> = requests
+            .iter()
+            .map(|request| request.lines().next().unwrap())
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "PUT /dav/a9/abc HTTP/1.1",
+                "GET /dav/a9/abc HTTP/1.1",
+                "GET /dav/a9/abc HTTP/1.1",
+                "DELETE /dav/a9/abc HTTP/1.1",
+                "DELETE /dav/a9/abc HTTP/1.1",
+                "DELETE /dav/a9/abc HTTP/1.1",
+                "GET /other?secret HTTP/1.1",
+            ]
+        );
+        let authorization = "authorization: Basic YWdlbnQ6cGFzc3dvcmQ=\r\n";
+        for request in &requests[..6] {
+            assert!(request.contains(authorization), "{request}");
+        }
+        assert!(requests[0].ends_with("\r\n\r\nblob."));
+        // The host of a signed link must not see the credentials.
+        assert!(!requests[6].contains("authorization: "));
+        assert!(requests[6].contains("x-k: v\r\n"));
+    }
+
+    #[tokio::test]
+    async fn anonymous_buckets_get_plain_requests() {
+        let (url, served) = server(&[CREATED, OK, NOT_FOUND]);
+        let store = open(&format!("s3+{url}/bucket?region=r")).unwrap();
+        store.put("a/b c", &Bytes::from_static(b".")).await.unwrap();
+        assert_eq!(store.get("a", 4).await.unwrap(), "blob");
+        store.delete("a").await.unwrap();
+        for (request, line) in requests(served).await.iter().zip([
+            "PUT /bucket/a/b%20c HTTP/1.1\r\n",
+            "GET /bucket/a HTTP/1.1\r\n",
+            "DELETE /bucket/a HTTP/1.1\r\n",
+        ]) {
+            assert!(request.starts_with(line), "{request}");
+            assert!(!request.contains("authorization"), "{request}");
+        }
+    }
+
+    #[test]
+    fn webdav_links_are_signed_with_a_secret() {
+        let folder = tempfile::tempdir().unwrap();
+        let credentials = folder.path().join("credentials.json");
+        let now = Duration::from_secs(1_700_000_000);
+        let link = |text: &str| {
+            fs::write(&credentials, text).unwrap();
+            let store = open_as("https://h/dav/", Some(credentials.clone())).unwrap();
+            store.signed_url("abc", now, Duration::from_secs(900))
+        };
+        assert_eq!(
+            link(r#"{"signing_secret": "secret"}"#).as_deref(),
+            Some(
+                "https://h/dav/signed/a9/abc?e=900&st=U6ru7hxdGD515dgIX0hCDSDNBJbFNsRlEdbNlP1nuQA&ts=1700000000"
+            )
+        );
+        assert_eq!(link(r#"{"user": "a", "password": "b"}"#), None);
+        let secrets = read_secrets(&credentials).unwrap();
+        assert_eq!(format!("{secrets:?}"), "Secrets(not shown)");
+        let error = |text: &str| {
+            fs::write(&credentials, text).unwrap();
+            let opened = open_as("https://h/", Some(credentials.clone()));
+            opened.err().unwrap().to_string()
+        };
+        let place = credentials.display();
+        assert!(error(r#"{"name": 1}"#).starts_with(&format!("{place}: unknown field `name`")));
+        fs::remove_file(&credentials).unwrap();
+        let missing = open_as("https://h/", Some(credentials.clone()));
+        assert_eq!(
+            missing.err().unwrap().to_string(),
+            format!("{place}: No such file or directory (os error 2)")
+        );
+        for (url, problem) in [
+            (
+                "ftp://x",
+                "blobstore \"ftp://x\": it must begin with file, http, https, s3+https or nats:",
+            ),
+            ("nats:b", "blobstore \"nats:b\": JetStream needs --nats"),
+            (
+                "s3+https://h/",
+                "blobstore \"s3+https://h/\": the path must be the bucket's name",
+            ),
+            (
+                "s3+https://h/b?style=x",
+                "blobstore \"s3+https://h/b?style=x\": style must be path or virtual-host",
+            ),
+            (
+                "file://host/x",
+                "blobstore \"file://host/x\": a folder needs file:///PATH",
+            ),
+        ] {
+            assert_eq!(open(url).err().unwrap().to_string(), problem);
+        }
+    }
+
+    #[tokio::test]
+    async fn calls_without_a_store_are_refused() {
+        let options = StoreOptions {
+            blobstore: None,
+            blobstore_credentials: None,
+            blobstore_ca: None,
+            blobstore_timeout: 5,
+            longest_blob: 10,
+        };
+        let store = Store::open(&options, None).unwrap();
+        let text = "no blobstore is configured; use --blobstore URL";
+        for error in [
+            store.put("a", &Bytes::new()).await.unwrap_err(),
+            store.get("a", 1).await.unwrap_err(),
+            store.delete("a").await.unwrap_err(),
+        ] {
+            assert_eq!(error.to_string(), text);
+            assert!(!error.is_worth_retrying());
+        }
+        let second = Duration::from_secs(1);
+        assert_eq!(store.signed_url("a", second, second), None);
+        store.sweep().await;
+        // Nobody raises the limit of the options.
+        let folder = tempfile::tempdir().unwrap();
+        let options = StoreOptions {
+            blobstore: Some(format!("file://{}", folder.path().display())),
+            ..options
+        };
+        let store = Store::open(&options, None).unwrap();
+        for (length, is_got) in [(10, true), (11, false)] {
+            store.put("a", &vec![b'x'; length].into()).await.unwrap();
+            assert_eq!(store.get("a", 100).await.is_ok(), is_got);
+        }
+        let facts = fs::metadata(folder.path().join("a")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&facts.permissions());
+        assert_eq!(mode & 0o777, 0o644);
+        for (error, is_worth) in [
+            (StoreError::JetStream("x".to_owned()), true),
+            (
+                StoreError::TooLong {
+                    blob: "a".to_owned(),
+                    longest: 3,
+                },
+                false,
+            ),
+            (
+                StoreError::Hangs {
+                    path: "/x".into(),
+                    limit: second,
+                },
+                true,
+            ),
+            (
+                StoreError::File {
+                    path: "/x".into(),
+                    cause: io::ErrorKind::FileTooLarge.into(),
+                },
+                false,
+            ),
+            (
+                StoreError::File {
+                    path: "/x".into(),
+                    cause: io::ErrorKind::NotFound.into(),
+                },
+                true,
+            ),
+        ] {
+            assert_eq!(error.is_worth_retrying(), is_worth, "{error}");
+        }
+        let late = within(Duration::ZERO, std::future::pending::<Result<(), _>>()).await;
+        assert_eq!(
+            late.unwrap_err().to_string(),
+            "JetStream: not finished within 0ns"
+        );
+    }
 }
