@@ -129,7 +129,10 @@ fn is_on_link(server: IpAddr, interface: &str) -> Result<bool> {
         let shares_prefix = own.is_ipv6() == server.is_ipv6()
             && mask != 0
             && bits(own) & mask == bits(server) & mask;
-        if shares_prefix || ip_of(found.destination) == Some(server) {
+        // One field has the peer or the broadcast address (getifaddrs(3)); nix names it by the kind of the interface, which
+        // of an Ethernet with a peer is the other one.
+        let peer = found.destination.or(found.broadcast);
+        if shares_prefix || ip_of(peer) == Some(server) {
             return Ok(true);
         }
     }
@@ -310,5 +313,33 @@ mod tests {
         assert_eq!(bits([10, 0, 0, 1].into()), 0x0a00_0001);
         assert_eq!(bits("1::2".parse().unwrap()), (1 << 112) + 2);
         assert_eq!(ip_of(None), None);
+    }
+
+    #[test]
+    fn peers_are_on_the_link_and_the_internet_is_not() {
+        let test = || {
+            crate::generator::pair();
+            for arguments in [
+                "address add 192.0.2.1 peer 198.51.100.7 dev one",
+                "address add 203.0.113.1/0 dev other",
+            ] {
+                let mut ip = std::process::Command::new("ip");
+                assert!(ip.args(arguments.split(' ')).status().unwrap().success());
+            }
+            for (address, interface, expected) in [
+                ("198.51.100.7", "one", true),
+                ("198.51.100.8", "one", false),
+                // The prefix 10.9.0.0/24.
+                ("10.9.0.255", "one", true),
+                ("10.9.1.0", "one", false),
+                ("10.9.0.2", "other", false),
+                // A prefix of no bits.
+                ("9.9.9.9", "other", false),
+            ] {
+                let found = is_on_link(address.parse().unwrap(), interface).unwrap();
+                assert_eq!(found, expected, "{address} {interface}");
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(test).join().unwrap());
     }
 }

@@ -716,7 +716,7 @@ fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
 }
 
 #[cfg(test)]
-pub(crate) use tests::{alone, count, pair, sequence};
+pub(crate) use tests::*;
 
 #[cfg(test)]
 mod tests {
@@ -749,6 +749,28 @@ mod tests {
             );
             assert_eq!((replies.ports, replies.generators), (8, 2));
         }
+        // With the two seconds for the last replies: as many moments as there may be, and one more.
+        for (nanoseconds, moments, moment_bits) in
+            [(1 << 34, 1 << 18, 16), ((1 << 34) + (1 << 16), 1 << 17, 17)]
+        {
+            let length = Duration::from_nanos(nanoseconds) - Duration::from_secs(2);
+            let replies = settings.replies(length).unwrap();
+            assert_eq!(
+                (replies.moments, replies.moment_bits),
+                (moments, moment_bits),
+                "{nanoseconds}"
+            );
+        }
+        let fewer_ports = Settings {
+            ports: 2048..=2048,
+            ..settings
+        };
+        let problem = fewer_ports.replies(Duration::ZERO).err().unwrap();
+        assert_eq!(problem.to_string(), "fewer source ports than CPUs");
+        let settings = Settings {
+            ports: 2048..=2063,
+            ..fewer_ports
+        };
         assert!(
             settings
                 .load(&settings.replies(Duration::ZERO).unwrap())

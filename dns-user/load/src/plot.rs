@@ -289,4 +289,21 @@ mod tests {
             assert_eq!(places, expected, "{svg}");
         }
     }
+
+    /// A tenth above the highest value, a fiftieth behind the last one.
+    #[test]
+    fn axes_end_near_the_last_values() {
+        let mut turn = report(2000, 2000);
+        turn.latency = Some(crate::report::Latency {
+            mean: 1.0,
+            p50: 1.0,
+            p90: 1.0,
+            p99: 1.0,
+            p999: 1.0,
+            max: 1.0,
+        });
+        let svg = over_turns(&[vec![turn.clone()], vec![turn]]).unwrap();
+        assert!(svg.contains("\n1\n") && svg.contains("\n1,000\n"), "{svg}");
+        assert!(!svg.contains("\n2\n") && !svg.contains("\n1.5\n"), "{svg}");
+    }
 }
