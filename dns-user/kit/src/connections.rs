@@ -528,7 +528,7 @@ mod tests {
     /// The owner of a socket is not always the user of this process.
     #[test]
     fn local_peer_is_the_owner_of_its_socket() {
-        if !nix::unistd::geteuid().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -136,7 +136,7 @@ mod tests {
         if own_process::is_here() {
             return true;
         }
-        if Uid::effective().is_root() {
+        if test_support::requirements::root() {
             own_process::run(&mut own_process::command(module_path!(), name));
         }
         false

@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn root_rejects_untrusted_folders() {
-        if !Uid::effective().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn folders_that_others_write_to_need_the_sticky_bit() {
-        if !Uid::effective().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn socket_belongs_to_the_user_that_was_asked_for() {
-        if !Uid::effective().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -469,7 +469,7 @@ mod tests {
     /// Users other than root cannot create a file with another group, but can give it one of theirs.
     #[test]
     fn member_gives_the_socket_to_its_group() {
-        if !Uid::effective().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -515,7 +515,7 @@ mod tests {
     async fn strangers_are_refused_whatever_the_mode() {
         use std::io::Read as _;
 
-        if !Uid::effective().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -335,7 +335,7 @@ mod tests {
     /// A driver with thousands of counters: seven and more for each queue of a veth pair.
     #[test]
     fn counters_of_a_driver_are_read() {
-        if !nix::unistd::geteuid().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let alone = || {

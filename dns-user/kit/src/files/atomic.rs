@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn links_of_root_and_own_links_are_followed() {
         const USER: u32 = 65_534;
-        if !nix::unistd::geteuid().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn error_names_reader_owner_and_command() {
-        if !super::geteuid().is_root() {
+        if !test_support::requirements::root() {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
