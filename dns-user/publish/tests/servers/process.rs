@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Longest wait for a server to listen.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A server that is killed when the test ends, also by a panic.
 #[derive(Debug)]

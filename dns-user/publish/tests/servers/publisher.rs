@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::name_server::{NameServer, SECRET};
 
 /// Longest wait for an effect that needs no further action.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Library of the Debian package `faketime`, which changes the clock of a process.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";

@@ -10,7 +10,7 @@ async fn stalled_upstream_delays_only_forwarding() {
         ..upcheck_only()
     };
     let options = Options {
-        request_timeout: Duration::from_secs(2),
+        request_timeout: Duration::from_secs(8),
         // One client gets half of these slots.
         waiting: Admission::new(16),
         workers: NonZeroUsize::new(1),
