@@ -621,6 +621,66 @@ mod tests {
             .unwrap();
         assert_eq!((buffer.filled(), allowance.get()), (&b"123abcd"[..], 6));
     }
+
+    /// Returns the outcome of a check of a server that sends these bytes over TLS.
+    async fn outcome_of(response: Vec<u8>) -> Result<InstanceHealth, CheckError> {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Authority::new().issue(&folder.path().join("both"), HEALTH_NAME);
+        let tls = RotatingTls::load("health_client", HEALTH_NAME, &files).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let acceptor = tokio_rustls::TlsAcceptor::from(tls.server_config());
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut stream = acceptor.accept(stream).await.unwrap();
+            let _ = stream.read(&mut [0; 1024]).await;
+            // Fails where the client has read enough.
+            let _ = stream.write_all(&response).await;
+            let _ = stream.flush().await;
+            std::future::pending::<()>().await;
+        });
+        let exchange = async { check(address, &tls.current(), None).await.0 };
+        LocalSet::new().run_until(exchange).await
+    }
+
+    #[tokio::test]
+    async fn instances_may_send_a_report_and_little_more() {
+        let padding = " ".repeat(MAX_REPORT - r#"{"state":"running"}"#.len());
+        let report = format!(r#"{{"state":"running"{padding}}}"#);
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {MAX_REPORT}\r\n\r\n");
+        let hints = "HTTP/1.1 103 Early Hints\r\n\r\n";
+        let after_hints = |count| format!("{}{head}{report}", hints.repeat(count)).into_bytes();
+        let health = outcome_of(after_hints(100)).await.unwrap();
+        assert_eq!(health.state, HealthState::Running);
+        let error = outcome_of(after_hints(10_000)).await.unwrap_err();
+        assert!(matches!(error, CheckError::Http(_)), "{error}");
+        let error = outcome_of(b"220 smtp.example ESMTP\r\n".to_vec()).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, CheckError::Http(_)), "{error}");
+    }
+
+    #[tokio::test]
+    async fn heads_of_requests_have_a_limit() {
+        let authority = Authority::new();
+        let machine = Machine::start(&authority).await;
+        let files = authority.issue(&machine.folder.path().join("client"), HEALTH_NAME);
+        let tls = RotatingTls::load("health_client", HEALTH_NAME, &files).unwrap();
+        let tls = tls.current();
+        let exchanges = async {
+            for (length, is_answered) in [(8 << 10, true), (24 << 10, false)] {
+                let mut connection = Connection::open(machine.address, &tls).await.unwrap();
+                let mut request = Request::new(Empty::new());
+                *request.uri_mut() = Uri::from_static("/health");
+                let value = header::HeaderValue::try_from("x".repeat(length)).unwrap();
+                request.headers_mut().insert(header::USER_AGENT, value);
+                let response = connection.sender.send_request(request).await;
+                // It may also close the connection before the end of the request.
+                let found = response.is_ok_and(|response| response.status() == StatusCode::OK);
+                assert_eq!(found, is_answered, "{length}");
+            }
+        };
+        LocalSet::new().run_until(exchanges).await;
+    }
 }
 
 #[cfg(test)]

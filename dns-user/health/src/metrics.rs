@@ -317,6 +317,8 @@ mod tests {
     use tokio_rustls::rustls;
 
     use super::*;
+    use crate::{HEALTH_NAME, tests::Authority};
+    use dns_kit::tls::RotatingTls;
 
     #[test]
     fn one_answer_ends_the_outage() {
@@ -488,5 +490,36 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn own_certificates_come_before_all_instances() {
+        let folder = tempfile::tempdir().unwrap();
+        let ended = Authority::until(2001);
+        let files = ended.issue(&folder.path().join("client"), HEALTH_NAME);
+        let failures = CheckFailures::default();
+        let outage = |years: u64| {
+            let tls = RotatingTls::load("health_client", HEALTH_NAME, &files).unwrap();
+            let now = SystemTime::UNIX_EPOCH + Duration::from_secs(years * 365 * 86_400);
+            failures.outage(&tls.current(), now)
+        };
+        // Certificates begin in 1975.
+        let early = outage(0).unwrap();
+        assert!(matches!(early, HealthOutage::OwnCertificate(_)), "{early}");
+        let text = early.to_string();
+        assert!(
+            text.starts_with("the health client's own certificate "),
+            "{text}"
+        );
+        assert_eq!(outage(20), None, "1990");
+        let late = outage(40).unwrap();
+        assert_eq!(late, HealthOutage::Authorities);
+        assert_eq!(late.to_string(), "no CA of health.ca_file is valid now");
+        // During a rotation, one valid CA suffices.
+        let both = [ended.pem, Authority::new().pem].concat();
+        std::fs::write(&files.ca, both).unwrap();
+        assert_eq!(outage(40), None);
+        failures.record(IpAddr::from([10, 0, 0, 1]), CheckResult::Timeout);
+        assert!(matches!(outage(40), Some(HealthOutage::Silent(_))));
     }
 }

@@ -24,8 +24,14 @@ pub(crate) struct Authority {
 
 impl Authority {
     pub(crate) fn new() -> Self {
+        Self::until(4096)
+    }
+
+    /// Creates a CA that is valid until the first day of this year.
+    pub(crate) fn until(year: i32) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
         params.distinguished_name.push(DnType::CommonName, "ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let pem = params.self_signed(&key).unwrap().pem();
