@@ -274,4 +274,20 @@ mod tests {
             "the patched file is longer than 599 bytes"
         );
     }
+
+    #[test]
+    fn first_of_equal_strength_counts() {
+        let other = SHA256.replace("ba78", "ab87");
+        let first = MultiDigest::parse(&format!("{SHA256};{other}")).unwrap();
+        assert_eq!(first.verify(b"abc"), Ok(()));
+        let first = MultiDigest::parse(&format!(" {other} ; {SHA256}")).unwrap();
+        assert_eq!(
+            first.verify(b"abc").unwrap_err().to_string(),
+            format!(
+                "the digest of the blob is {}, but {} was announced",
+                &SHA256["sha256:".len()..],
+                &other["sha256:".len()..]
+            )
+        );
+    }
 }

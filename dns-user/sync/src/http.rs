@@ -363,4 +363,30 @@ mod tests {
             "signed/a9/abc?e=900&st=U6ru7hxdGD515dgIX0hCDSDNBJbFNsRlEdbNlP1nuQA&ts=1700000000"
         );
     }
+
+    #[test]
+    fn files_of_a_client_are_three_or_none() {
+        use clap::Parser as _;
+
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            tls: TlsOptions,
+        }
+
+        let parse = |words: &str| Line::try_parse_from(words.split_whitespace());
+        assert_eq!(parse("x").unwrap().tls.files(), None);
+        let all = parse("x --tls-ca a --tls-certificate b --tls-key c").unwrap();
+        assert_eq!(
+            all.tls.files(),
+            Some(TlsFiles {
+                ca: "a".into(),
+                certificate: "b".into(),
+                key: "c".into(),
+            })
+        );
+        for some in ["x --tls-ca a", "x --tls-key c", "x --tls-ca a --tls-key c"] {
+            assert!(parse(some).is_err(), "{some}");
+        }
+    }
 }

@@ -273,4 +273,33 @@ mod tests {
         assert!(!trusted.remove(&one) && trusted.in_use.is_empty());
         Ok(())
     }
+
+    #[test]
+    fn few_former_cas_are_kept() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let now = SystemTime::now();
+        let mut trusted = Trusted::open(folder.path(), Vec::new(), now)?;
+        for number in 0..32 {
+            trusted.retire(&number.to_string(), now + DAY);
+        }
+        let chains = |trusted: &Trusted| -> Vec<String> {
+            let former = trusted.former.iter();
+            former.map(|former| former.chain.clone()).collect()
+        };
+        assert_eq!(chains(&trusted).len(), 32);
+        // Once more, it counts by its last replacement.
+        trusted.retire("0", now + 2 * DAY);
+        assert_eq!((chains(&trusted).len(), &*chains(&trusted)[31]), (32, "0"));
+        trusted.retire("new", now + DAY);
+        let kept = chains(&trusted);
+        assert_eq!((kept.len(), &*kept[0], &*kept[31]), (32, "2", "new"));
+        let reopened = Trusted::open(folder.path(), Vec::new(), now)?;
+        assert_eq!(reopened.former.len(), 32);
+        assert_eq!(reopened.former[30].chain, "0");
+        let own: Arc<str> = "own".into();
+        trusted.add(&own);
+        trusted.add(&"a".into());
+        assert_eq!(trusted.others_in_use("own"), ["a".into()]);
+        Ok(())
+    }
 }

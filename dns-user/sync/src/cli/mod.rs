@@ -548,4 +548,74 @@ mod tests {
             assert_eq!(code, expected, "{held} of {announced}, {newest} committed");
         }
     }
+
+    #[tokio::test]
+    async fn fleet_without_version_or_reports_is_not_synced() {
+        let folder = tempfile::tempdir().unwrap();
+        let status = async || {
+            let words = ["bosh-dns-sync", "status", "--json", "--state"].map(std::ffi::OsStr::new);
+            let line = words.into_iter().chain([folder.path().as_os_str()]);
+            let Command::Status(status) = CommandLine::parse_from(line).command else {
+                panic!("another command")
+            };
+            status.run().await.map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            status().await,
+            Err(format!(
+                "{}: no agent reports: nothing has been published from this state folder, or the disk is full (see \
+                 the publisher's log)",
+                folder.path().display()
+            ))
+        );
+        for (version, expected) in [(0, ExitCode::FAILURE), (1, ExitCode::SUCCESS)] {
+            let mut registry = AgentRegistry::default();
+            registry.set_version(version, "d", 0);
+            let text = serde_json::to_vec(&registry).unwrap();
+            std::fs::write(folder.path().join("agents.json"), text).unwrap();
+            assert_eq!(status().await, Ok(expected), "{version}");
+        }
+        assert_eq!(ago(5000, None), "never");
+        assert_eq!(ago(5999, Some(3000)), "2 s ago");
+        assert_eq!(ago(1, Some(3000)), "0 s ago");
+    }
+
+    #[test]
+    fn agents_of_bosh_report_no_digest() {
+        let call = AgentCall {
+            version: 5,
+            nonce: 1,
+        };
+        let mut registry = AgentRegistry::default();
+        registry.set_agents(["a"].into_iter());
+        registry.set_version(5, "five", 0);
+        registry.record_call("a", call, 0, 0, 0.5);
+        registry.record_reply("a", call, Reply::Synced(None), 1000, 0.5);
+        let cells = row(&registry, "a", &registry.agents["a"], 2000);
+        assert_eq!(cells[1], "5");
+        assert_eq!(cells[6], "reports no digest (BOSH agent)");
+    }
+
+    #[tokio::test]
+    async fn configuration_of_the_bus_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display().to_string();
+        std::fs::write(folder.path().join("nodes"), "10.0.0.1 web\n10.0.0.2 db\n").unwrap();
+        let words = format!(
+            "bosh-dns-sync nats-config --nodes {path}/nodes --listen 0.0.0.0:4222 --tls-ca a --tls-certificate b \
+             --tls-key c --output {path}/nats.conf"
+        );
+        let command = CommandLine::try_parse_from(words.split_whitespace());
+        let bars = MultiProgress::new();
+        let code = command.unwrap().command.run(&bars).await.unwrap();
+        assert_eq!(code, ExitCode::SUCCESS);
+        let text = std::fs::read_to_string(folder.path().join("nats.conf")).unwrap();
+        for agent in ["web", "db"] {
+            let name = format!("CN={agent}.agent.bosh-internal");
+            assert!(text.contains(&name), "{text}");
+        }
+        let facts = std::fs::metadata(folder.path().join("nats.conf")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&facts.permissions());
+        assert_eq!(mode & 0o777, 0o640);
+    }
 }

@@ -617,4 +617,54 @@ mod tests {
         assert!(is_of_the_disk(&problem.into()));
         assert!(!is_of_the_disk(&anyhow::anyhow!("other")));
     }
+
+    #[test]
+    fn next_process_knows_what_was_read() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        write_inventory(folder.path(), 0..3);
+        let mut writer = writer(folder.path());
+        read(&mut writer);
+        assert_eq!(writer.folder.read::<Stamps>(FILES).unwrap(), None);
+        writer.commit(0).unwrap();
+        let stamps = writer.options.source.stamps();
+        assert_eq!(writer.folder.read(FILES).unwrap(), Some(stamps));
+        let path = writer.folder.path.join(FILES);
+        let inode = || std::fs::metadata(&path).unwrap().ino();
+        let before = inode();
+        writer.commit(0).unwrap();
+        assert_eq!(inode(), before, "it is written once");
+    }
+
+    #[test]
+    fn renamed_file_is_read_at_once_and_a_written_one_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("inventory.json");
+        write_inventory(folder.path(), 0..3);
+        let mut writer = writer(folder.path());
+        read(&mut writer);
+        writer.commit(0).unwrap();
+        let touch = |path: &Path, modified| {
+            let file = std::fs::File::options().append(true).open(path).unwrap();
+            file.set_modified(modified).unwrap();
+        };
+        let now = std::time::SystemTime::now();
+        // Written in place by a clock that is ahead: by its age, the file is never complete.
+        let text = std::fs::read_to_string(&path).unwrap();
+        write_inventory(folder.path(), 0..2);
+        touch(&path, now + Duration::from_secs(3600));
+        assert!(writer.poll().is_none());
+        // Renamed, it is read, and what it lacks is removed.
+        let next = folder.path().join("next");
+        std::fs::write(&next, text.replace("i2", "j2")).unwrap();
+        touch(&next, now - Duration::from_secs(60));
+        std::fs::rename(&next, &path).unwrap();
+        let agents = writer.poll().unwrap().unwrap();
+        assert_eq!(agents, ["agent-0", "agent-1", "agent-2"]);
+        assert!(!writer.removals_wait);
+        writer.commit(0).unwrap();
+        let known = ["i0", "i1", "j2"].map(str::to_owned);
+        assert_eq!(writer.known, HashSet::from(known));
+    }
 }

@@ -441,4 +441,40 @@ mod tests {
         let [m, n] = [&networks["m"], &networks["n"]].map(|addresses| addresses.to_string());
         assert_eq!((&*m, &*n), ("10.0.0.1", "10.1.0.9"));
     }
+
+    #[test]
+    fn files_adopt_the_whole_change() {
+        let added = change(
+            r#"{"change":"add","deployment":"d","group":"g","instance":{"id":"c","az":"z1","networks":{"n":"10.0.0.3"}}}"#,
+        );
+        for (group, instance, reason) in [
+            (
+                "g",
+                "{id: c, az: z1, networks: {n: 10.0.0.3}}",
+                Settled::Adopted,
+            ),
+            ("g", "{id: c, networks: {n: 10.0.0.3}}", Settled::Superseded),
+            (
+                "g",
+                "{id: c, az: z1, networks: {n: 10.0.0.4}}",
+                Settled::Superseded,
+            ),
+            (
+                "h",
+                "{id: c, az: z1, networks: {n: 10.0.0.3}}",
+                Settled::Superseded,
+            ),
+        ] {
+            let mut changes = Changes::default();
+            changes.make(added.clone(), &files()).unwrap();
+            assert_eq!(changes.settle(&files()), []);
+            let text = format!(
+                "deployments: [{{name: d, instance_groups: [{{name: {group}, instances: [{instance}]}}]}}]"
+            );
+            let later = super::super::file::read(text.as_bytes()).unwrap();
+            let settled = changes.settle(&later);
+            assert_eq!(settled, [("c".to_owned(), reason)], "{group} {instance}");
+            assert_eq!(changes.settle(&later), []);
+        }
+    }
 }

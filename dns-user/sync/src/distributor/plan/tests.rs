@@ -640,3 +640,83 @@ fn late_patch_becomes_a_whole_blob() {
     let extra = batch[0].announcement.extra.as_ref().unwrap();
     assert!(extra.patch.is_none());
 }
+
+#[test]
+fn links_are_signed_again_after_half_their_time() {
+    let seconds = Duration::from_secs;
+    for (now, expected) in [(100, false), (149, false), (150, true), (99, true)] {
+        assert_eq!(is_over(seconds(100), seconds(50), seconds(now)), expected);
+    }
+    let mut world = World::new(&["a"], None);
+    world.start(&[("a", 0)]);
+    world.step();
+    world.upload(1, &Bytes::from_static(b"x"));
+    world.plan.current.as_mut().unwrap().source = None;
+    let mut source = |unix| {
+        let now = StepInput {
+            ms: 0,
+            unix: seconds(unix),
+            max_payload: None,
+            random: &mut || 0,
+            sign: &|blob, now, good_for| {
+                let (now, good_for) = (now.as_secs(), good_for.as_secs());
+                Some(format!("{blob} {now} {good_for}"))
+            },
+        };
+        let current = world.plan.current.as_mut().unwrap();
+        match current.signed_source(&now, seconds(1000)) {
+            BlobLocation::Signed { url, headers } if headers.is_empty() => url,
+            other => panic!("{other:?}"),
+        }
+    };
+    for (unix, url) in [
+        (7000, "blob-1 7000 1000"),
+        (7499, "blob-1 7000 1000"),
+        (7500, "blob-1 7500 1000"),
+        (7400, "blob-1 7400 1000"),
+    ] {
+        assert_eq!(source(unix), url);
+    }
+}
+
+#[test]
+fn exceptions_count_for_versions_only() {
+    let mut world = World::new(&["a", "b"], Some(1));
+    let Some(Action::Ask(questions)) = world.step().pop() else {
+        panic!("no question")
+    };
+    for (agent, call) in questions {
+        world.reply(&agent, call, Reply::Exception("no file".to_owned()));
+    }
+    assert_eq!(world.plan.exceptions, 0);
+    world.now = INQUIRY_MS;
+    world.step();
+    let batch = world.publish(2, &Bytes::from_static(b"x"));
+    assert_eq!(batch.len(), 2);
+    for Outgoing { agent, call, .. } in batch {
+        world.reply(&agent, call, Reply::Exception("disk full".to_owned()));
+    }
+    assert_eq!(world.plan.exceptions, 2);
+    assert_eq!(world.plan.ignored, 0);
+    world
+        .plan
+        .on_message("director.p.a.x", b"{}", world.now, 0.5);
+    world.plan.on_message("director.p.a", b"{}", world.now, 0.5);
+    assert_eq!(world.plan.ignored, 1);
+}
+
+#[test]
+fn patches_are_made_for_versions_and_on_demand() {
+    for (patches, held, expected) in [(true, 1, 1), (false, 1, 0), (true, 0, 0)] {
+        let mut world = World::new(&["a"], Some(1));
+        world.plan.settings.patches = patches;
+        world.start(&[("a", held)]);
+        world.step();
+        world.upload(2, &Bytes::from_static(b"x"));
+        let actions = world.step();
+        let made = actions
+            .iter()
+            .filter(|action| matches!(action, Action::Write(Job::Patch { from: 1, to: 2, .. })));
+        assert_eq!(made.count(), expected, "{patches} {held}");
+    }
+}
