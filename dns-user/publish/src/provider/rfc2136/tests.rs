@@ -1,8 +1,13 @@
 //! Malformed, incomplete and forged messages.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
+use parking_lot::Mutex;
 use proptest::prelude::*;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
 
 use super::{
     Failure, MAX_PIPELINED, Rfc2136, Rfc2136Settings, Server, TsigKey, UpdateSender, WireError,
@@ -16,8 +21,8 @@ use super::{
 };
 use crate::{
     provider::{
-        Parameters, Provider as _, ProviderSettings as _, Step, Transaction, TransactionResult,
-        settings,
+        Batch, Parameters, Provider as _, ProviderSettings as _, Step, Transaction,
+        TransactionResult, not_made, settings, unfit,
     },
     record::{Name, Record, RecordType, Target},
 };
@@ -662,4 +667,183 @@ fn failures_name_server_and_zone() {
     ] {
         assert_eq!(shown(failure), expected);
     }
+}
+
+/// A name server on loopback with one zone. It accepts updates with a response code, and shows the address 192.0.2.7 at
+/// every name but n1.
+struct NameServer {
+    port: u16,
+    /// What was asked.
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl NameServer {
+    async fn new(code: u8) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked: Arc<Mutex<Vec<String>>> = Default::default();
+        let noted = asked.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer_all(stream, code, noted.clone()));
+            }
+        });
+        Self { port, asked }
+    }
+
+    fn provider(&self, host: &str) -> Rfc2136 {
+        let host = host.replace("PORT", &self.port.to_string());
+        Rfc2136::new(settings_of(&[("rfc2136-host", &host)]).unwrap())
+    }
+}
+
+async fn answer_all(mut stream: TcpStream, code: u8, noted: Arc<Mutex<Vec<String>>>) {
+    while let Ok(length) = stream.read_u16().await {
+        let mut message = vec![0; usize::from(length)];
+        stream.read_exact(&mut message).await.unwrap();
+        let (line, reply) = answer(&message, code);
+        noted.lock().push(line);
+        let length = u16::try_from(reply.len()).unwrap().to_be_bytes();
+        stream
+            .write_all(&[&length[..], &reply].concat())
+            .await
+            .unwrap();
+    }
+}
+
+/// Returns a line about a message, and the response.
+fn answer(message: &[u8], code: u8) -> (String, Vec<u8>) {
+    let mut reader = MessageReader::new(message);
+    let header = reader.header().unwrap();
+    let (name, record_type) = reader.question().unwrap();
+    if header.flags >> 11 == 5 {
+        let head = [&message[..2], &[0xa8, code], &[0; 8]].concat();
+        return (format!("update of {} records", header.counts[2]), head);
+    }
+    if record_type == TYPE_AXFR {
+        return (
+            "transfer".to_owned(),
+            response(header.id, &[None, API, None]),
+        );
+    }
+    let mut section = Records::default();
+    if name.as_str() != "n1.example.org" {
+        let data = [192, 0, 2, 7];
+        section
+            .push(&name, &name, RecordType(record_type), CLASS_IN, 60, &data)
+            .unwrap();
+    }
+    let mut reply = message.to_vec();
+    reply[2] |= 0x80;
+    append(&mut reply, 1, &section);
+    (format!("query {name}"), reply)
+}
+
+/// Returns a batch that creates names with an address.
+fn batch(names: &[&str]) -> Batch {
+    let mut batch = Batch {
+        zone: "example.org".to_owned(),
+        ..Batch::default()
+    };
+    for name in names {
+        let name = format!("{name}.example.org");
+        let record = Record::parse(&name, RecordType::A, ["192.0.2.7"]).unwrap();
+        batch.transactions.push(Transaction {
+            name: record.name.clone(),
+            steps: vec![Step::Create(record)],
+        });
+    }
+    batch
+}
+
+#[tokio::test]
+async fn zones_are_transferred_from_the_first_reachable_server() {
+    let server = NameServer::new(0).await;
+    for host in ["127.0.0.1:PORT", "127.0.0.1:1,127.0.0.1:PORT"] {
+        let zones = server.provider(host).list().await.unwrap();
+        assert_eq!((zones.len(), zones[0].id.as_str()), (1, "example.org"));
+        let records = zones[0].content.as_ref().unwrap();
+        let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
+        assert_eq!(lines, ["api.example.org 60 A 192.0.2.1"]);
+    }
+    assert_eq!(*server.asked.lock(), ["transfer", "transfer"]);
+    // A server that ends the connection is named.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let closing = NameServer {
+        port: listener.local_addr().unwrap().port(),
+        asked: Default::default(),
+    };
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        // All that was sent is read, or the end would be a reset.
+        let length = stream.read_u16().await.unwrap();
+        stream
+            .read_exact(&mut vec![0; usize::from(length)])
+            .await
+            .unwrap();
+    });
+    let zones = closing.provider("127.0.0.1:PORT").list().await.unwrap();
+    assert_eq!(
+        zones[0].content.as_ref().unwrap_err().to_string(),
+        format!(
+            "127.0.0.1:{}: zone example.org: the server closed the connection prematurely",
+            closing.port
+        )
+    );
+}
+
+#[tokio::test]
+async fn applied_changes_are_read_back() {
+    let server = NameServer::new(0).await;
+    let mut provider = server.provider("127.0.0.1:PORT");
+    let results = provider.apply(&batch(&["n0", "n1", "n2"]), &|_| {}).await;
+    let name = Name::parse("n1.example.org").unwrap();
+    let unproven = TransactionResult::Unproven(not_made(
+        &format!("127.0.0.1:{}", server.port),
+        &name,
+        "the server ignores such a change silently; see its log and its policy for the name",
+    ));
+    let applied = TransactionResult::Applied;
+    assert_eq!(results, [applied.clone(), unproven, applied]);
+    let asked = [
+        "update of 3 records",
+        "query n0.example.org",
+        "query n1.example.org",
+        "query n2.example.org",
+    ];
+    assert_eq!(*server.asked.lock(), asked);
+    // What is refused is not read back.
+    let server = NameServer::new(8).await;
+    let mut provider = server.provider("127.0.0.1:PORT");
+    let results = provider.apply(&batch(&["n0", "n2"]), &|_| {}).await;
+    assert_eq!(
+        results,
+        [TransactionResult::Conflict, TransactionResult::Conflict]
+    );
+    assert_eq!(*server.asked.lock(), ["update of 2 records"]);
+}
+
+#[tokio::test]
+async fn unfit_changes_need_no_connection() {
+    let server = NameServer::new(0).await;
+    let mut provider = server.provider("127.0.0.1:PORT");
+    let mut large = batch(&["n0"]);
+    // 15 octets each in the update, with a pointer to the zone.
+    let targets: Vec<String> = (0..5_000)
+        .map(|n| format!("10.1.{}.{}", n / 250, n % 250))
+        .collect();
+    let record = Record::parse("n0.example.org", RecordType::A, targets).unwrap();
+    large.transactions[0].steps = vec![Step::Create(record)];
+    let results = provider.apply(&large, &|_| {}).await;
+    let unfit = unfit(
+        &large.transactions[0].name,
+        "the change exceeds 64,000 octets",
+    );
+    assert_eq!(results, [TransactionResult::Failed(unfit)]);
+    let mut elsewhere = batch(&["n0", "n2"]);
+    elsewhere.zone = "example.net".to_owned();
+    let results = provider.apply(&elsewhere, &|_| {}).await;
+    let no_zone = TransactionResult::Failed(settings("no zone example.net"));
+    assert_eq!(results, [no_zone.clone(), no_zone]);
+    assert!(server.asked.lock().is_empty());
 }
