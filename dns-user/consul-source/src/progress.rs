@@ -352,4 +352,25 @@ mod tests {
         assert!(!tracked.is_watched());
         assert!(task.await.unwrap_err().is_cancelled());
     }
+
+    #[test]
+    fn oldest_of_many_answers_is_shown() {
+        let now = Instant::now() + Duration::from_secs(1000);
+        let mut questions = HashMap::new();
+        for number in 0..50 {
+            let age = Duration::from_secs(100 + number);
+            let failing = Some((now - Duration::from_secs(90), "403".to_owned()));
+            let answered = Some(now - age);
+            questions.insert(number, Freshness { answered, failing });
+        }
+        let summary = Summary::of(&questions, Duration::from_secs(60), now, |_: &u64| true);
+        let oldest = "49, last answered 149 s ago: 403".to_owned();
+        let expected = Summary {
+            stale: 50,
+            oldest: Some((Duration::from_secs(149), oldest)),
+            catalog_age: Some(Duration::from_secs(149)),
+            catalog_failing: Some(Duration::from_secs(90)),
+        };
+        assert_eq!(summary, expected);
+    }
 }

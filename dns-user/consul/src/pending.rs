@@ -377,8 +377,8 @@ fn largest_within(
             // Never a division by zero: what fits is smaller than what does not.
             _ => (room - fitting_size) * between / (too_large - fitting_size),
         };
-        // Strictly in between, so that each try narrows the interval.
-        let number = fitting + step.clamp(1, between - 1);
+        // Strictly in between, so that each try narrows the interval: `room` is smaller than what is too large.
+        let number = fitting + step.max(1);
         match size(number) {
             found if found <= room => (fitting, fitting_size) = (number, found),
             found => (too_many, too_large) = (number, found),
@@ -931,6 +931,37 @@ mod tests {
                 (expected, false),
                 "{dns} {size}"
             );
+        }
+    }
+
+    #[test]
+    fn additional_records_leave_with_their_answers() {
+        let mut answers = Vec::new();
+        let mut pending = PendingAnswer::authoritative(false);
+        for number in 10..30 {
+            let target = format!("n{number}");
+            let data = Data::Srv {
+                weight: 1,
+                port: 80,
+                target: name(&target),
+            };
+            let (owner, ttl) = (None, 7);
+            answers.push(Record { owner, ttl, data });
+            let address = named(&target, Data::A(Ipv4Addr::LOCALHOST));
+            pending.additional.push(address);
+        }
+        pending.answers = Answers::Records(answers);
+        // Header, question and OPT are 37 bytes; each answer is 23, and its address 16; 7 bytes stay free.
+        for (size, expected) in [
+            (37 + 39 * 13 + 7, 13),
+            (37 + 39 * 13 + 6, 12),
+            (37 + 39 * 20 + 7, 20),
+        ] {
+            let [high, low] = u16::to_be_bytes(size);
+            let opt = [0, 0, 41, high, low, 0, 0, 0, 0, 0, 0];
+            let (_, counts, reply) = finished(pending.clone(), "{}", &opt);
+            assert_eq!(counts, [1, expected, 0, expected + 1], "{size}");
+            assert_eq!(reply.len(), usize::from(37 + 39 * expected));
         }
     }
 }

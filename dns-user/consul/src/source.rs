@@ -110,3 +110,30 @@ pub struct LiveStatus {
     /// Error of the first one.
     pub invalid_problem: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::{Place, live::LivePlace};
+
+    #[test]
+    fn nothing_is_complete_before_the_agent_answers() {
+        let text = br#"{"consul": {"datacenter": "DC7"}}"#;
+        let (config, _) = Config::of_document("test", text).whole().unwrap().unwrap();
+        let mut view = CatalogView::unknown(&config);
+        assert_eq!((&*view.live.own, &view.datacenter), ("dc7", &None));
+        let own = Place::Datacenter("dc7".into());
+        assert!(view.live.is_pending(&own, Some("web")));
+        let loaded = LivePlace {
+            nodes: Some(Default::default()),
+            services: Some(Default::default()),
+            unloaded: 0,
+        };
+        view.live.places.insert(own.clone(), loaded);
+        assert!(!view.is_complete(), "the agent has not told its datacenter");
+        view.datacenter = Some("dc7".to_owned());
+        assert!(view.is_complete());
+        view.live.places.remove(&own);
+        assert!(!view.is_complete());
+    }
+}

@@ -934,3 +934,93 @@ fn gateways_of_a_service_are_listed() {
     let explained = hidden.explain(&Name::from_text("api.connect.consul.").unwrap());
     assert_eq!(explained.unwrap().rcode, "SERVFAIL");
 }
+
+#[test]
+fn targets_bring_five_addresses_to_every_client() {
+    let mut services = Vec::new();
+    for number in 1..=7 {
+        services.push(format!(
+            r#"{{"name": "many", "node": "n", "id": "{number}", "address": "10.0.0.{number}"}}"#
+        ));
+    }
+    services.push(
+        r#"{"name": "alias", "node": "n", "address": "many.service.consul", "port": 1}"#.to_owned(),
+    );
+    let services = services.join(",");
+    let catalog = format!(
+        r#"{{"nodes": [{{"node": "n", "address": "10.0.0.1"}}], "services": [{services}]}}"#
+    );
+    let zone = zone_of(&catalog, "", "");
+    let message = message("alias.service.consul.", TYPE_SRV);
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let query = parsed(&message, transport);
+        let random = &mut fastrand::Rng::with_seed(1);
+        let answer = zone.answer(&query, &asker(), random).unwrap();
+        let text = shown(&zone, &query, answer);
+        assert_eq!(
+            text.matches("+ many.service.consul. 7 A 10.0.0.").count(),
+            5,
+            "{text}"
+        );
+        assert!(
+            text.ends_with("= alias.service.consul. 7 SRV 1 1 1 many.service.consul."),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn family_and_own_name_decide_about_addresses() {
+    let catalog = r#"{
+        "nodes": [
+            {"node": "two", "address": "10.0.0.6", "tagged_addresses": {"lan_ipv6": "fd00::6"}},
+            {"node": "six", "address": "fd00::7"}],
+        "services": [
+            {"node": "six", "name": "six"},
+            {"node": "two", "name": "itself", "address": "itself.service.consul", "port": 1},
+            {"node": "two", "name": "both", "id": "1"},
+            {"node": "two", "name": "both", "id": "2"}]}"#;
+    let zone = zone_of(catalog, "", "");
+    for (name, qtype, expected) in [
+        (
+            "two.node.consul.",
+            A,
+            "NoError\n= two.node.consul. 5 A 10.0.0.6",
+        ),
+        (
+            "two.node.consul.",
+            AAAA,
+            "NoError\n= two.node.consul. 5 AAAA fd00::6",
+        ),
+        // Either family serves: IPv6 first, as in Consul.
+        (
+            "two.node.consul.",
+            TYPE_ANY,
+            "NoError\n= two.node.consul. 5 AAAA fd00::6",
+        ),
+        ("six.service.consul.", A, NODATA),
+        (
+            "six.service.consul.",
+            AAAA,
+            "NoError\n= six.service.consul. 7 AAAA fd00::7",
+        ),
+        (
+            "both.service.consul.",
+            A,
+            "NoError\n= both.service.consul. 7 A 10.0.0.6",
+        ),
+        (
+            "both.service.consul.",
+            AAAA,
+            "NoError\n= both.service.consul. 7 AAAA fd00::6",
+        ),
+        // A name that is its own address would lead in a circle; its node's address replaces it.
+        (
+            "itself.service.consul.",
+            A,
+            "NoError\n= itself.service.consul. 7 A 10.0.0.6",
+        ),
+    ] {
+        assert_eq!(reply(&zone, name, qtype), expected, "{name} {qtype}");
+    }
+}

@@ -609,3 +609,28 @@ fn numbers_of_removed_services_are_reused() {
         assert!(catalog.service(&own(), &name).is_empty());
     }
 }
+
+#[test]
+fn readable_nodes_and_instances_are_counted() {
+    let nodes = ["a", "b", "c"].map(|name| node(name, "dc1", "10.0.0.1"));
+    let instances = [("web", "a"), ("web", "b"), ("db", "c"), ("web", "none")];
+    let instances = instances.map(|(service, node)| Arc::new(instance(service, node, service, "")));
+    let files = Registrations {
+        nodes: nodes.into(),
+        instances: instances.into(),
+        ..Registrations::default()
+    };
+    let readable = |nodes: &[&str], services: &[&str]| {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let visibility = Visibility {
+            nodes: names(nodes),
+            services: names(services),
+        };
+        let catalog = Catalog::build(files.clone(), &config(), visibility);
+        (catalog.node_count(), catalog.instance_count())
+    };
+    assert_eq!(readable(&["*"], &["*"]), (3, 3));
+    assert_eq!(readable(&["a", "c"], &["*"]), (2, 2));
+    assert_eq!(readable(&["*"], &["web"]), (3, 2));
+    assert_eq!(readable(&[], &["*"]), (0, 0));
+}
