@@ -258,7 +258,11 @@ mod tests {
 
     /// Reads the clocks that BPF programs read.
     fn kernel_clocks() -> [u64; 2] {
-        [kernel_monotonic_ns(), BootInstant::now().kernel_ns()]
+        let monotonic = kernel_monotonic_ns();
+        let boot = BootInstant::now().kernel_ns();
+        // It counts suspend as well.
+        assert!(boot >= monotonic, "{boot} {monotonic}");
+        [monotonic, boot]
     }
 
     /// BPF programs ignore time namespaces, in which containers may run.

@@ -400,6 +400,7 @@ mod tests {
             assert_eq!(control.0[..32], before[..32], "{address}");
         }
         let (mut control, length) = ipv4_info(7);
+        assert_eq!(control.as_mut_ptr(), control.0.as_mut_ptr().cast());
         let before = control.0;
         control.clear_interface(length);
         assert_eq!(control.0[16..20], [0; 4]);

@@ -143,6 +143,7 @@ mod tests {
             read(&file).unwrap_err().to_string(),
             "it is larger than 256 MiB"
         );
+        assert!(open(&file).is_err());
     }
 
     #[test]

@@ -510,6 +510,11 @@ mod tests {
             .find(|family| family.name() == CPU_SECONDS.name);
         let exposed = family.unwrap().get_metric()[0].get_counter().get_value();
         assert!(before - 0.03 <= exposed && exposed <= after);
+        let family = families.iter().find(|family| family.name() == STARTED.name);
+        let started = family.unwrap().get_metric()[0].get_gauge().get_value();
+        // Field 22 counts hundredths of a second.
+        let ticks = Stat::read("self").unwrap().start;
+        assert_eq!(started, (boot_time().unwrap() + ticks / 100.0).floor());
         assert_eq!(ticks_per_second(), 100.0);
         assert!([4096.0, 16_384.0, 65_536.0].contains(&page_size()));
     }
