@@ -500,7 +500,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::fixture::{HOUR, START, TestCa, at, replace};
+    use crate::tests::{HOUR, START, TestCa, at, replace};
 
     /// Returns the faults of a CA with a change.
     fn faults(change: fn(&mut CertificateParams)) -> Vec<Fault> {

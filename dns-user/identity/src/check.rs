@@ -333,7 +333,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fixture::{START, TestCa, World, at, replace};
+    use crate::tests::{START, TestCa, World, at, replace};
 
     #[test]
     fn validity_has_four_states() {

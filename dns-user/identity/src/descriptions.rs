@@ -255,7 +255,7 @@ impl RemovalGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{START, World, at};
+    use crate::tests::{START, World, at};
 
     #[test]
     fn fifo_description_does_not_block() {

@@ -720,7 +720,7 @@ mod tests {
             certificate: certificate.to_owned(),
             key: Zeroizing::new(key.to_owned()),
         };
-        let [one, other] = ["one", "other"].map(crate::fixture::TestCa::new);
+        let [one, other] = ["one", "other"].map(crate::tests::TestCa::new);
         for (certificate, key, is_matching) in [
             (&*one.chain, &*one.key, true),
             (&one.chain, &other.key, false),

@@ -20,8 +20,6 @@ pub mod certificate;
 pub mod check;
 mod cli;
 pub mod descriptions;
-#[cfg(test)]
-mod fixture;
 pub mod fleet;
 pub mod folder;
 pub mod keys;
@@ -33,3 +31,6 @@ pub mod san;
 pub mod schedule;
 
 pub use cli::main;
+
+#[cfg(test)]
+mod tests;

@@ -148,7 +148,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fixture::{START, World, at};
+    use crate::tests::{START, World, at};
 
     /// Returns each sample as its name, label values and value.
     fn samples(families: &[MetricFamily]) -> Vec<(&str, String, f64)> {

@@ -486,7 +486,7 @@ fn exchange(path: &Path, command: &ControlCommand) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::World;
+    use crate::tests::World;
 
     #[test]
     fn validity_has_minimum() {

@@ -442,7 +442,7 @@ mod tests {
     use dns_core::catalog::{AliasFiles, Records};
 
     use super::*;
-    use crate::fixture::TestCa;
+    use crate::tests::TestCa;
 
     #[test]
     fn common_names_that_are_names_are_looked_up() {

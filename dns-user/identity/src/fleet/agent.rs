@@ -594,9 +594,9 @@ mod tests {
     use super::*;
     use crate::{
         authority::Authority,
-        fixture::{START, TestCa, at},
         fleet::issuer::tests::Served,
         profile::Profile,
+        tests::{START, TestCa, at},
     };
 
     #[test]

@@ -507,7 +507,7 @@ fn describe(step: Step) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::TestCa;
+    use crate::tests::TestCa;
     use dns_core::catalog::{AliasFiles, Records};
 
     fn fleet() -> Snapshot {

@@ -521,7 +521,7 @@ mod tests {
     use dns_kit::files::FileStamp;
 
     use super::*;
-    use crate::fixture::{START, TestCa, at};
+    use crate::tests::{START, TestCa, at};
 
     /// Returns what [`MembersFile::save`] needs to turn some members into others.
     fn changes(from: &Members, to: &Members) -> BTreeMap<String, Option<Member>> {

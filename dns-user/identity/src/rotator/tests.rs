@@ -1,4 +1,4 @@
-//! The rotator on a simulated clock. With [`fixture`](crate::fixture)'s settings, a pair starts 300 s before it is
+//! The rotator on a simulated clock. With [`tests`](crate::tests)'s settings, a pair starts 300 s before it is
 //! issued and ends 24 h after, so that it is renewed between 82,800 and 85,200 s after it was issued.
 
 use std::os::unix::fs::MetadataExt;
@@ -8,8 +8,8 @@ use serde_json::json;
 use super::*;
 use crate::{
     authority::{certificates, parse_chain, validity},
-    fixture::{HOUR, START, TestCa, World, at, container, guid, pool, replace, settings},
     folder::read_pair,
+    tests::{HOUR, START, TestCa, World, at, container, guid, pool, replace, settings},
 };
 
 /// Offset at which the pair of `g1` is renewed: its share of the window is 0.4417.

@@ -281,8 +281,8 @@ mod tests {
     use super::*;
     use crate::{
         digest::sha256,
-        fake_bus::FakeBus,
         store::{MAX_BLOB, StoreOptions},
+        tests::FakeBus,
     };
 
     #[derive(Parser)]

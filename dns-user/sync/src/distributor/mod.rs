@@ -768,7 +768,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::{registry::AgentRegistry, state::StateError};
-    use crate::fake_bus::FakeBus;
+    use crate::tests::FakeBus;
 
     #[derive(clap::Parser)]
     struct CommandLine {

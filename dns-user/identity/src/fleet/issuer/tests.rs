@@ -11,8 +11,8 @@ use super::*;
 use crate::{
     authority::{parse_all, validity},
     certificate::signing_request,
-    fixture::{START, TestCa, at, replace},
     schedule::{RenewalWindow, Share},
+    tests::{START, TestCa, at, replace},
 };
 
 const MEMBERS: u32 = 1000;

@@ -7,7 +7,7 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-use crate::bus::Bus;
+use crate::{bus::Bus, now_ms};
 
 /// What the server says first.
 const INFO: &str = r#"INFO {"server_id":"x","server_name":"x","version":"2.10.0","go":"x","host":"x","port":1,"proto":1,"max_payload":1048576,"headers":true,"client_id":1}"#;
@@ -90,4 +90,10 @@ async fn serve(
             _ => {}
         }
     }
+}
+
+#[test]
+fn time_begins_in_1970() {
+    let year_2020 = 1_577_836_800_000;
+    assert!(now_ms() > year_2020);
 }
