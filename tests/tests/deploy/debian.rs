@@ -177,7 +177,7 @@ fn five_commands_reach_interface_answer() {
     let mut before = by_the_interface(&machine);
     wait_until("an answer of the interface", TIMEOUT, || {
         let answer = machine
-            .run(&format!("dig @127.0.0.2 +short {}", NAME.0))
+            .run(&format!("dig @127.0.0.2 +short +timeout=30 {}", NAME.0))
             .unwrap();
         assert_eq!(answer.trim(), NAME.1);
         std::mem::replace(&mut before, by_the_interface(&machine)) < before
@@ -246,7 +246,7 @@ fn five_commands_reach_interface_answer() {
     let mut before = by_the_interface(&machine);
     wait_until("an answer of the interface", TIMEOUT, || {
         machine
-            .run(&format!("dig @127.0.0.2 +short {}", NAME.0))
+            .run(&format!("dig @127.0.0.2 +short +timeout=30 {}", NAME.0))
             .unwrap();
         std::mem::replace(&mut before, by_the_interface(&machine)) < before
     })
@@ -569,7 +569,9 @@ fn upgrade_keeps_hot_names_answered() {
     let newer = package(NEWER, folders[1].path(), "bosh-dns-xdp");
     fs::copy(&newer, machine.shared().join("newer.deb")).unwrap();
     wait_until("an answer of the interface", TIMEOUT, || {
-        machine.run(&format!("dig @127.0.0.2 {}", NAME.0)).unwrap();
+        machine
+            .run(&format!("dig @127.0.0.2 +timeout=30 {}", NAME.0))
+            .unwrap();
         by_the_interface(&machine) > 0
     })
     .unwrap();
@@ -591,7 +593,10 @@ fn upgrade_keeps_hot_names_answered() {
             wait_until("the second server's answers", TIMEOUT, || {
                 // The new server serves the interface once queries have arrived through it.
                 machine
-                    .run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0))
+                    .run(&format!(
+                        "dig @127.0.0.2 +short +tries=1 +timeout=30 {}",
+                        NAME.0
+                    ))
                     .unwrap();
                 machine.run("bosh-dns-xdp status").is_ok() && by_the_interface(&machine) > 0
             })
@@ -648,7 +653,7 @@ fn services_start_again_after_removal() {
             machine.journal("bosh-dns-xdp")
         );
         let answer = machine
-            .run(&format!("dig @127.0.0.2 +short {}", NAME.0))
+            .run(&format!("dig @127.0.0.2 +short +timeout=30 {}", NAME.0))
             .unwrap();
         assert_eq!(answer.trim(), NAME.1);
     }

@@ -122,7 +122,7 @@ impl Together {
         self.run("cp config.json /etc/bosh-dns-xdp/config.json && systemctl restart bosh-dns-xdp");
         self.wait_for("the server", || {
             self.machine
-                .run("dig @127.0.0.2 +short q-s0.q-g1.bosh")
+                .run("dig @127.0.0.2 +short +timeout=30 q-s0.q-g1.bosh")
                 .is_ok_and(|said| said.trim() == ADDRESS)
         });
     }
@@ -211,7 +211,7 @@ fn all_packages_work_together() {
     // Health: the checks use the agent's certificates.
     together.wait_for("a running instance", || {
         // Of healthy instances only: the health of a single instance decides nothing else.
-        let asked = machine.run("dig @127.0.0.2 +short q-s3.q-g1.bosh");
+        let asked = machine.run("dig @127.0.0.2 +short +timeout=30 q-s3.q-g1.bosh");
         let status = machine.run("bosh-dns-xdp status");
         asked.is_ok() && status.is_ok_and(|status| status.contains("running: 1"))
     });
@@ -278,7 +278,7 @@ fn all_packages_work_together() {
     settings["dnstap"] = json!({"file": "/var/log/bosh-dns-xdp/queries.tap"});
     together.configure(&settings);
     together.wait_for("the file", || {
-        let asked = machine.run("dig @127.0.0.2 +short q-s0.q-g1.bosh");
+        let asked = machine.run("dig @127.0.0.2 +short +timeout=30 q-s0.q-g1.bosh");
         asked.is_ok()
             && machine
                 .run("test -s /var/log/bosh-dns-xdp/queries.tap")
