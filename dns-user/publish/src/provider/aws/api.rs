@@ -737,4 +737,30 @@ mod tests {
             "{error}"
         );
     }
+
+    #[tokio::test]
+    async fn credentials_are_renewed_before_they_expire() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("credentials");
+        let text = "[default]\naws_access_key_id = new\naws_secret_access_key = secret\n";
+        fs::write(&file, text).unwrap();
+        let path = file.display().to_string();
+        let name = "aws-shared-credentials-file".to_owned();
+        let parameters = crate::provider::Parameters(BTreeMap::from([(name, path)]));
+        let mut api = Api::new(AwsSettings::from_parameters(&parameters).unwrap()).unwrap();
+        let known = Credentials {
+            key_id: "known".to_owned(),
+            secret: "secret".to_owned(),
+            token: None,
+        };
+        // A round may use them for five minutes.
+        for (minutes, expected) in [(6, "known"), (4, "new")] {
+            let until = SystemTime::now() + Duration::from_mins(minutes);
+            api.temporary = Some((known.clone(), until));
+            assert_eq!(api.credentials().await.unwrap().key_id, expected);
+        }
+        let (_, until) = api.temporary.unwrap();
+        let now = SystemTime::now();
+        assert!(until > now + RENEWAL && until <= now + 2 * RENEWAL);
+    }
 }
