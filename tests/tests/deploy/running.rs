@@ -51,8 +51,8 @@ fn dig(machine: &Machine) -> String {
 }
 
 /// How long programs answer at least after the attacher's end: ten seconds (`UNWATCHED`) after its last sign of
-/// life, which it gives every two seconds.
-const ANSWERED: Duration = Duration::from_secs(7);
+/// life, which it gives every two seconds, or later on a busy machine.
+const ANSWERED: Duration = Duration::from_secs(5);
 
 /// Queries while the server is stopped and started, until `is_over`.
 ///
@@ -60,14 +60,25 @@ const ANSWERED: Duration = Duration::from_secs(7);
 fn ask_on(machine: &Machine, is_over: impl Fn() -> bool) {
     let begun = Instant::now();
     let mut answered = 0;
-    while !is_over() || answered < 20 {
+    loop {
+        let was_over = is_over();
+        if was_over && answered >= 20 {
+            return;
+        }
         let answer = dig(machine);
-        if answer != NAME.1 && begun.elapsed() > ANSWERED && !is_over() {
-            assert!(answer.contains("connection refused"), "{answer}");
+        let elapsed = begun.elapsed();
+        if answer == NAME.1 {
+            answered += 1;
             continue;
         }
-        assert_eq!(answer, NAME.1, "query {answered} was not answered");
-        answered += 1;
+        let is_excused = elapsed > ANSWERED && !was_over && answer.contains("connection refused");
+        assert!(
+            is_excused,
+            "query {answered}, {elapsed:?} after the stop, over: {was_over}: {answer}\n{}",
+            machine
+                .run("date --rfc-3339=ns; tail -n 25 /var/vcap/sys/log/bosh-dns/*.log")
+                .unwrap()
+        );
     }
 }
 
