@@ -336,7 +336,7 @@ fn files_with_sockets() -> BTreeMap<String, Vec<&'static str>> {
     let mut found = BTreeMap::new();
     for path in sources::rust_files(&root) {
         let name = path.strip_prefix(&root).unwrap().display().to_string();
-        let is_test = name.contains("/tests/") || name.ends_with("/tests.rs");
+        let is_test = sources::is_test(&name);
         if is_test || !name.contains("/src/") {
             continue;
         }

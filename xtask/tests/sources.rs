@@ -21,3 +21,8 @@ pub(crate) fn rust_files(path: &Path) -> Vec<PathBuf> {
     let is_rust = path.extension().is_some_and(|extension| extension == "rs");
     is_rust.then(|| path.to_owned()).into_iter().collect()
 }
+
+/// Returns whether a file holds tests only.
+pub(crate) fn is_test(path: &str) -> bool {
+    path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("_tests.rs")
+}

@@ -32,7 +32,7 @@ fn code(path: &Path) -> String {
 }
 
 fn is_test(path: &str) -> bool {
-    path.contains("/tests/") || path.ends_with("/tests.rs") || path.contains("/benches/")
+    sources::is_test(path) || path.contains("/benches/")
 }
 
 #[test]
