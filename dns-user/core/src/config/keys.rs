@@ -243,7 +243,7 @@ pub const KEYS: &[ConfigKey] = keys! {
     "xdp.other_types" Ours "boolean" = "true", "false", "true":
         "Answer repeated queries for SRV, TXT, PTR and other types of local names in the fast path";
     "xdp.lease" Ours "duration, at least 1s" = "\"10s\"", "\"5s\"", "\"10s\"":
-        "How long the interface answers without renewal by userspace";
+        "How long the interface answers without renewal by userspace; ten seconds at most without a sign of life of the attacher";
     "xdp.bpffs" Ours "path" = "\"/run/bosh-dns-xdp-pins\"",
         "\"/sys/fs/bpf/dns\"", "\"/run/bosh-dns-xdp-pins\"":
         "Folder of the pinned programs and maps; a BPF file system is mounted there if needed";

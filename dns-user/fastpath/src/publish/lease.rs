@@ -71,7 +71,9 @@ impl Lease {
 
     /// Returns the renewal interval, short enough that most of the lease is left whenever the process stops.
     pub(crate) fn interval(&self) -> Duration {
-        Duration::from_nanos((self.length_ns / 8).max(1_000_000))
+        // However long the lease, it ends UNWATCHED after the sign of life that the last renewal knew.
+        let shortest = self.length().min(UNWATCHED);
+        (shortest / 8).max(Duration::from_millis(1))
     }
 
     /// Records a sign of life of the daemon's runtime, `age` old. Once the first one was recorded,
@@ -210,6 +212,8 @@ impl GracePeriods {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     #[test]
@@ -222,6 +226,19 @@ mod tests {
         );
         assert_eq!(deadline(1000, 1001, 10), 1010, "never past the clock");
         assert_eq!(deadline(u64::MAX, 0, 10), u64::MAX);
+    }
+
+    #[test]
+    fn renewals_precede_the_end_of_any_lease() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let control = Arc::new(ControlPage::map(file.as_fd()).unwrap());
+        for (seconds, milliseconds) in [(1, 125), (10, 1_250), (60, 1_250), (3_600, 1_250)] {
+            let lease = Lease::new(control.clone(), Duration::from_secs(seconds));
+            assert_eq!(lease.interval(), Duration::from_millis(milliseconds));
+            lease.renew(Duration::ZERO);
+            assert!(lease.remaining() <= UNWATCHED, "{seconds} s");
+        }
     }
 
     #[test]

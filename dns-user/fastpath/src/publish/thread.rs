@@ -278,6 +278,9 @@ impl Worker {
                     // a server that has left.
                     if on_stop == OnStop::Detach {
                         self.lease.end();
+                    } else if self.request_attach.is_none() {
+                        // All of the time is left for the next server's start.
+                        self.lease.renew(age(self.behind_since));
                     }
                     return;
                 }
