@@ -1,4 +1,4 @@
-//! Promises of the workspace's sources, in one program: each would link the same libraries.
+//! Promises of the workspace's sources, in one program: separate programs would link the same libraries.
 
 mod dependencies;
 mod documents;

@@ -708,7 +708,7 @@ mod tests {
                 1,
                 1,
             ),
-            // What could not be read is read again.
+            // An unreadable answer is requested again.
             (None, "Nodes(0)", 1, 1),
             (Some(4), "not found (404)", 1, 2),
         ] {

@@ -377,7 +377,8 @@ fn largest_within(
             // Never a division by zero: what fits is smaller than what does not.
             _ => (room - fitting_size) * between / (too_large - fitting_size),
         };
-        // Strictly in between, so that each try narrows the interval: `room` is smaller than what is too large.
+        // Strictly in between, so that each try narrows the interval: `room` is below `too_large`, so the quotient is
+        // below `between`.
         let number = fitting + step.max(1);
         match size(number) {
             found if found <= room => (fitting, fitting_size) = (number, found),

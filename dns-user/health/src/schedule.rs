@@ -672,7 +672,7 @@ mod tests {
         schedule.add(ip(1), true);
         assert_eq!((waits(&schedule, 1), schedule.next_phase), (due, phase));
         assert_eq!(schedule.urgent.len(), 0);
-        // What is left in the queue is no check.
+        // The entry that is left in the queue is no check.
         assert_eq!(schedule.start(now), None);
         schedule.add(ip(2), false);
         assert_eq!(schedule.next_phase, phase.wrapping_add(GOLDEN));

@@ -27,7 +27,7 @@ impl Authority {
         Self::until(4096)
     }
 
-    /// Creates a CA that is valid until the first day of this year.
+    /// Creates a CA that is valid until the first day of the given year.
     pub(crate) fn until(year: i32) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();

@@ -652,7 +652,7 @@ mod tests {
         folder.replace_pair(&pair, "ca 2\n", None).unwrap();
         let second = folder.current().unwrap();
         assert_eq!(names_in(&folder.path), expected(&[&first, &second]));
-        // Whoever watches the former file learns of its end, and finds the same contents.
+        // Watchers of the former file learn of its end, and find the same contents.
         assert_ne!(inode(&first), before);
         assert_eq!(names_in(&first), links);
         assert_eq!(fs::read_to_string(first.join("ca.crt")).unwrap(), "ca\n");

@@ -733,7 +733,7 @@ mod tests {
         }
         let begun = Window::begin();
         assert!(begun.used <= thread_time());
-        // A window of which the thread had nothing is followed by a pause, and not begun anew.
+        // A window in which the thread got no time is followed by a pause, not by the next window.
         let an_hour_ago = Instant::now().checked_sub(Duration::from_secs(3600));
         if let Some(begun) = an_hour_ago {
             let mut window = Window {

@@ -313,7 +313,7 @@ fn handle_command(
         }
         (ControlCommand::ConfirmRemovals { .. }, None) => {
             return Reply::Error(
-                "identities are managed by commands; nothing is to be confirmed".to_owned(),
+                "identities are managed by commands; nothing needs confirmation".to_owned(),
             );
         }
         // The next reading of the folder would undo the command.
@@ -579,7 +579,7 @@ mod tests {
             ),
             (
                 r#"{"command":"confirm-removals","number":3}"#,
-                r#"{"error":"identities are managed by commands; nothing is to be confirmed"}"#,
+                r#"{"error":"identities are managed by commands; nothing needs confirmation"}"#,
             ),
         ] {
             assert_eq!(handled(&mut world, None, text), reply, "{text}");
@@ -667,7 +667,7 @@ mod tests {
             taken,
             format!("{place}: another rotator serves this socket; stop it or choose another path")
         );
-        // What is no reply.
+        // A line that is no reply.
         let other = folder.path().join("other");
         let listener = UnixListener::bind(&other).unwrap();
         let answering = thread::spawn(move || {

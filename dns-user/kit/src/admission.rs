@@ -407,7 +407,7 @@ mod tests {
             }
         }
         assert_eq!(limited(&admission), [(other, 1)]);
-        // Counted anew.
+        // A forgotten client is counted from one.
         assert!(admission.refuses(Some(one)));
         assert_eq!(limited(&admission), [(one, 1), (other, 1)]);
         assert_eq!(admission.refusals(), 4);

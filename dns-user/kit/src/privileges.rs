@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(unistd::getgroups().unwrap(), [nobody().gid]);
         assert_eq!(remaining_root(), None);
 
-        // Who has switched already needs no privilege to stay.
+        // A process that has switched already needs no privilege to stay.
         keep_for_serving(Some(&nobody().name)).unwrap();
         assert_eq!(held(), [serving.clone(), serving]);
         let problem = keep_for_serving(Some("root")).unwrap_err();

@@ -526,7 +526,7 @@ mod tests {
                 turns: [Vec::new(), Vec::new()],
             };
             assert_eq!(course.measure().unwrap(), End::Turns);
-            // Those that warm up the servers do not count.
+            // Turns that warm up the servers do not count.
             assert_eq!(course.turns.each_ref().map(Vec::len), [6, 6]);
             for turn in course.turns.iter().flatten() {
                 assert_eq!((turn.kind, turn.rate), (Kind::Turn, None));

@@ -584,7 +584,7 @@ impl Engine {
             for action in &change.actions {
                 match ttl_change(action) {
                     Some((key, ttls)) => self.ttl_changes.insert(key, ttls),
-                    // The service writes the set anew, and may keep its next TTL.
+                    // The service writes the set again, and may keep its next TTL.
                     None => self.ttl_changes.remove(&action.record().key()),
                 };
             }
@@ -1532,7 +1532,7 @@ mod tests {
         assert_eq!(
             reconcile(&mut engine, &other).await.applied(),
             1,
-            "the service wrote the set anew"
+            "the service wrote the set again"
         );
         // A service that keeps it is believed again.
         service.0.lock().ttl = None;
@@ -1700,7 +1700,7 @@ mod tests {
         undone.kept(&change.name, almost);
         assert!(undone.has_deleted(&change, 1, start + WINDOW));
         assert!(!undone.has_deleted(&change, 1, almost + WINDOW));
-        // A deletion that was long ago begins anew.
+        // A deletion long after the former one counts as the first.
         let later = almost + WINDOW;
         undone.applied(&change, later);
         assert!(undone.has_deleted(&change, 1, later) && !undone.has_deleted(&change, 2, later));

@@ -1244,7 +1244,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
         state.end_round("b", None);
         state.end_round("unknown", None);
         assert_eq!(late(), ["a: no successful round: cause"]);
-        // What is expected again keeps its wait, with the new limit; the rest is forgotten.
+        // A provider that is expected again keeps its wait, with the new limit; others are forgotten.
         expect(&[("a", 2 * hour)]);
         assert_eq!(state.late_rounds(), [] as [&str; 0]);
         expect(&[("a", hour)]);

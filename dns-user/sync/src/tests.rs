@@ -9,7 +9,7 @@ use tokio::{
 
 use crate::{bus::Bus, now_ms};
 
-/// What the server says first.
+/// First line of the server.
 const INFO: &str = r#"INFO {"server_id":"x","server_name":"x","version":"2.10.0","go":"x","host":"x","port":1,"proto":1,"max_payload":1048576,"headers":true,"client_id":1}"#;
 
 pub(crate) struct FakeBus {

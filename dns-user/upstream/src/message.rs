@@ -1260,7 +1260,7 @@ mod tests {
             ([0x00, 0x10], &[], [0xfe, 0x9f]),
             ([0x00, 0x20], &[], [0xfe, 0xaf]),
             ([0x01, 0x30], &[], [0xff, 0xbf]),
-            // DO means that the client understands AD (RFC 6840, section 5.7).
+            // DO means that the client understands AD (RFC 6840, section 5.8).
             ([0x00, 0x00], &with_do, [0xfe, 0xaf]),
         ] {
             let asked = message(asked, opt);

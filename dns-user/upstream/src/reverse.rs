@@ -118,7 +118,7 @@ mod tests {
             first.insert(reply[reply.len() - 2]);
         }
         assert_eq!(first.len(), 2, "either comes last");
-        // What does not fit into any message is left out.
+        // Names that do not fit into the largest message are left out.
         let many = |_| vec![name(b'a'); 5000];
         let cut = reply(&query, many, fastrand::Rng::new).unwrap();
         assert_eq!(cut[2], 0x87);

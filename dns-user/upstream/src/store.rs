@@ -768,7 +768,7 @@ mod tests {
             put(&store, 1, ends(until), now);
             store.sweep(now);
             assert_eq!(store.get(&1u32.to_be_bytes()).is_none(), is_over);
-            // What is over makes room without being evicted.
+            // An entry whose time is over makes room without being evicted.
             let store = Store::new(1000, 0);
             put(&store, 1, ends(until), now);
             put(&store, 2, ends(now + second), now);

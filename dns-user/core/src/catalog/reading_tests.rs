@@ -1,4 +1,4 @@
-//! What records and alias files mean, and what differs from the file before.
+//! Meaning of records and alias files, and their differences from the file before.
 
 use super::*;
 use crate::catalog::columns::Piece;
@@ -864,7 +864,7 @@ fn definitions_become_targets() {
             Some(&[expected][..])
         );
     }
-    // What the aliases of each kind are called, and what they select.
+    // Names of the aliases of each kind, and the instances that they select.
     for (kind, names) in [
         ("uuid", &["a", "b", "_"][..]),
         ("index", &["0", "1"]),

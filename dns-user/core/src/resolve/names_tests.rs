@@ -1,4 +1,4 @@
-//! What names resolve to, whatever the health of their instances, and how that is explained.
+//! Instances to which names resolve in every state of health, and the explanations of that.
 
 use std::collections::BTreeSet;
 

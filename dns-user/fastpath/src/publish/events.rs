@@ -134,7 +134,7 @@ impl Drop for EventReceiver {
     fn drop(&mut self) {
         let mut waiting = self.waiting.lock();
         waiting.has_ended = true;
-        // Whoever waits for a reply learns that none will come.
+        // Callers that wait for a reply learn that none will come.
         waiting.queue.clear();
     }
 }

@@ -693,7 +693,7 @@ mod tests {
         assert_eq!(managed.issuer, Some(fingerprint.clone()));
         let pair = managed.read().unwrap();
         assert_eq!(managed.verified, Some(hash(&pair)));
-        // What is known keeps its failures.
+        // A known pair keeps its failures.
         managed.schedule.failed(at(START), "x".to_owned());
         managed.verify();
         assert!(managed.schedule.failure.is_some());

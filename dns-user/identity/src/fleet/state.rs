@@ -294,7 +294,7 @@ impl StateFolder {
     }
 
     fn token(&self, token: &str) -> PathBuf {
-        // Who reads the folder or its backup cannot use a hash, and no text of a client becomes a
+        // A reader of the folder or its backup cannot use a hash, and no text of a client becomes a
         // path.
         let hash = Fingerprint::of(token.as_bytes());
         self.path.join("tokens").join(format!("{hash}.json"))
@@ -733,7 +733,7 @@ mod tests {
         assert_eq!(state.chain(&imported).unwrap(), ca.chain);
         let authority = state.authority(&imported, at(START)).unwrap();
         assert_eq!(authority.fingerprint, imported);
-        // What is complete is not written again.
+        // A complete CA is not written again.
         fs::write(folder.join("ca.key"), "x").unwrap();
         assert_eq!(state.import(&files, at(START)).unwrap(), imported);
         assert_eq!(fs::read_to_string(folder.join("ca.key")).unwrap(), "x");
@@ -757,7 +757,7 @@ mod tests {
             )
         );
         drop(locked);
-        // What a killed command left is gone at the next start.
+        // Files that a killed command left are gone at the next start.
         let left = [path.clone(), path.join("tokens"), folder];
         let left = left.map(|folder| folder.join(".x.json.~Ab3k2Z"));
         for path in &left {

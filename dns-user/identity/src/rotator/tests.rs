@@ -354,7 +354,7 @@ fn lost_files_are_replaced() {
         let before = world.read("g1", "instance.crt");
         let other = world.read("g2", "instance.crt");
         fs::remove_file(world.path("g1").join(file)).unwrap();
-        // Each second one of two identities is checked; the third second begins anew.
+        // Each second one of two identities is checked; the third second starts over.
         let begun = world.now;
         for second in 1..=4 {
             world.step(begun + second);

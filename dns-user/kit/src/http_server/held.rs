@@ -352,7 +352,7 @@ mod tests {
         let [one, other] = [Peer::User(1), Peer::User(2)];
         let stalled = Some(now - STALLED);
         let active = Some(now);
-        // What is held, the bytes that the first peer wants, what of it stays, and whether there is room.
+        // Bodies held, bytes that the first peer wants, indices of the bodies that stay, and whether there is room.
         for (held, bytes, left, has_room) in [
             (vec![(other, 80, stalled)], 20, vec![0], true),
             (vec![(other, 80, stalled)], 21, vec![], true),

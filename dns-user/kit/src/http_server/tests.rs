@@ -396,7 +396,7 @@ async fn certificates_have_names_and_ends() {
     assert!(named.verified().now_or_never().is_none());
     let ended = client(named.certificate.clone(), Some(now - hour));
     ended.verified().await;
-    // Without a certificate nothing is to be verified again.
+    // Without a certificate there is no second verification.
     let none = client(None, Some(now - hour));
     assert!(none.verified().now_or_never().is_none());
     assert!(until(None).now_or_never().is_none());

@@ -828,7 +828,7 @@ fn unreadable_lists_and_intents_hold_all_intents() {
             "{document}"
         );
     }
-    // What cannot even be identified may want anything, unless it was known before.
+    // A document that cannot even be identified may want anything, unless it was known before.
     write(folder.path(), "a.yml", &["kind: [\n"]);
     let mut followed = Folder::new(vec![folder.path().to_owned()]);
     assert!(followed.scan().holds_unknown);

@@ -778,7 +778,7 @@ mod tests {
             writer.apply(&alias, &known()).unwrap_err().to_string(),
             "x.apps.internal: its target c.apps.internal is not a name of the fleet; use an address"
         );
-        // What was changed by another message is a conflict.
+        // A name that another message has changed is a conflict.
         let stale = writer.apply(&mixed, &known()).unwrap_err().to_string();
         assert_eq!(
             stale,
@@ -849,7 +849,7 @@ mod tests {
         fs::write(&file, "{}").unwrap();
         writer.list().unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "{}\n");
-        // What a killed publisher left is swept.
+        // Files that a killed publisher left are swept.
         for left in [
             "aliases/.external-dns.json.part-abc123",
             ".webhook.json.part-abc123",

@@ -701,7 +701,7 @@ fn deletions_take_the_owner_record_along() {
         steps(&zone, vec![Action::Release(own)]),
         [format!("= {listed}"), format!("- {text}")]
     );
-    // What nobody owns has no owner record to delete.
+    // A record without an owner has no owner record to delete.
     assert_eq!(
         steps(
             &zone,

@@ -1226,7 +1226,7 @@ mod tests {
             provider.applied,
             ["ListAgain a:3 d:1", "Isolate a:1 d:1", "Isolate a:1"]
         );
-        // What is refused at the second time is final, and its additions are not sent.
+        // The second refusal is final, and the additions of its group are not sent.
         for result in [
             TransactionResult::Conflict,
             TransactionResult::Failed(settings("no")),

@@ -653,7 +653,7 @@ mod tests {
         let mut adjusted = desired;
         provider.adjust(&mut adjusted);
         first.ttl = Some(300);
-        // What the peer left out keeps its records.
+        // A set that the peer left out keeps its records.
         assert_eq!(adjusted, [set("kept "), set("dropped "), first]);
         let broken = r#"[{"dnsName": "a.example.org", "recordType": "A", "targets": ["x y"]}]"#;
         let (mut provider, server) = peer(&[(200, broken)]).await;

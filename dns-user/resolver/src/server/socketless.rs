@@ -25,13 +25,13 @@ pub struct SocketlessServer {
 pub struct Considered {
     /// The reply; `None` if it sends none at once.
     pub reply: Option<Vec<u8>>,
-    /// Who answers.
+    /// Part of the server that answers.
     pub answerer: Answerer,
     /// The resolution of a name of the fleet.
     pub resolution: Option<Resolution>,
 }
 
-/// Who answers a query.
+/// Part of the server that answers a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answerer {
     /// The fleet.

@@ -89,7 +89,7 @@ pub(super) async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-/// Who has sent a query, and when.
+/// Sender and time of a query.
 #[derive(Clone, Copy)]
 struct Sender {
     client: SocketAddr,

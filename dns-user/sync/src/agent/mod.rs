@@ -373,7 +373,7 @@ mod tests {
                 ),
             ),
         ] {
-            // What is no call gets no reply.
+            // Text that is no call gets no reply.
             bus.deliver.send("{".to_owned()).unwrap();
             bus.deliver.send(body).unwrap();
             assert_eq!(bus.next().await, (subject.to_owned(), reply));

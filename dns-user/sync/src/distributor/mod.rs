@@ -953,7 +953,7 @@ mod tests {
             bench.said.send(written).await.unwrap();
         }
         bench.distributor.write_last().await;
-        // All three results are taken, and none is waited for in vain.
+        // All three results are taken, and no wait for a fourth remains.
         assert!(bench.distributor.events.try_recv().is_err());
         assert!(matches!(bench.work.try_recv(), Ok(Job::WriteRegistry(_))));
         // A full queue is not waited for.

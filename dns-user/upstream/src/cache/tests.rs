@@ -514,7 +514,7 @@ fn expired_answer_is_stale_then_gone() {
     assert_eq!(counts(&cache), [0, 0, 1, 0]);
     assert!(matches!(cache.peek(&key), Some((_, None))));
     assert!(cache.copy(&query).is_none(), "interfaces get fresh answers");
-    // For half a minute after a vain attempt, it is served at once.
+    // For half a minute after a failed renewal, the stale answer is served at once.
     stale.renewal_failed();
     let until = stale.no_recheck_before_ms.load(Ordering::Relaxed);
     assert!((30_000..30_000 + 3_600_000).contains(&until), "{until}");
@@ -613,7 +613,7 @@ fn admitted_reply_has_the_form_of_cached_ones() {
     assert_eq!(admit(&cache, &asked, &from_recursor), cached);
     let at_once = cache.reply_at(&parsed(&asked), Duration::ZERO);
     assert_eq!(at_once, Some(cached));
-    // What is not cached stays as it is.
+    // A reply that is not cached stays as it is.
     let failure = reply(&asked, message::REFUSED, &[opt]);
     assert_eq!(admit(&cache, &asked, &failure), failure);
 }

@@ -281,7 +281,7 @@ fn pair_costs_a_token() {
     let refused =
         |token: &str, request: &PairRequest, now| told(pair(Some(token), request, now)).unwrap();
     assert!(service.state.knows_token(&token) && !service.state.knows_token("x"));
-    // Whatever is refused costs no token.
+    // A refused request costs no token.
     let unknown = "the bootstrap token is unknown or already used; create a new one";
     assert_eq!(
         refused("x", &asked, now),

@@ -864,7 +864,7 @@ mod tests {
             converted(vec![Step::Create(weighed.clone())], 10).unwrap_err(),
             reason
         );
-        // What is listed may have what this program does not know.
+        // A listed set may have members that this program does not know.
         assert!(converted(vec![Step::Delete(weighed)], 10).is_ok());
     }
 

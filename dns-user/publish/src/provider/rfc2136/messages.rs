@@ -898,7 +898,7 @@ mod tests {
                 .unwrap();
             let mut message = question(1, 0, &apex(), TYPE_AXFR);
             append(&mut message, 1, &section);
-            // What follows is another record's.
+            // The bytes that follow are another record's.
             message.extend([1, b'a', 0, 0, 0, 0]);
             let mut reader = MessageReader::new(&message);
             reader.header().unwrap();

@@ -673,7 +673,7 @@ fn failures_name_server_and_zone() {
 /// every name but n1.
 struct NameServer {
     port: u16,
-    /// What was asked.
+    /// Queries and updates in the order of their arrival.
     asked: Arc<Mutex<Vec<String>>>,
 }
 
@@ -812,7 +812,7 @@ async fn applied_changes_are_read_back() {
         "query n2.example.org",
     ];
     assert_eq!(*server.asked.lock(), asked);
-    // What is refused is not read back.
+    // A refused change is not read back.
     let server = NameServer::new(8).await;
     let mut provider = server.provider("127.0.0.1:PORT");
     let results = provider.apply(&batch(&["n0", "n2"]), &|_| {}).await;
