@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::Result;
 use serde_json::Value;
+use test_support::precedence;
 
 use super::{
     Commands, Recorded, client, expect,
@@ -144,7 +145,8 @@ impl Part {
             Pace::read_scenario::<Scenario>(&file)?
         };
         if self.crowd == Crowd::Alone {
-            take_precedence();
+            // The lifetimes of a recording pass in real time, however slow the replay is.
+            precedence::take();
         }
         let command = match scenario.server {
             Kind::Dns => {
@@ -169,13 +171,6 @@ impl Part {
             ),
         }
     }
-}
-
-/// Gives the calling thread, and what it starts, precedence over other work on the machine, if that is
-/// permitted: the lifetimes of a recording pass in real time, however slow the replay is.
-fn take_precedence() {
-    // SAFETY: a plain system call.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
 }
 
 /// Replays queries and steps.

@@ -274,7 +274,9 @@ impl Step {
     /// Fails if the step cannot be executed.
     pub fn carry_out(&self, world: &mut World<'_>) -> Result<Option<Verdict>> {
         let mut verdict = self.carry_out_once(world)?;
-        let is_awaited = self.shows_state();
+        world.is_changing |= self.changes_state();
+        // Before any change nothing is on its way: the first result counts.
+        let is_awaited = world.is_changing && self.shows_state();
         let begun = Instant::now();
         while is_awaited
             && verdict.as_ref().is_some_and(Verdict::failed)
@@ -283,12 +285,29 @@ impl Step {
             thread::sleep(POLL);
             verdict = self.carry_out_once(world)?;
         }
-        world.patience = world.patience.saturating_sub(begun.elapsed());
+        let waited = begun.elapsed();
+        if waited >= POLL {
+            eprintln!("{}: waited {waited:?} for the recorded state", self.id());
+        }
+        world.patience = world.patience.saturating_sub(waited);
         Ok(verdict)
     }
 
-    /// Returns whether the step shows a state that follows checks, files or counters, and changes nothing
-    /// when it is repeated.
+    /// Returns whether the step changes a state, or gives it time.
+    fn changes_state(&self) -> bool {
+        matches!(
+            self,
+            Self::Sleep(_)
+                | Self::WriteFile(_)
+                | Self::DeleteFile(_)
+                | Self::SetHealth(_)
+                | Self::SetRecursor(_)
+                | Self::Signal(_)
+        )
+    }
+
+    /// Returns whether the step shows a state that follows checks, files or counters. It counts no queries and no
+    /// seconds, so it may be repeated.
     fn shows_state(&self) -> bool {
         match self {
             Self::Query(case) => {

@@ -81,6 +81,8 @@ pub struct World<'a> {
     pub lateness: Duration,
     /// How much longer the replay may wait for recorded states.
     pub patience: Duration,
+    /// Whether health checks, or a step, have changed a state, which the server may follow late.
+    pub is_changing: bool,
     /// Runs the scripted servers.
     runtime: Runtime,
 }
@@ -96,6 +98,8 @@ impl<'a> World<'a> {
             .worker_threads(1)
             .enable_all()
             .build()?;
+        let checks_health = scenario.config.pointer("/health/enabled");
+        let is_changing = checks_health.and_then(Value::as_bool).unwrap_or(false);
         let mut world = Self {
             server: None,
             folder: TempDir::with_prefix("bdx-")?,
@@ -109,6 +113,7 @@ impl<'a> World<'a> {
             responders: BTreeMap::new(),
             lateness: Duration::ZERO,
             patience: PATIENCE,
+            is_changing,
             runtime,
         };
         world.start_scripted_servers()?;

@@ -5,6 +5,7 @@ pub mod allocations;
 pub mod command_page;
 pub mod forwarded;
 mod ports;
+pub mod precedence;
 pub mod requirements;
 
 pub use ports::free_address;

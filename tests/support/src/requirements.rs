@@ -2,7 +2,7 @@
 //! requirement fails, except under `cargo xtask test`, which lists it at the end as not run, with
 //! the reason. In CI (variable `CI` set) it fails there, too.
 
-use std::{env, fmt::Display, fs::File, io::Write as _, thread};
+use std::{env, fmt::Display, fs::File, io::Write as _, net::UdpSocket, thread};
 
 use nix::unistd::Uid;
 
@@ -22,6 +22,15 @@ pub fn root() -> bool {
         Err("the user is another one")
     };
     met("root's rights", found)
+}
+
+/// Returns whether sockets can be bound to `::1`: Docker, for one, turns IPv6 off.
+///
+/// # Panics
+///
+/// Like [`met`].
+pub fn ipv6() -> bool {
+    met("IPv6 addresses", UdpSocket::bind("[::1]:0").map(drop))
 }
 
 /// Reports a requirement that is not met.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use dns_sync::digest::sha256;
 use serde_json::Value;
-use test_support::requirements::root;
+use test_support::{precedence, requirements::root};
 
 use crate::{
     faults::Disk,
@@ -153,21 +153,10 @@ fn growing_inventory_is_never_published_in_part() -> Result<()> {
     bail!("the writer always paused")
 }
 
-/// Gives the calling thread, and what it starts, precedence over other work on the machine, if that is
-/// permitted.
-fn take_precedence() -> Result<()> {
-    let thread = nix::unistd::gettid().to_string();
-    Command::new("renice")
-        .args(["--priority", "-20", "--pid", &thread])
-        .output()
-        .context("renice")?;
-    Ok(())
-}
-
 /// Writes an inventory slowly while a publisher follows it. Returns false if the writer paused for as long
 /// as a finished writer, which proves nothing.
 fn grow_inventory() -> Result<bool> {
-    take_precedence()?;
+    precedence::take();
     let lab = Lab::new(1)?;
     let _agent = lab.agent("a0", &[])?;
     let path = lab.path("inventory.json");

@@ -40,7 +40,7 @@ pub(super) struct Machine<'a, F> {
 impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     pub(super) fn new(packet: &Packet, sets: F) -> Self {
         Self {
-            // A copy, applied at the end: rules state their conditions before their changes.
+            // A copy: `apply_changes` returns it where the kernel leaves the rule.
             packet: Some(packet.clone()),
             ..Self::without_packet(sets)
         }

@@ -292,11 +292,12 @@ impl Chains for NftPath<'_, '_> {
         let chain = &ruleset.chains[chain];
         let mut machine = Machine::new(packet, |name| ruleset.set(chain, name));
         for expression in &chain.rules[rule] {
+            let before = machine.meets;
             machine.step(expression);
             // The kernel does not run the rest of the rule, but a mark that the rule has set stays.
             if machine.meets == Meets::No {
                 machine.apply_changes(packet);
-                return Vec::new();
+                return continuing(before);
             }
         }
         let meets = machine.meets;
@@ -312,9 +313,8 @@ impl Chains for NftPath<'_, '_> {
             };
             actions.push((meets, action));
         }
-        // A rule without a verdict may set a mark.
-        if meets == Meets::Client && actions.is_empty() {
-            actions.push((meets, Action::Continue));
+        if actions.is_empty() {
+            actions = continuing(meets);
         }
         machine.apply_changes(packet);
         actions
@@ -322,6 +322,15 @@ impl Chains for NftPath<'_, '_> {
 
     fn rules(&mut self, chain: usize) -> usize {
         self.ruleset.chains[chain].rules.len()
+    }
+}
+
+/// Returns the actions of a rule without a verdict: it may set a mark, for some clients only.
+fn continuing(meets: Meets) -> Vec<(Meets, Action)> {
+    if meets == Meets::Client {
+        vec![(meets, Action::Continue)]
+    } else {
+        Vec::new()
     }
 }
 
