@@ -151,8 +151,8 @@ pub(crate) struct CertificateIssuer<'a> {
     pub(crate) key_id: &'a [u8],
 }
 
-/// The part that an issuer signs (RFC 5280, section 4.1). The builder of `x509-cert` knows neither the order of the reference's
-/// extensions nor keys of other libraries.
+/// The part that an issuer signs (RFC 5280, section 4.1). The builder of `x509-cert` knows neither the order of the
+/// reference's extensions nor keys of other libraries.
 #[derive(Sequence)]
 struct ToBeSigned<'a> {
     #[asn1(context_specific = "0")]
