@@ -412,7 +412,7 @@ impl Search {
         );
         if let Some(pauses) = found.pauses.filter(|pauses| pauses.count > 0) {
             text += &format!(
-                "beside {} pauses of up to {:.1} ms, which lost {} queries; {:.0}/s were answered, and the highest rate tried \
+                "beside pauses ({} of up to {:.1} ms), which lost {} queries; {:.0}/s were answered, and the highest rate tried \
                  at which every loss counts is {}/s\n",
                 pauses.count,
                 pauses.longest,
@@ -915,7 +915,7 @@ mod tests {
         assert_eq!(
             options.summary(&found),
             format!(
-                "{result}beside 1 pauses of up to 20.0 ms, which lost 30 queries; 1999/s were answered, and the highest \
+                "{result}beside pauses (1 of up to 20.0 ms), which lost 30 queries; 1999/s were answered, and the highest \
                  rate tried at which every loss counts is 1000/s\nat full speed, between the trials, 2501/s are \
                  answered\n"
             )

@@ -480,7 +480,7 @@ impl Steps {
                 .is_some_and(|patience| begun.elapsed() > Duration::from_secs(patience))
             {
                 bail!(
-                    "{} instances have not followed, such as {}; check their agents' logs, then use --resume \
+                    "instances that have not followed: {}, such as {}; check their agents' logs, then use --resume \
                      or --back",
                     lagging.len(),
                     lagging[0]
@@ -739,7 +739,7 @@ mod tests {
         let changes = |generation| BTreeMap::from([("i1".to_owned(), Some(member(generation)))]);
         members.save(&changes(1)).unwrap();
         let failed = |options| async { rotate_ca(options).await.unwrap_err().to_string() };
-        let late = "1 instances have not followed, such as i1; check their agents' logs, then use --resume or --back";
+        let late = "instances that have not followed: 1, such as i1; check their agents' logs, then use --resume or --back";
         assert_eq!(
             failed(rotation(place.path(), Some(&files), false)).await,
             late

@@ -124,7 +124,7 @@ impl StateFolder {
     /// Returns the error of a folder that has members, but no trust.
     pub(crate) fn lost_trust(&self, members: usize) -> anyhow::Error {
         anyhow!(
-            "{}: trust.json is missing, but {members} instances have certificates; restore it from a backup. \
+            "{}: trust.json is missing, but instances have certificates ({members}); restore it from a backup. \
              Without one, begin a new fleet: move this folder away, start the issuer with --ca and --ca-key, and \
              give every machine a token and this CA",
             self.path.display()

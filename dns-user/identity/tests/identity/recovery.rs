@@ -48,7 +48,7 @@ fn lost_trust_is_not_replaced() {
         let text = said(&output);
         assert!(!output.status.success(), "{text}");
         assert!(
-            text.contains("2 instances have certificates; restore it"),
+            text.contains("instances have certificates (2); restore it"),
             "{text}"
         );
         assert!(!trust.exists());

@@ -683,7 +683,7 @@ fn issuer_needs_a_ca_once() {
     assert_eq!(second.shared.lock().members.len(), 1);
     drop(second);
     let lost = format!(
-        "{}: trust.json is missing, but 1 instances have certificates; restore it from a backup. Without one, begin \
+        "{}: trust.json is missing, but instances have certificates (1); restore it from a backup. Without one, begin \
          a new fleet: move this folder away, start the issuer with --ca and --ca-key, and give every machine a token \
          and this CA",
         folder.path().join("state").display()
