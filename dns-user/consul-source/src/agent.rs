@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn outcomes_of_requests_are_counted_and_shown() {
+    async fn request_outcomes_are_counted() {
         let scripted = ScriptedAgent::start(&[
             ("200 OK\r\nx-consul-index: 9", "{}"),
             ("403 Forbidden", "{}"),
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn eighth_failure_in_a_row_opens_the_breaker() {
+    async fn eighth_failure_opens_the_breaker() {
         let breaker = CircuitBreaker::default();
         for _ in 0..7 {
             breaker.permit().await.failed();
@@ -791,7 +791,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_passes_during_a_pause_or_a_trial() {
+    async fn pauses_and_trials_block_requests() {
         let breaker = CircuitBreaker::default();
         let earlier = breaker.permit().await;
         breaker.permit().await.pause(MAX_PAUSE);

@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_their_cause() {
+    fn errors_name_the_cause() {
         let address = ApiAddress {
             tls: false,
             host: "consul.example".to_owned(),
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn agents_out_of_reach_are_told_apart() {
+    async fn unreachable_agents_are_told_apart() {
         let address = |host: &str| ApiAddress {
             tls: false,
             host: host.to_owned(),
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_is_kept_until_its_files_change() {
+    fn configuration_follows_its_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let made = rcgen::generate_simple_self_signed(["consul.example".to_owned()]).unwrap();

@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn only_new_services_and_other_tags_are_fetched() {
+    fn new_services_and_tags_are_fetched() {
         let mut known = Known::default();
         let key = |service: &str| (own(), service.to_owned());
         let set = |known: &mut Known, list: &[(&str, &[&str])]| {
@@ -739,7 +739,7 @@ mod tests {
     }
 
     #[test]
-    fn views_hold_what_is_known() {
+    fn views_hold_known_state() {
         let mut known = Known {
             own: Some("dc2".to_owned()),
             node_name: "n".to_owned(),

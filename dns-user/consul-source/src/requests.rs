@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_name_other_datacenters_alone() {
+    fn paths_omit_the_own_datacenter() {
         let options = QueryOptions {
             own: Some("dc1".to_owned()),
             wait: Duration::from_secs(300),
@@ -752,7 +752,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watch_repeats_until_nobody_listens() {
+    async fn watch_ends_without_listeners() {
         let scripted = ScriptedAgent::start(&[
             ("200 OK\r\nx-consul-index: 7", ONE),
             ("200 OK\r\nx-consul-index: 8", "[]"),

@@ -1080,7 +1080,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_name_and_longest_prefix_decide_the_ttl() {
+    fn name_or_longest_prefix_sets_ttl() {
         let dns = config(
             r#"{"dns_config": {"service_ttl": {"w*": "1s", "web*": "2s", "we*": "3s", "web": "4s", "Db": "5s",
                 "x": "6s", "old*": "7s", "old*": "8s"}}}"#,
@@ -1115,7 +1115,7 @@ mod tests {
     }
 
     #[test]
-    fn wan_addresses_are_for_other_datacenters() {
+    fn remote_datacenters_get_wan_addresses() {
         for (translate, datacenter, expected) in [
             (true, "dc1", false),
             (true, "DC1", false),
@@ -1133,7 +1133,7 @@ mod tests {
     }
 
     #[test]
-    fn permissions_name_what_is_readable() {
+    fn permissions_name_readable_objects() {
         let readable = |acl: &str| {
             let visibility = config(&format!(r#"{{"acl": {acl}}}"#)).visibility;
             let of = |name: &str| (visibility.node(name), visibility.service(name));

@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn opt_of_the_reply_has_options_of_its_own() {
+    fn reply_opt_has_own_options() {
         let sections = Sections {
             answers: Answers::default(),
             authority: Vec::new(),

@@ -747,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn host_names_are_listed_once_and_filled_in() {
+    fn host_names_are_filled_in_once() {
         let mut answer = PendingAnswer::authoritative(false);
         assert_eq!(answer.hosts(), []);
         answer.answers = Answers::V4(7, vec![Ipv4Addr::LOCALHOST]);
@@ -842,7 +842,7 @@ mod tests {
     }
 
     #[test]
-    fn scope_of_the_subnet_tells_whom_the_answer_is_for() {
+    fn subnet_scope_bounds_the_answer() {
         let opt = b"\0\0\x29\x10\0\0\0\0\0\0\x0b\0\x08\0\x07\0\x01\x18\0\x0a\x01\x02";
         for (for_client, scope) in [(false, 0), (true, 24)] {
             let mut answer = PendingAnswer::authoritative(false);
@@ -856,7 +856,7 @@ mod tests {
     }
 
     #[test]
-    fn additional_records_are_sent_once_and_follow_the_answers() {
+    fn additional_records_follow_once() {
         let srv = |number: u16| Record {
             owner: None,
             ttl: 7,
@@ -914,7 +914,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_full_take_their_room() {
+    fn uncompressed_names_take_room() {
         let v4 = |count: usize| Answers::V4(7, vec![Ipv4Addr::LOCALHOST; count]);
         let name = b"\x01a\x06consul\0";
         // Header, question and OPT are 37 bytes, each answer is 24 in full and 16 with a pointer; 7 bytes stay free.

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn srv_names_end_at_the_rightmost_underscore() {
+    fn rightmost_underscore_ends_srv_names() {
         let here = Locality::default;
         for (name, qtype, expected) in [
             ("_web._tcp", TYPE_SRV, service("web", "", here())),
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_those_left_of_the_domain() {
+    fn labels_precede_the_domain() {
         let labels = |name: &str, domain: &str| {
             let [name, domain] = [name, domain].map(|text| Name::from_text(text).unwrap());
             labels_within(&name, &domain)

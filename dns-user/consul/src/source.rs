@@ -117,7 +117,7 @@ mod tests {
     use crate::catalog::{Place, live::LivePlace};
 
     #[test]
-    fn nothing_is_complete_before_the_agent_answers() {
+    fn catalog_is_pending_without_the_agent() {
         let text = br#"{"consul": {"datacenter": "DC7"}}"#;
         let (config, _) = Config::of_document("test", text).whole().unwrap().unwrap();
         let mut view = CatalogView::unknown(&config);

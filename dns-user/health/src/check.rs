@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn written_bytes_are_flushed_below_the_limit() {
+    async fn read_limit_flushes_writes() {
         let (client, mut server) = tokio::io::duplex(64);
         let mut limited = ReadLimit {
             inner: tokio::io::BufWriter::new(client),
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_new_bytes_use_up_the_allowance() {
+    async fn new_bytes_use_the_allowance() {
         let (client, mut server) = tokio::io::duplex(64);
         server.write_all(b"abcd").await.unwrap();
         let allowance = Allowance::new(Cell::new(10));
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn instances_may_send_a_report_and_little_more() {
+    async fn answers_hold_little_beyond_reports() {
         let padding = " ".repeat(MAX_REPORT - r#"{"state":"running"}"#.len());
         let report = format!(r#"{{"state":"running"{padding}}}"#);
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {MAX_REPORT}\r\n\r\n");
@@ -785,7 +785,7 @@ mod report_tests {
     }
 
     #[test]
-    fn errors_tell_what_is_wrong() {
+    fn errors_tell_the_cause() {
         for (body, expected) in [
             ("[]", "is a list, not an object"),
             (r#"{"state": 7}"#, "a state is a number, not text"),

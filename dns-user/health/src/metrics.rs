@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn own_certificates_come_before_all_instances() {
+    fn own_certificates_precede_instances() {
         let folder = tempfile::tempdir().unwrap();
         let ended = Authority::until(2001);
         let files = ended.issue(&folder.path().join("client"), HEALTH_NAME);

@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_follow_a_quarter_of_the_interval_later() {
+    fn checks_follow_by_quarter_interval() {
         let epoch = Instant::now();
         let ms = Duration::from_millis;
         let lanes = Lanes {

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn instances_are_checked_while_names_need_them() {
+    async fn needed_instances_are_checked() {
         let authority = Authority::new();
         let machine = Machine::start(&authority).await;
         let tls = authority.issue(&machine.folder.path().join("client"), HEALTH_NAME);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn certificates_that_nobody_accepts_are_an_outage() {
+    async fn unaccepted_certificates_are_an_outage() {
         let authority = Authority::new();
         let machine = Machine::start(&authority).await;
         let folder = machine.folder.path();

@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refused_connections_tell_nothing_about_the_state() {
+    async fn refused_connections_keep_the_state() {
         let (_folder, files) = client();
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = closed.local_addr().unwrap().port();
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_are_kept_for_instances_in_the_schedule() {
+    async fn scheduled_instances_keep_connections() {
         let authority = Authority::new();
         let machine = Machine::start(&authority).await;
         let files = authority.issue(&machine.folder.path().join("client"), HEALTH_NAME);

@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_are_checked_up_to_the_root() {
+    fn chain_checks_reach_the_root() {
         let root = |length| {
             TestCa::with("root", |params| {
                 params.is_ca = IsCa::Ca(Constraints::Constrained(length));
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn all_faults_of_both_files_are_listed() {
+    fn file_faults_are_listed() {
         let one = TestCa::with("one", |params| {
             params.key_usages = vec![KeyUsagePurpose::CrlSign];
             params.not_after = at(START - 1).into();
@@ -788,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn bundle_holds_each_certificate_once_in_order() {
+    fn bundle_is_ordered_without_duplicates() {
         let [a, b, c] = ["a", "b", "c"].map(|name| TestCa::new(name).chain);
         let text = [&*b, &*a, &*b, &*c, &*a].concat();
         let ders = certificates(text.as_bytes()).unwrap();

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn authorities_are_checked_with_and_without_their_key() {
+    fn keys_are_optional_for_authorities() {
         let place = tempfile::tempdir().unwrap();
         let brief = TestCa::with("brief", |params| {
             params.not_after = at(START + 86_399).into();
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn every_defect_of_a_folder_is_found() {
+    fn folder_defects_are_found() {
         let mut world = World::new();
         let path = world.path("g1");
         let none =

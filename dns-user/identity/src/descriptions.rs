@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_folder_is_no_empty_one() {
+    fn unreadable_folder_is_not_empty() {
         let mut cell = Cell::new();
         cell.write("a.json", r#"{"guid":"a"}"#);
         cell.reconcile(START);

@@ -690,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn pem_has_64_characters_in_a_line() {
+    fn pem_lines_have_64_characters() {
         let full = "A".repeat(64);
         for (length, lines, reserved) in [
             (0, [].as_slice(), 42),

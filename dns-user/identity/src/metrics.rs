@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_have_all_samples_from_the_start() {
+    fn pairs_start_with_complete_samples() {
         let pair = |guid: &str, end, failing| PairState {
             guid: guid.to_owned(),
             not_after: end,

@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_belongs_to_one_rotator() {
+    fn folder_admits_a_single_rotator() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
         let lock = lock_folder(&path).unwrap();
@@ -732,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn rotator_works_until_it_is_stopped() {
+    fn rotator_works_until_stopped() {
         let world = World::new();
         let containers = world.folder.path().join("containers");
         std::fs::create_dir(&containers).unwrap();

@@ -703,7 +703,7 @@ variables:
     }
 
     #[test]
-    fn links_are_found_by_their_last_name() {
+    fn last_name_finds_links() {
         let group = |job: &str| {
             let text = format!("name: d\ninstance_groups: [{{name: g, jobs: [{job}]}}]");
             let manifest: Value = serde_saphyr::from_str(&text).unwrap();

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_admitted_without_slots() {
+    fn admission_requires_slots() {
         let admission = Admission::new(0);
         assert!(admission.admit(None).is_none());
         assert!(admission.admit(Some([192, 0, 2, 1].into())).is_none());
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn newly_limited_client_begins_with_one_refusal() {
+    fn limits_begin_with_one_refusal() {
         let admission = Admission::new(0);
         let address = |last| IpAddr::from([192, 0, 2, last]);
         for last in 0..16 {
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_case_is_decided_without_the_lock() {
+    fn usual_case_takes_no_lock() {
         let admission = Admission::new(9);
         let _locked = admission.held.lock();
         // It would wait for itself.

@@ -267,7 +267,7 @@ mod tests {
 
     /// BPF programs ignore time namespaces, in which containers may run.
     #[test]
-    fn kernel_clocks_are_those_outside_the_namespace() {
+    fn kernel_clocks_ignore_time_namespaces() {
         const BEFORE: &str = "KERNEL_CLOCKS";
         const HOUR: u64 = 3_600_000_000_000;
         if let Ok(text) = std::env::var(BEFORE) {
@@ -286,7 +286,7 @@ mod tests {
         {
             return;
         }
-        let name = "kernel_clocks_are_those_outside_the_namespace";
+        let name = "kernel_clocks_ignore_time_namespaces";
         let mut unshare = std::process::Command::new("unshare");
         unshare
             .args([

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_second_is_that_of_a_counted_event() {
+    fn counted_event_sets_latest_second() {
         let counter = EachSecond::new();
         assert_eq!(counter.latest(), 0);
         assert!(counter.take(1, 7) && !counter.take(1, 7));

@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_belongs_to_the_user_that_was_asked_for() {
+    fn socket_belongs_to_requested_user() {
         if !test_support::requirements::root() {
             return;
         }
@@ -468,7 +468,7 @@ mod tests {
 
     /// Users other than root cannot create a file with another group, but can give it one of theirs.
     #[test]
-    fn member_gives_the_socket_to_its_group() {
+    fn member_passes_socket_to_group() {
         if !test_support::requirements::root() {
             return;
         }
@@ -505,14 +505,14 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_a_user_are_those_of_the_database() {
+    fn database_gives_user_groups() {
         assert!(supplementary(Uid::from_raw(0)).contains(&Gid::from_raw(0)));
         assert_eq!(supplementary(Uid::from_raw(4_000_001)), []);
     }
 
     /// The mode of the socket is ignored by some file systems.
     #[tokio::test]
-    async fn strangers_are_refused_whatever_the_mode() {
+    async fn every_mode_refuses_strangers() {
         use std::io::Read as _;
 
         if !test_support::requirements::root() {

@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_get_their_turns_in_blocks() {
+    fn servers_take_turns_in_blocks() {
         alone(&[0], |generator| {
             let mut options = options(&[]);
             options.turn = 0;

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_on_the_link_and_the_internet_is_not() {
+    fn only_link_hosts_are_peers() {
         if !test_support::requirements::root() {
             return;
         }

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_any_length_fit_or_not() {
+    fn length_decides_whether_messages_fit() {
         for (source, server, header) in [
             ("10.1.2.3", "10.0.0.9:53", 42),
             ("fd00::1", "[fd00::9]:53", 62),

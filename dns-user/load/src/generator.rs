@@ -970,7 +970,7 @@ mod tests {
     }
 
     #[test]
-    fn backlog_is_what_is_due_in_a_batch() {
+    fn backlog_follows_the_rate() {
         alone(&[0, 1], |generator| {
             for (rate, backlog) in [
                 (1_000, 64),
@@ -987,7 +987,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_have_room_for_all_queries_in_flight() {
+    fn maps_hold_queries_in_flight() {
         alone(&[0, 1], |mut generator| {
             let replies = generator.replies;
             let kept: Array<_, ReplyWords> = map_mut(&mut generator.object, "REPLIES")
@@ -1041,7 +1041,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_in_the_driver_unless_told_otherwise() {
+    fn programs_default_to_the_driver() {
         const XDP_ATTACHED_DRV: u64 = 1;
         const XDP_ATTACHED_SKB: u64 = 2;
         alone(&[0, 1], |generator| {
@@ -1075,7 +1075,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_that_ends_before_its_load_is_noticed() {
+    fn early_thread_end_is_noticed() {
         alone(&[0], |generator| {
             for (is_over, is_sending) in [(true, true), (false, false)] {
                 generator.over.store(is_over, Ordering::Relaxed);
@@ -1090,14 +1090,14 @@ mod tests {
     }
 
     #[test]
-    fn signal_that_wakes_a_thread_ends_no_process() {
+    fn wake_signal_ends_no_process() {
         interrupt_by_signals().unwrap();
         nix::sys::signal::raise(WAKE).unwrap();
     }
 
     /// Queries leave by one end of a veth pair, and a program at the other end answers them.
     #[test]
-    fn load_is_sent_and_its_replies_are_counted() {
+    fn replies_to_load_are_counted() {
         if !requirements::root() {
             return;
         }

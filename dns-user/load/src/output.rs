@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_are_shown_if_there_are_any() {
+    fn existing_pauses_are_shown() {
         let mut found = report(2000, 1600);
         for (count, expected) in [(0, ""), (1, "; pauses 1, up to 2.5 ms, 3 lost")] {
             found.pauses = Some(Pauses {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_that_of_the_time() {
+    fn progress_follows_time() {
         let output = Output {
             json: true,
             bar: ProgressBar::hidden(),

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_written_or_the_file_is_named() {
+    fn unwritable_results_name_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("result");
         write(&file, "text").unwrap();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn each_query_has_a_line_with_its_counts() {
+    fn query_lines_show_counts() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("queries");
         fs::write(&file, "a.bosh. A\nb.bosh. AAAA\n").unwrap();

@@ -841,7 +841,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_queries_lost_in_silence_is_no_pause() {
+    fn half_silent_loss_is_no_pause() {
         for (lost, expected) in [(499, Limit::Pauses), (500, Limit::Server)] {
             let mut failed = report(1000, 1000 - lost);
             failed.pauses = Some(pauses(0.9, lost));
@@ -867,7 +867,7 @@ mod tests {
     }
 
     #[test]
-    fn median_of_loads_is_one_of_them() {
+    fn median_is_a_measured_load() {
         for (received, expected) in [
             (vec![], None),
             (vec![9], Some(4.5)),
@@ -924,7 +924,7 @@ mod tests {
 
     /// A generator without threads sends nothing, so that no rate holds.
     #[test]
-    fn failed_rates_have_loads_at_full_speed_between_them() {
+    fn full_speed_loads_separate_failures() {
         for (to, saturated) in [(None, 3), (Some(100), 0)] {
             alone(&[0], |generator| {
                 let mut options = options(&[]);

@@ -1190,7 +1190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_belong_to_the_longest_public_zone_and_all_private_ones() {
+    async fn longest_public_zone_owns_a_name() {
         let mut broken = zone("broken", "broken.example.org", Visibility::Public);
         broken.content = Err(ProviderError::Settings("x".to_owned()));
         let (mut engine, _) = engine(vec![
@@ -1268,7 +1268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn records_of_a_child_zone_are_left_to_it() {
+    async fn child_zones_keep_own_records() {
         let (mut engine, service) = engine(vec![
             zone("parent", "example.org", Visibility::Public),
             zone("child", "sub.example.org", Visibility::Public),
@@ -1343,7 +1343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn too_many_deletions_wait_while_other_changes_are_made() {
+    async fn excess_deletions_wait_alone() {
         let (mut engine, _) = one_zone();
         reconcile(&mut engine, &numbered(12)).await;
         let mut wanted = numbered(1);
@@ -1381,7 +1381,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn conflicts_are_followed_by_another_round() {
+    async fn conflicts_cause_more_rounds() {
         let (mut engine, service) = one_zone();
         service.0.lock().conflicts = 2;
         let report = reconcile(&mut engine, &numbered(2)).await;
@@ -1405,7 +1405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refused_name_spares_the_others() {
+    async fn refused_name_spares_the_rest() {
         let (mut engine, service) = one_zone();
         let refused = Name::parse("n1.example.org").unwrap();
         service.0.lock().refused = Some(refused.clone());
@@ -1434,7 +1434,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn zones_that_cannot_be_listed_stay_unchanged() {
+    async fn unlisted_zones_stay_unchanged() {
         let mut broken = zone("broken", "example.org", Visibility::Public);
         let failure = ProviderError::Settings("cause".to_owned());
         broken.content = Err(failure.clone());
@@ -1457,7 +1457,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_comes_back_again_and_again_is_kept() {
+    async fn repeatedly_restored_name_is_kept() {
         let (mut engine, service) = one_zone();
         let both = desired(&["a.example.org A 192.0.2.1", "b.example.org A 192.0.2.1"]);
         reconcile(&mut engine, &both).await;
@@ -1484,7 +1484,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_goes_again_and_again_is_contested() {
+    async fn repeatedly_removed_name_is_contested() {
         let (mut engine, service) = one_zone();
         let one = desired(&["a.example.org A 192.0.2.1"]);
         let empty = service.0.lock().zones.clone();
@@ -1500,7 +1500,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_ttl_that_the_service_keeps_is_noted() {
+    async fn ttl_kept_by_service_is_noted() {
         let (mut engine, service) = one_zone();
         let with_ttl = |ttl: u32| {
             let mut wanted = desired(&["a.example.org A 192.0.2.1"]);
@@ -1544,7 +1544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_complete_if_nothing_is_left() {
+    fn report_without_rest_is_complete() {
         let with = |change: &dyn Fn(&mut ZoneReport)| {
             let mut zone = ZoneReport::default();
             change(&mut zone);
@@ -1654,7 +1654,7 @@ mod tests {
     }
 
     #[test]
-    fn deletions_are_counted_by_zone_for_an_hour() {
+    fn zones_count_deletions_for_an_hour() {
         let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds);
         let mut recent = RecentDeletions::default();
         recent.add("a", 3, at(0));

@@ -1057,7 +1057,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dname_hides_the_names_below_it() {
+    fn dname_hides_names_below() {
         let redirection = "sub DNAME example.net";
         for (wanted, is_hidden) in [
             ("www.sub A 192.0.2.1", true),
@@ -1075,7 +1075,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_records_that_exist_are_kept_up_to_date() {
+    fn existing_hidden_records_stay_current() {
         let delegation = "sub NS ns.example.net";
         let note = format!("# www.sub A: resolvers do not see the name: sub {HIDDEN}");
         assert_eq!(
@@ -1088,7 +1088,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delegation_that_is_not_made_hides_nothing() {
+    fn unmade_delegation_hides_nothing() {
         let www = "www.sub A 192.0.2.1";
         let created = "+ www.sub 0 A 192.0.2.1";
         let has_created = |found: &[String]| found.iter().any(|line| line == created);
@@ -1137,7 +1137,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_types_out_of_scope_are_noted() {
+    fn records_beyond_scope_are_noted() {
         let mut narrow = PlanRules::of("me");
         narrow.domains = DomainFilter::new(["in.example.org"], []).unwrap();
         let left = "no longer in scope of domain-filter and exclude-domains; `retire` with its domain deletes it";
@@ -1161,7 +1161,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_decide_what_may_happen() {
+    fn policies_limit_changes() {
         let current = [
             "kept A 192.0.2.1",
             "changed A 192.0.2.1",
@@ -1207,7 +1207,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_others_stay() {
+    fn foreign_records_stay() {
         let foreign = |owner: &str| {
             format!(
                 "the name has a record of {owner}; take it over with `adopt` or `transfer-owner`"
@@ -1402,7 +1402,7 @@ mod tests {
     }
 
     #[test]
-    fn one_document_of_several_decides() {
+    fn single_document_decides() {
         let of = |line: &str, resource: &str| {
             let mut record = set(line);
             record.labels = Labels::of("", resource);
@@ -1458,7 +1458,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_tell_what_they_do() {
+    fn plans_describe_changes() {
         let sets: Vec<Record> = ["a A 192.0.2.1", "b A 192.0.2.1", "b MX 10 m.example.net"]
             .map(set)
             .into();

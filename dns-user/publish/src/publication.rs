@@ -485,7 +485,7 @@ spec: {provider: coredns, selector: 'tier in (edge)'}
     }
 
     #[test]
-    fn targets_are_equal_by_what_they_want() {
+    fn wanted_values_make_targets_equal() {
         let one = target();
         assert!(one.wants_the_same(&one.clone()));
         let differs = |change: &dyn Fn(&mut Target)| {
@@ -552,7 +552,7 @@ spec: {provider: coredns, selector: 'tier in (edge)'}
     }
 
     #[test]
-    fn unreadable_documents_hold_what_they_may_want() {
+    fn unreadable_documents_hold_possible_names() {
         let folder = tempfile::tempdir().unwrap();
         let resolve: ResolveFleet<'_> = &|_| Ok(Vec::new());
         let mut list = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecordList\n\

@@ -1131,7 +1131,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_addresses_or_one_name() {
+    fn hosts_are_addresses_or_a_name() {
         let sets = |hosts: &[&str]| host_sets(hosts.iter().copied());
         let found = sets(&["192.0.2.1", "::1", "192.0.2.2", "192.0.2.1"])
             .unwrap()

@@ -469,7 +469,7 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
     }
 
     #[test]
-    fn endpoints_of_each_document_are_a_resource() {
+    fn documents_become_resources() {
         let more = "---
 apiVersion: externaldns.k8s.io/v1alpha1
 kind: DNSEndpoint

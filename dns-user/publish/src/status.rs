@@ -1015,7 +1015,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
     }
 
     #[test]
-    fn documents_have_the_state_of_their_providers() {
+    fn documents_share_provider_states() {
         let (_folder, scan, publication) = scanned(DOCUMENTS);
         let none = BTreeMap::new();
         let unknown = statuses(&scan, &publication, &BTreeMap::new(), &none);
@@ -1156,7 +1156,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
     }
 
     #[test]
-    fn documents_of_the_store_are_told_from_the_operators() {
+    fn store_and_operator_documents_differ() {
         let folder = tempfile::tempdir().unwrap();
         let state = api_state(folder.path());
         std::fs::write(folder.path().join("a.yml"), DOCUMENTS).unwrap();
@@ -1204,7 +1204,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
     }
 
     #[test]
-    fn providers_are_late_without_a_successful_round() {
+    fn unsuccessful_providers_are_late() {
         let folder = tempfile::tempdir().unwrap();
         let state = api_state(folder.path());
         let hour = Duration::from_secs(3_600);
@@ -1254,7 +1254,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
     }
 
     #[tokio::test]
-    async fn confirmations_reach_the_worker_that_runs() {
+    async fn confirmations_reach_running_workers() {
         let folder = tempfile::tempdir().unwrap();
         let state = api_state(folder.path());
         assert_eq!(state.confirm("p", 3).await, None);
@@ -1311,7 +1311,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
     }
 
     #[test]
-    fn status_files_keep_what_a_damaged_file_held() {
+    fn damaged_status_contents_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let state = api_state(folder.path());
         let file = folder.path().join("a.yml");

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_and_resources_convert_both_ways() {
+    fn documents_and_resources_are_convertible() {
         let list = |namespace: &str, name: &str| DocumentId {
             kind: Kind::List,
             namespace: namespace.to_owned(),

@@ -1017,7 +1017,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_members_are_reported_where_they_are_required() {
+    fn absent_required_members_are_reported() {
         let read = |text: &str| {
             problems_of(text, |root| {
                 let mut fields = root.fields().unwrap();
@@ -1080,7 +1080,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_split_at_their_markers() {
+    fn markers_split_files() {
         let split = |text| {
             let mut found = Vec::new();
             for document in documents(text) {
@@ -1112,7 +1112,7 @@ mod tests {
     }
 
     #[test]
-    fn json_knows_the_line_of_every_value() {
+    fn json_values_have_lines() {
         let node =
             parse_json("{\n\n\"a\":\n[\n1,\r\n\"x\"], \"b\": {\n\"c\": null}}\n", 5).unwrap();
         let leaf = |line, value| Node { line, value };
@@ -1219,7 +1219,7 @@ mod tests {
     }
 
     #[test]
-    fn syntax_errors_have_line_cause_and_remedy() {
+    fn syntax_errors_have_a_remedy() {
         let problems = Problems::of("f");
         assert_eq!(
             parse_yaml(

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_of_zero_is_none() {
+    fn zero_ttl_means_none() {
         for (ttl, expected) in [(0, None), (-1, None), (1, Some(1)), (4_294_967_296, None)] {
             let endpoint = Endpoint {
                 dns_name: "a.example.org".to_owned(),

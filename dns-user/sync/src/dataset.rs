@@ -508,7 +508,7 @@ deployments:
     }
 
     #[test]
-    fn ids_of_instances_are_in_the_first_column() {
+    fn first_column_holds_instance_ids() {
         let ids = instance_ids(GOLDEN.as_bytes()).unwrap();
         let expected = [
             "4d516417-e1e5-4aa5-a038-91e369716821",

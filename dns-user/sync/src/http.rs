@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_client_are_three_or_none() {
+    fn client_files_are_complete_or_absent() {
         use clap::Parser as _;
 
         #[derive(clap::Parser)]

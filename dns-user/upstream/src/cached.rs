@@ -935,7 +935,7 @@ mod tests {
     }
 
     #[test]
-    fn recent_failures_make_room_only_in_a_full_memory() {
+    fn only_full_memory_evicts_failures() {
         let failures = Failures::default();
         // None of them expires during the test.
         let later = Instant::now() + Duration::from_secs(3600);
@@ -963,7 +963,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_failed_again_is_remembered_from_then() {
+    fn latest_failure_starts_the_memory() {
         let failures = Failures::default();
         remember(&failures, 1, 3 * FAILURE_LIFETIME);
         remember(&failures, 1, Duration::ZERO);
@@ -1006,7 +1006,7 @@ mod tests {
     }
 
     #[test]
-    fn flights_are_those_of_equal_queries() {
+    fn equal_queries_share_flights() {
         let compat = Compat::default();
         let message = query(NAME, 28);
         let udp = parsed(&message);
@@ -1056,7 +1056,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_queries_get_their_own_reply() {
+    fn joined_queries_get_own_replies() {
         let mut asked = query(b"\x02Ok\x07exAmple\0", 1);
         message::set_id(&mut asked, 0x0102);
         asked[3] |= 0x10;
@@ -1089,7 +1089,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sources_of_recursors_wait_for_them() {
+    async fn recursor_sources_wait_for_recursors() {
         let compat = Compat::default();
         let recursors = ["127.0.0.1:53".to_owned()];
         let selection = RecursorSelection::Serial;
@@ -1139,7 +1139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answer_without_dnssec_beats_a_remembered_failure() {
+    async fn plain_answer_beats_remembered_failure() {
         let compat = Compat::default();
         let selection = RecursorSelection::Serial;
         let recursors = ["127.0.0.1:9".to_owned()];
@@ -1204,7 +1204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stale_answers_are_looked_for_before_failures() {
+    async fn stale_answers_precede_failures() {
         let compat = Compat::default();
         let message = query(NAME, 1);
         let query = parsed(&message);

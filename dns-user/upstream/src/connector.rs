@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_are_followed_while_they_are_used() {
+    async fn used_names_are_followed() {
         let hosts = hosts();
         for address in ["192.0.2.1", "[::1]"] {
             assert!(hosts.follow(address).is_none(), "{address}");

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn age_decides_what_is_listed() {
+    fn age_decides_about_listing() {
         let day = Duration::from_secs(86_400);
         for (stale, age, expected) in [
             (None, 0, Some((300, 300))),

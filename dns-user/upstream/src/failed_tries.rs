@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn summary_counts_what_failed_in_between() {
+    fn summary_counts_failures_in_between() {
         let state = |tries, first, second| {
             let mut failures = vec![0; Reason::ALL.len()];
             failures[Reason::TimedOut as usize] = first;

@@ -614,7 +614,7 @@ mod failover_tests {
     }
 
     #[test]
-    fn last_recursor_passes_the_preference_to_the_first() {
+    fn first_recursor_follows_the_last() {
         let recursors = RecursorOrder::new(RecursorSelection::Smart, 3);
         for (index, next) in [(0, 1), (1, 2), (2, 0), (0, 1)] {
             for _ in 0..4 {
@@ -680,7 +680,7 @@ mod failover_tests {
     }
 
     #[test]
-    fn replies_about_the_exchange_are_made_anew() {
+    fn exchange_errors_get_own_replies() {
         let message = query(b"\x01A\0", 1);
         let question = query(b"\x01a\0", 1);
         let options = options(0, Compat::default());
@@ -734,7 +734,7 @@ mod failover_tests {
     }
 
     #[tokio::test]
-    async fn first_try_goes_to_the_preferred_recursor_that_is_another() {
+    async fn first_try_skips_own_address() {
         let message = query(b"\x01a\0", 1);
         let query = parsed(&message);
         let own = crate::OwnAddresses::new(&["192.0.2.1:53".parse().unwrap()]);
@@ -775,7 +775,7 @@ mod failover_tests {
     }
 
     #[tokio::test]
-    async fn only_whole_answers_end_a_first_try() {
+    async fn whole_answers_end_first_tries() {
         let whole = reply(message::NOERROR, None).reply;
         let mut truncated = whole.clone();
         truncated[2] |= 0x02;

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn only_redirects_with_a_usable_location_are_followed() {
+    fn usable_redirects_are_followed() {
         let url: Url = "https://dns.example/a/b?x=1".parse().unwrap();
         let target = |status: u16, location: Option<&[u8]>| {
             let mut response = Response::builder().status(status);
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn outage_needs_three_failures_in_a_row() {
+    async fn outage_needs_three_successive_failures() {
         let server = server("http://user:secret@192.0.2.1/a", Trust::Anyone);
         let second = Duration::from_secs(1);
         let source = HttpSource::new(

@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn presentation_formats_have_their_edges() {
+    fn presentation_formats_have_edges() {
         let long = "x".repeat(255);
         let tag = "t".repeat(255);
         for (rtype, text, expected) in [
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn last_member_that_is_not_null_counts() {
+    fn last_nonnull_member_counts() {
         for (document, expected) in [
             (r#"{"Status": 3, "status": null}"#, Ok(3)),
             (r#"{"Status": 3, "STATUS": 5}"#, Ok(5)),

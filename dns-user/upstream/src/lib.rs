@@ -445,7 +445,7 @@ mod unit_tests {
     use crate::tests::{parsed, query};
 
     #[test]
-    fn only_errors_of_the_network_are_worth_another_try() {
+    fn network_errors_deserve_a_retry() {
         for (error, expected, text) in [
             (TryError::TimedOut, true, "no reply in time"),
             (TryError::Refused, true, "port closed or host unreachable"),
@@ -462,7 +462,7 @@ mod unit_tests {
     }
 
     #[test]
-    fn errors_of_sockets_have_their_reason() {
+    fn socket_errors_have_a_reason() {
         use io::ErrorKind;
 
         for (kind, expected) in [

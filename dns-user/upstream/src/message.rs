@@ -986,7 +986,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_a_bit_for_each_difference() {
+    fn keys_reflect_every_difference() {
         let with_do = opt_record(512, 0, true);
         let without_do = opt_record(512, 0, false);
         let subnet = b"\0\x08\0\x07\0\x01\x18\0\xc0\0\x02";
@@ -1167,7 +1167,7 @@ mod tests {
     }
 
     #[test]
-    fn own_replies_are_kept_and_bare_ones_are_not() {
+    fn bare_replies_are_not_kept() {
         let asked = message([0x01, 0], &[]);
         let query = query(&asked);
         for (forwarded, failed, keep) in [
@@ -1252,7 +1252,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_for_a_client_are_its_own_and_ours() {
+    fn flags_join_client_and_server() {
         let with_do = opt_record(512, 0, true);
         for (asked, opt, expected) in [
             ([0x00, 0x00], &[][..], [0xfe, 0x8f]),
@@ -1282,7 +1282,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_of_another_question_stay() {
+    fn unasked_names_keep_case() {
         let asked = message([1, 0], &[]);
         for (question, expected) in [
             (b"\x02Ok\0\0\x01\0\x01", b"\x02oK\0\0\x01\0\x01"),
@@ -1381,7 +1381,7 @@ mod tests {
     }
 
     #[test]
-    fn free_ids_are_those_of_no_query() {
+    fn free_ids_belong_to_no_query() {
         let waiting: HashMap<u16, ()> = (4096..=u16::MAX).map(|id| (id, ())).collect();
         for _ in 0..8 {
             assert!(free_id(&waiting) < 4096);

@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn validated_names_end_behind_root_or_pointer() {
+    fn root_or_pointer_ends_names() {
         for (name, end) in [
             (&b"\0more"[..], Some(13)),
             (b"\x01a\0", Some(15)),

@@ -890,7 +890,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_without_edns_reject_it() {
+    fn edns_rejections_are_recognized() {
         let with_edns = with_opt(b"");
         let without_edns = [0; 12];
         for (rcode, opt, with, without) in [
@@ -978,7 +978,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn recursors_have_the_endpoint_of_their_name() {
+    async fn recursor_names_give_endpoints() {
         for (name, endpoint, is_encrypted, address, port_of_host) in [
             (
                 "127.0.0.1:53",

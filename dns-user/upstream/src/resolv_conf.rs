@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_addresses_are_sources_of_host_names() {
+    fn loopback_addresses_provide_host_names() {
         let text = "nameserver 127.0.0.53\nnameserver\nnameserver ::1 \nnameserver 10.0.0.1\n\
                     nameserver 10.0.0.2%7\nnameserver fe80::1%no-such-interface\noptions nameserver 10.0.0.9\n";
         let own = OwnAddresses::new(&["127.0.0.53:53".parse().unwrap()]).current();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn changed_addresses_of_this_server_change_the_list() {
+    async fn own_address_changes_the_list() {
         let own = OwnAddresses::default();
         let current = Nameservers::new(own.clone(), vec![]);
         let listed = current.names().to_vec();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn nameservers_are_those_of_the_file() {
+    fn file_gives_nameservers() {
         let own = OwnAddresses::default();
         let text = fs::read_to_string(RESOLV_CONF).unwrap_or_default();
         let expected = parse_resolv_conf(&text, &own.current(), true);

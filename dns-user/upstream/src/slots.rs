@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn slots_are_free_when_connections_are_closed() {
+    async fn closed_connections_free_slots() {
         let limit = ConnectionLimit::new(2);
         let one = limit.try_enter().unwrap();
         let two = limit.enter().await.unwrap();
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn process_leaves_descriptors_to_others() {
+    fn process_leaves_spare_descriptors() {
         let files = raise_file_limit();
         let most = max_of_all() as u64;
         assert!((16..=4096).contains(&most));

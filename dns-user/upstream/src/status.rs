@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn outages_are_those_of_all_recursors() {
+    fn working_recursor_prevents_outage() {
         let own = RecursorStatus {
             is_own: true,
             ..recursor("own", 0, 0)

@@ -780,7 +780,7 @@ mod tests {
     }
 
     #[test]
-    fn used_entries_have_a_second_chance_only() {
+    fn used_entries_get_second_chance() {
         let store = Store::new(1000, 0);
         let now = BootInstant::now();
         let terms = EntryTerms {
@@ -820,7 +820,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_in_constant_use_are_spared_twice() {
+    fn constant_use_spares_twice() {
         let store = Store::new(1000, 100);
         let now = BootInstant::now();
         (0..10).for_each(|number| insert(&store, number, 60, now));

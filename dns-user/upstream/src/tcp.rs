@@ -714,7 +714,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_are_repeated_where_a_shared_connection_was_closed() {
+    fn closed_shared_connections_permit_repeats() {
         for (queries, error, shared) in [
             (1, TryError::Closed, false),
             (2, TryError::Closed, true),
@@ -752,7 +752,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_are_read_wherever_they_are_cut() {
+    async fn cut_frames_are_read() {
         for size in [1, 2, 3, 7, 21, 22, 23, 44, 1000] {
             let task = task();
             let mut receivers = Vec::new();
@@ -780,7 +780,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reply_to_no_query_ends_the_connection() {
+    async fn unasked_reply_ends_the_connection() {
         let task = task();
         let (id, _receiver) = wait_for_reply(&task.replies);
         let (reader, mut writer) = tokio::io::duplex(64);
@@ -812,7 +812,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_are_written_as_they_come() {
+    async fn frames_are_written_on_arrival() {
         let (writer, mut reader) = tokio::io::duplex(64);
         let (frames, queue) = mpsc::channel(4);
         for frame in [b"ab".to_vec(), b"cde".to_vec()] {
@@ -826,7 +826,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_query_has_a_connection_unless_they_persist() {
+    async fn only_persistent_connections_are_shared() {
         let persistent = connections();
         let single = TcpConnections {
             persistent: false,
@@ -855,7 +855,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn queries_too_long_for_a_frame_are_not_sent() {
+    async fn overlong_queries_are_not_sent() {
         let connection = connections().choose().unwrap();
         for (length, question) in [(65_536, 12..20), (19, 12..20)] {
             let refused = connection

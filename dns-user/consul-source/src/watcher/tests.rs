@@ -671,7 +671,7 @@ async fn agents_out_of_reach_are_reported() {
 }
 
 #[tokio::test]
-async fn removed_services_leave_nothing_behind() {
+async fn removed_services_leave_no_trace() {
     let mut bench = Bench::new(Some("dc1"), 8, 10);
     bench.register("", &["a", "b"]);
     for service in ["a", "b"] {
@@ -695,7 +695,7 @@ async fn removed_services_leave_nothing_behind() {
 }
 
 #[tokio::test]
-async fn first_change_decides_when_the_snapshot_is_due() {
+async fn first_change_times_the_snapshot() {
     let mut bench = Bench::new(Some("dc1"), 8, 10);
     bench.watcher.schedule_snapshot_if(false);
     assert_eq!(bench.watcher.changed_since, None);
@@ -717,7 +717,7 @@ async fn first_change_decides_when_the_snapshot_is_due() {
 }
 
 #[tokio::test]
-async fn catalog_expires_with_the_servers_last_contact() {
+async fn catalog_expires_with_last_contact() {
     let head = "200 OK\r\nx-consul-knownleader: true\r\nx-consul-lastcontact: 10000";
     let scripted = ScriptedAgent::start(&[(head, "[]")]).await;
     let mut bench = Bench::new(Some("dc1"), 8, 10);
@@ -739,7 +739,7 @@ async fn catalog_expires_with_the_servers_last_contact() {
 }
 
 #[tokio::test]
-async fn response_of_an_ended_watch_is_no_fetch() {
+async fn watch_response_ends_no_fetch() {
     let mut bench = Bench::new(Some("dc1"), 8, 10);
     bench.register("", &["a"]);
     bench.watcher.fetch_next();
@@ -784,7 +784,7 @@ async fn least_problem_is_shown() {
 }
 
 #[tokio::test]
-async fn next_snapshot_is_not_before_this_one() {
+async fn next_snapshot_is_not_earlier() {
     let mut bench = Bench::new(Some("dc1"), 8, 10);
     let begun = Instant::now();
     bench.watcher.publish_snapshot();
@@ -793,7 +793,7 @@ async fn next_snapshot_is_not_before_this_one() {
 }
 
 #[tokio::test]
-async fn each_tick_fetches_a_part_of_the_idle_services() {
+async fn ticks_fetch_some_idle_services() {
     // A tenth of the rate, for half a second, rounded up.
     for (rate, expected) in [(1, 1), (20, 1), (21, 2), (40, 2), (60, 3), (1000, 6)] {
         let mut bench = Bench::new(Some("dc1"), 7, rate);

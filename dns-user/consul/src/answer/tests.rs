@@ -518,7 +518,7 @@ fn empty_non_terminals_exist_if_configured() {
 }
 
 #[test]
-fn answers_worth_building_depend_on_the_transport() {
+fn transport_bounds_built_answers() {
     let most = |dns: &str, transport, qtype, size: Option<u16>| {
         let zone = zone_of("{}", "", dns);
         let mut message = message("web.service.consul.", qtype);
@@ -555,7 +555,7 @@ fn answers_worth_building_depend_on_the_transport() {
 }
 
 #[test]
-fn generated_names_are_below_the_domain_of_the_question() {
+fn generated_names_keep_the_asked_domain() {
     let zone = zone_of("{}", "", "");
     for (name, expected) in [
         ("a.alt.", "alt."),
@@ -574,7 +574,7 @@ fn generated_names_are_below_the_domain_of_the_question() {
 }
 
 #[test]
-fn queries_are_about_a_service_of_a_place() {
+fn queries_name_service_and_place() {
     let zone = zone_of("{}", "", "");
     let datacenter = |name: &str| Place::Datacenter(name.into());
     for (name, qtype, expected) in [
@@ -657,7 +657,7 @@ fn lack(zone: &Zone, name: &str, qtype: u16) -> String {
 }
 
 #[test]
-fn nothing_is_denied_before_it_is_loaded() {
+fn unloaded_names_are_not_denied() {
     let zone = live_zone(Live::unknown("dc1"));
     for (name, expected) in [
         ("v1.web.service.consul.", "service web of dc1"),
@@ -873,7 +873,7 @@ fn interfaces_answer_names_of_addresses_alone() {
 }
 
 #[test]
-fn addresses_have_a_limit_for_every_type() {
+fn address_limits_cover_every_type() {
     let mut services = Vec::new();
     for number in 1..=10 {
         services.push(format!(
@@ -936,7 +936,7 @@ fn gateways_of_a_service_are_listed() {
 }
 
 #[test]
-fn targets_bring_five_addresses_to_every_client() {
+fn targets_bring_five_addresses() {
     let mut services = Vec::new();
     for number in 1..=7 {
         services.push(format!(
@@ -970,7 +970,7 @@ fn targets_bring_five_addresses_to_every_client() {
 }
 
 #[test]
-fn family_and_own_name_decide_about_addresses() {
+fn family_and_own_name_select_addresses() {
     let catalog = r#"{
         "nodes": [
             {"node": "two", "address": "10.0.0.6", "tagged_addresses": {"lan_ipv6": "fd00::6"}},

@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_are_not_loaded_deny_nothing() {
+    fn unloaded_lists_deny_nothing() {
         let [dc1, dc2, dc3, dc4] =
             ["dc1", "dc2", "dc3", "dc4"].map(|name| Place::Datacenter(name.into()));
         let [east, west] = ["east", "west"].map(|name| Place::Peer(name.into()));

@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn host_names_are_targets_unless_they_are_asked_for() {
+    fn unasked_host_names_are_targets() {
         let config = config();
         let name = |text: &str| Name::from_text(text).unwrap();
         let by_ip = node("dc1", "10.0.0.1", &[]);

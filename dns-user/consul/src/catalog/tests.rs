@@ -477,7 +477,7 @@ fn weights_follow_the_worst_check() {
 }
 
 #[test]
-fn gateways_serve_what_is_bound_to_them() {
+fn gateways_serve_bound_services() {
     let gateway = |gateway: &str, services: &[&str]| Gateway {
         gateway: gateway.to_owned(),
         services: services.iter().map(|&service| service.to_owned()).collect(),
@@ -545,7 +545,7 @@ fn gateways_serve_what_is_bound_to_them() {
 }
 
 #[test]
-fn virtual_addresses_of_a_live_consul_come_first() {
+fn live_virtual_addresses_come_first() {
     let address = |last: u8| IpAddr::from([240, 0, 0, last]);
     let of_file = |peer: Option<&str>, address| VirtualAddress {
         service: "Web".to_owned(),

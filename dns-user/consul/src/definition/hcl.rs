@@ -690,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_limited_and_number_is_not() {
+    fn only_depth_is_limited() {
         let nested = |levels: usize| format!("a = {}{}", "[".repeat(levels), "]".repeat(levels));
         assert!(parse(&nested(64)).is_ok());
         assert_eq!(

@@ -1345,7 +1345,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_define_what_they_do_not_inherit() {
+    fn sidecars_define_uninherited_values() {
         let parent = r#""name": "web", "address": "10.0.0.9", "port": 80, "tags": ["v1"],
             "ports": [{"name": "http", "port": 8080}], "weights": {"passing": 5},
             "tagged_addresses": {"lan": "10.0.0.5"}, "connect": {"native": true, "sidecar_service": "#;
@@ -1398,7 +1398,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_belong_to_services_of_the_own_node() {
+    fn checks_belong_to_own_services() {
         let text = r#"{
             "nodes": [{"node": "n", "address": "10.0.0.2"}],
             "services": [{"name": "a", "node": "n"}, {"name": "a"}, {"name": "b"}],
@@ -1594,7 +1594,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_the_agent_are_listed_once_in_a_row() {
+    fn agent_settings_are_listed_once() {
         let text = "a = 1 a = 2 b = 1 service { name = \"x\" } a = 3 Checks = []\n";
         let found = Definitions::read([("a.hcl", text.as_bytes()), ("b.hcl", b"c = 1")], &config());
         assert_eq!(

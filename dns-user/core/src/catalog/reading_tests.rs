@@ -96,7 +96,7 @@ fn cells_are_read_by_their_columns() {
 }
 
 #[test]
-fn cells_of_other_types_drop_their_row() {
+fn mistyped_cells_drop_the_row() {
     for (text, warning) in [
         (r#"7, "z", [], 0"#, "row 1: id must be a text"),
         (r#"null, "z", [], 0"#, "row 1: id must be a text"),
@@ -213,7 +213,7 @@ fn last_columns_and_keys_count() {
 }
 
 #[test]
-fn instances_have_the_values_of_their_row() {
+fn instances_have_row_values() {
     let file = file(
         &[row("a"), row("b").replace("10.0.0.1", "::ffff:10.0.0.2")],
         "",
@@ -508,7 +508,7 @@ fn other_forms_are_not_followed() {
 }
 
 #[test]
-fn files_equal_the_one_before_if_nothing_differs() {
+fn unchanged_files_are_equal() {
     let text = |id: &str, pair: &str, version: u8| {
         file(
             &[row(id)],
@@ -637,7 +637,7 @@ fn target(text: &str) -> FileTarget {
 }
 
 #[test]
-fn targets_of_files_are_read_and_followed() {
+fn file_targets_are_followed() {
     let files: [(&str, &[u8]); 3] = [
         (
             "a.json",
@@ -988,7 +988,7 @@ fn unusable_definitions_are_reported() {
 }
 
 #[test]
-fn label_that_makes_a_target_too_long_selects_nothing() {
+fn label_of_overlong_target_selects_nothing() {
     let long = [&"a".repeat(63)[..], &"b".repeat(63), &"c".repeat(62)].join(".");
     let (snapshot, warnings) = with_aliases(&format!(r#"{{"_.l.x": ["_.{long}"]}}"#), "");
     assert_eq!(warnings, [""; 0]);
@@ -1038,7 +1038,7 @@ fn meaning(records: &IndexedRecords) -> Vec<String> {
 }
 
 #[test]
-fn followed_file_means_the_same_as_a_complete_reading() {
+fn followed_file_equals_complete_reading() {
     let [a, b, c] = ["a", "b", "c"].map(row);
     let long = |id: &str| format!("{id}.web.net.dep.bosh");
     let pairs = |pairs: &[(u8, &str)]| {
@@ -1113,7 +1113,7 @@ fn followed_file_means_the_same_as_a_complete_reading() {
 }
 
 #[test]
-fn neighbouring_rows_have_their_own_places() {
+fn neighbouring_rows_keep_separate_places() {
     let other = row("b")
         .replace("\"web\"", "\"db\"")
         .replace("\"net\"", "\"net2\"")
@@ -1161,7 +1161,7 @@ fn warnings_of_many_rows_are_counted() {
 }
 
 #[test]
-fn file_with_pairs_that_are_left_out_is_read_as_a_whole() {
+fn omitted_pairs_force_complete_reading() {
     // Positions of edits count every pair of the file.
     for (pairs, follows) in [
         (r#"["10.0.0.1","x"],["10.0.0.2","y"]"#, true),
@@ -1177,7 +1177,7 @@ fn file_with_pairs_that_are_left_out_is_read_as_a_whole() {
 }
 
 #[test]
-fn columns_that_nobody_reads_may_hold_anything() {
+fn unread_columns_hold_anything() {
     for cell in ["1e999", "null", "[[{}]]", "-0.0"] {
         let text = format!(
             r#"{{"record_keys": ["x", "id", "instance_group", "network", "deployment", "ip", "domain"],

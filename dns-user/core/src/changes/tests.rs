@@ -244,7 +244,7 @@ fn added_row_renews_names_of_its_group() {
 }
 
 #[test]
-fn names_above_rows_change_with_places_groups_and_agents() {
+fn places_groups_and_agents_change_names() {
     let [a, b, c] = [row("a", 1), row("b", 2), row("c", 3)];
     let a_alone = a.replace("\"agent-a\"", "null");
     let b_alone = b.replace("\"agent-b\"", "null");

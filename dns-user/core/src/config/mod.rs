@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_replace_addresses_of_their_family() {
+    fn wildcards_replace_family_addresses() {
         for (configured, further, expected) in [
             ("10.0.0.1:53", &[][..], &["10.0.0.1:53"][..]),
             (
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_of_ipv4_are_apart_from_the_wildcard_of_ipv6() {
+    fn ipv6_wildcard_leaves_ipv4_sockets() {
         for (socket, other, expected) in [
             ("[::]:53", "0.0.0.0:53", true),
             ("[::]:53", "10.0.0.1:53", true),
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_receive_what_is_sent_to_their_family() {
+    fn wildcards_receive_family_traffic() {
         for (socket, ip, all, expected) in [
             ("0.0.0.0:53", "10.0.0.1", &["0.0.0.0:53"][..], true),
             ("0.0.0.0:53", "::1", &["0.0.0.0:53"], false),

@@ -959,7 +959,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_cannot_be_removed_end_the_check() {
+    fn irremovable_members_end_the_check() {
         for (document, key, error) in [
             // The whole file is wrong.
             (r#"{"a": 1}"#, None, "f: is wrong"),
@@ -977,7 +977,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_members_are_removed_with_their_spellings() {
+    fn wrong_members_lose_every_spelling() {
         let members = |json: &Json| match json {
             Json::Object(members) => members.len(),
             other => panic!("{other}"),
@@ -1009,7 +1009,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_items_keep_the_positions_of_others() {
+    fn removed_items_keep_positions() {
         let mut removed = RemovedItems::default();
         for (added, expected) in [
             ("x", ["a[0].y", "a[1].y", "a[2]", "b[1]", "a.c"]),
@@ -1035,7 +1035,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_list_items_have_their_positions() {
+    fn list_errors_have_positions() {
         let tag = |level: &str| format!(r#"{{"name": "x", "log_level": "{level}"}}"#);
         let tags = ["a", "INFO", "b", "c", "WARN", "d"].map(tag).join(", ");
         let text = format!(

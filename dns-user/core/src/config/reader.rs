@@ -663,7 +663,7 @@ mod json_tests {
     }
 
     #[test]
-    fn members_that_nothing_asked_for_are_unknown() {
+    fn unrequested_members_are_unknown() {
         let json = Json::parse(
             br##"{"known": 1, "KNOWN": null, "# comment": 3, "other": {"x": 1}, "Other": {"y": 2}, "more": null,
                 "list": [{"a": 1}, 7]}"##,

@@ -192,7 +192,7 @@ fn names_without_instances_have_no_data() {
 }
 
 #[test]
-fn instances_are_found_in_and_outside_the_domains() {
+fn instances_are_found_across_domains() {
     let snapshot = snapshot();
     for (text, rows) in [
         ("q-s3.q-g1.bosh", Ok(&[0][..])),
@@ -241,7 +241,7 @@ impl Health for FirstGroup {
 }
 
 #[test]
-fn health_is_that_of_the_requested_group() {
+fn requested_group_decides_health() {
     let snapshot = snapshot();
     for (text, count) in [
         ("q-s3.q-g1.bosh", 4),
@@ -406,7 +406,7 @@ fn twenty_matches_are_shown() {
 }
 
 #[test]
-fn requests_have_at_most_a_thousand_names() {
+fn requests_hold_a_thousand_names() {
     let list = |count: usize| {
         let query = r#"{"name": "a.bosh", "withdrawn": ["10.0.0.1"]}"#;
         format!("[{}]", vec![query; count].join(","))

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn options_need_an_opt_of_ours_at_the_end() {
+    fn options_need_own_final_opt() {
         let message = query(1232);
         let reply = error_reply(&parsed(&message), ResponseCode::Refused);
         let at = reply.len() - OPT_LEN;
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_left_out_with_the_older_opt() {
+    fn older_opt_omits_errors() {
         let message = query(1232);
         let from = crate::wire::RequestInfo {
             client: None,

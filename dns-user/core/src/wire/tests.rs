@@ -932,7 +932,7 @@ fn options_fill_the_data_of_their_opt() {
 }
 
 #[test]
-fn opts_outside_the_additional_section_are_ignored() {
+fn misplaced_opts_are_ignored() {
     let opt = &opt_record(1232, 0, false)[..];
     let owned = [b"\x01a\0", &opt[1..]].concat();
     let address = &b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04"[..];
@@ -1145,7 +1145,7 @@ fn mixed_addresses_fill_the_limit() {
 }
 
 #[test]
-fn owner_that_looks_like_an_opt_is_a_name() {
+fn opt_like_owner_is_a_name() {
     let address = b"\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
     for owner in [
         &b"\x02\0\x29\0"[..],

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn renewals_precede_the_end_of_any_lease() {
+    fn renewals_precede_lease_ends() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let control = Arc::new(ControlPage::map(file.as_fd()).unwrap());

@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_read_from_lists_of_links() {
+    fn groups_come_from_link_lists() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("links.json");
         assert_eq!(groups(&path), BTreeSet::new(), "no file");

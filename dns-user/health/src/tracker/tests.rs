@@ -487,7 +487,7 @@ fn watcher_gets_every_change_in_order() {
 }
 
 #[test]
-fn commands_to_an_ended_watcher_are_dropped() {
+fn ended_watcher_drops_commands() {
     let (tracker, commands, _) = tracker(None);
     drop(commands);
     tracker.track(&name("a"), &needs(&[1], false));
@@ -496,7 +496,7 @@ fn commands_to_an_ended_watcher_are_dropped() {
 }
 
 #[test]
-fn instances_are_needed_until_their_last_name_goes() {
+fn last_name_keeps_instances_needed() {
     let mut registry = Registry::default();
     assert!(registry.acquire(ip(1)) && !registry.acquire(ip(1)) && !registry.acquire(ip(1)));
     assert_eq!(registry.instances[&ip(1)].by, 3);
@@ -525,7 +525,7 @@ fn instances_are_needed_until_their_last_name_goes() {
 }
 
 #[test]
-fn publication_needs_what_a_query_would_wait_for() {
+fn publication_needs_awaited_checks() {
     for (tracked, synchronous, is_known, checked, expected) in [
         (false, false, false, 0, true),
         (false, true, false, 0, true),
@@ -555,7 +555,7 @@ fn publication_needs_what_a_query_would_wait_for() {
 }
 
 #[tokio::test]
-async fn queries_for_checked_or_untracked_names_do_not_wait() {
+async fn checked_and_untracked_names_never_wait() {
     let (tracker, mut commands, _) = tracker(None);
     let mut untracked = needs(&[1], true);
     untracked.checks.tracked = false;
@@ -603,7 +603,7 @@ fn dropped_names_need_no_instances() {
 }
 
 #[test]
-fn ended_first_checks_are_not_waited_for() {
+fn ended_first_checks_never_delay() {
     let (tracker, mut commands, _) = tracker(None);
     tracker.track(&name("a"), &needs(&[1], true));
     let first = tracker.wait_for_first(&name("a")).unwrap();

@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_providers_are_printed_and_looked_up() {
+    fn provider_names_are_looked_up() {
         let place = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = place.path().display().to_string();
         fs::write(place.path().join("records.json"), RECORDS).unwrap();
@@ -688,7 +688,7 @@ variables:
     }
 
     #[test]
-    fn ids_are_those_of_one_group() {
+    fn ids_belong_to_a_group() {
         let (records, _) = Records::parse(RECORDS.as_bytes()).unwrap();
         let fleet = Snapshot::build(records, &AliasFiles::default()).0;
         let ids = |instance_group: &str, network: &str, deployment: &str, uses_link_group| {

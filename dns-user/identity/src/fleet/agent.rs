@@ -931,7 +931,7 @@ mod tests {
     }
 
     #[test]
-    fn skew_is_the_lead_of_the_issuer() {
+    fn issuers_lead_is_the_skew() {
         let place = tempfile::tempdir_in("/dev/shm").unwrap();
         let agent = agent(place.path(), "");
         let ca = TestCa::new("ca");
@@ -951,7 +951,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_issuer_costs_nothing_but_attempts() {
+    async fn silent_issuer_costs_attempts_only() {
         let place = tempfile::tempdir_in("/dev/shm").unwrap();
         let token = place.path().join("token");
         fs::write(&token, "secret").unwrap();

@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn refusals_name_a_remedy() {
         let error = |request: &PairRequest| {
             permitted_profile(&fleet(), &[], request)
                 .unwrap_err()
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn members_count_until_their_last_pair_ends() {
+    fn last_pair_ends_a_member() {
         let member = |not_after| Member {
             generation: 0,
             issuers: BTreeSet::new(),

@@ -30,7 +30,7 @@ fn generation(world: &World, guid: &str) -> PathBuf {
 }
 
 #[test]
-fn status_describes_everything() {
+fn status_is_complete() {
     let mut world = World::new();
     world.create(json!({"guid": "g1", "internal_ip": "10.0.0.1"}));
     world.step(START);
@@ -74,7 +74,7 @@ fn status_describes_everything() {
 }
 
 #[test]
-fn every_file_has_its_contents_and_mode() {
+fn files_have_contents_and_mode() {
     let mut world = World::with(|settings| settings.envoy = true);
     world.create(json!({"guid": "g1", "internal_routes": ["r.apps.internal"]}));
     let mut found = Vec::new();
@@ -197,7 +197,7 @@ fn pair_is_renewed_at_its_time() {
 }
 
 #[test]
-fn update_renews_what_it_changes() {
+fn update_renews_changed_pairs() {
     let mut world = World::new();
     world.create(json!({"guid": "g1", "internal_routes": ["a.x"]}));
     world.now = START + 1000;
@@ -246,7 +246,7 @@ fn update_renews_what_it_changes() {
 }
 
 #[test]
-fn refused_identity_leaves_nothing() {
+fn refused_identity_leaves_no_files() {
     let mut world = World::new();
     let wrong = container(json!({"guid": "g1", "ous": [""]}));
     let error = world.rotator.create(wrong, at(START)).unwrap_err();
@@ -366,7 +366,7 @@ fn lost_files_are_replaced() {
 }
 
 #[test]
-fn replaced_ca_is_distributed_before_it_issues() {
+fn replaced_ca_spreads_before_issuing() {
     let mut world = World::new();
     world.create_all(&["g1", "g2"]);
     world.step(START);
@@ -420,7 +420,7 @@ fn former_ca_is_kept_for_its_time() {
 }
 
 #[test]
-fn destroyed_identity_takes_its_ca_along() {
+fn destroyed_identity_removes_the_ca() {
     let mut world = World::new();
     world.create_all(&["g1", "g2"]);
     let first = world.ca.chain.clone();
@@ -459,7 +459,7 @@ fn refused_ca_is_reported_once() {
 }
 
 #[test]
-fn ca_that_becomes_valid_is_accepted_without_a_change() {
+fn ca_is_accepted_once_valid() {
     let mut world = World::new();
     world.step(START);
     let later = TestCa::with("later", |params| {
@@ -566,7 +566,7 @@ fn identities_survive_a_restart() {
 }
 
 #[test]
-fn damaged_pair_is_due_after_a_restart() {
+fn restart_renews_damaged_pair() {
     let mut world = World::new();
     world.create_all(&["g1", "g2"]);
     let key = world.read("g2", "instance.key");
@@ -601,7 +601,7 @@ fn damaged_pair_is_due_after_a_restart() {
 }
 
 #[test]
-fn ca_that_was_replaced_meanwhile_stays_trusted() {
+fn meanwhile_replaced_ca_stays_trusted() {
     for (keep, expected) in [(Duration::ZERO, false), (HOUR, true)] {
         let mut world = World::new();
         world.create_all(&["g1"]);
@@ -638,7 +638,7 @@ fn ca_that_was_replaced_meanwhile_stays_trusted() {
 }
 
 #[test]
-fn bundle_that_cannot_be_written_is_retried() {
+fn unwritten_bundle_is_retried() {
     let mut world = World::new();
     world.create_all(&["g1", "g2"]);
     world.step(START);
@@ -659,7 +659,7 @@ fn bundle_that_cannot_be_written_is_retried() {
 }
 
 #[test]
-fn cas_of_other_cells_are_followed() {
+fn trusted_foreign_cas_are_followed() {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let [one, other, third] = ["one", "other", "third"].map(TestCa::new);
     let path = place.path().join("others.crt");
@@ -799,7 +799,7 @@ fn identities_are_visited_in_turn() {
 }
 
 #[test]
-fn clock_that_was_set_back_moves_the_queue() {
+fn clock_set_back_moves_queue() {
     let mut identities = queue(&[("a", 1000)]);
     identities.begin_step(at(START + 900));
     assert_eq!(identities.next_due(), Some(at(START + 1000)));
@@ -811,7 +811,7 @@ fn clock_that_was_set_back_moves_the_queue() {
 }
 
 #[test]
-fn few_overdue_identities_are_listed_at_once() {
+fn overdue_identities_are_listed() {
     let named: Vec<String> = (0..300).map(|number| format!("g{number:03}")).collect();
     let mut due = Vec::new();
     for (number, name) in (1..).zip(&named) {

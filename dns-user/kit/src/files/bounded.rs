@@ -188,7 +188,7 @@ mod tests {
 
     /// Files of /proc have the size 0.
     #[test]
-    fn files_that_hide_their_size_are_bounded() {
+    fn files_without_sizes_are_bounded() {
         let file = Path::new("/proc/sys/kernel/ostype");
         assert_eq!(read_at_most(file, 6).unwrap(), b"Linux\n");
         assert_eq!(

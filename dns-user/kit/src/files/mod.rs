@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_is_loaded_or_all_its_errors() {
+    fn configuration_loads_or_lists_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         std::fs::write(&path, r#"{"address": "127.0.0.1", "port": 53}"#).unwrap();

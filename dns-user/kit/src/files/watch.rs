@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn change_is_reported_when_it_has_settled() {
+    async fn settled_change_is_reported() {
         let mut watch = Watch::new();
         watch.events.something.notify_one();
         let begun = time::Instant::now();

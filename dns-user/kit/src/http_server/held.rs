@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_closed_than_is_needed() {
+    fn closing_stops_with_enough_room() {
         let now = Instant::now();
         let [one, other] = [Peer::User(1), Peer::User(2)];
         let stalled = Some(now - STALLED);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_has_taken_is_free() {
+    fn taken_bytes_are_free() {
         let held = HeldBytes::new(100);
         let begin = Instant::now();
         let close = Arc::new(Notify::new());

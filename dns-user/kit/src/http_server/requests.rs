@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn clients_learn_why_they_were_cut_off() {
+    async fn cut_off_clients_learn_the_cause() {
         for (why, status, retry_after, text) in [
             (
                 CutOff::Late(Duration::from_secs(20)),

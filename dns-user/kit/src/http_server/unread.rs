@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_progress_gives_more_time_to_read() {
+    async fn progress_extends_reading_time() {
         let (ours, mut theirs) = duplex(PROGRESS);
         let mut stream = StallLimit::new(ours, HOUR);
         assert_eq!(write(&mut stream), Poll::Ready(Some(16 << 10)));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn peers_that_do_not_read_are_given_up() {
+    async fn unreading_peers_are_given_up() {
         let (ours, _theirs) = duplex(PROGRESS);
         let mut stream = StallLimit::new(ours, Duration::from_millis(1));
         let error = stream.write_all(&[0; 2 * PROGRESS]).await.unwrap_err();

@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_change_while_the_log_is_in_use() {
+    fn levels_change_during_use() {
         let output = Output::default();
         let configured = config(LogLevel::Warn, &[("Consul", LogLevel::Error)]);
         let (logs, subscriber) = logs(&configured, &output);
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_tags_are_reported_with_the_known_ones() {
+    fn unknown_tags_report_known_tags() {
         let output = Output::default();
         let (logs, subscriber) = logs(&config(LogLevel::Error, &[]), &output);
         tracing::subscriber::with_default(subscriber, || {
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_problems_are_kept_whatever_the_levels() {
+    fn levels_never_hide_latest_problems() {
         let output = Output::default();
         let (logs, subscriber) = logs(&config(LogLevel::None, &[]), &output);
         tracing::subscriber::with_default(subscriber, || {
@@ -721,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_levels_and_formats_are_those_of_the_command_line() {
+    fn level_and_format_names_match_options() {
         for (text, level) in [
             ("WARNING", Some(LogLevel::Warn)),
             ("warning", Some(LogLevel::Warn)),
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn each_peer_is_remembered_for_its_minute() {
+    fn peers_are_remembered_a_minute() {
         let limit = LineLimit::new();
         let mut state = limit.0.lock();
         let begun = Instant::now();
@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_a_priority_in_the_journal_only() {
+    fn only_journal_errors_have_priority() {
         use std::os::unix::fs::MetadataExt as _;
 
         if own_process::is_here() {
@@ -784,7 +784,7 @@ mod tests {
         ] {
             file.set_len(0).unwrap();
             let mut command =
-                own_process::command(module_path!(), "errors_have_a_priority_in_the_journal_only");
+                own_process::command(module_path!(), "only_journal_errors_have_priority");
             let status = command
                 .env("JOURNAL_STREAM", format!("{}:{inode}", found.dev()))
                 .stdout(process::Stdio::null())

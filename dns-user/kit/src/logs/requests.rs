@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_current_second_are_reported_later() {
+    fn current_second_is_reported_later() {
         loop {
             let second = now_seconds();
             assert!(LIMITER.written.take(u32::MAX, second));

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_spelt_as_in_the_configuration() {
+    fn tags_match_configuration_spelling() {
         for (name, expected) in [
             ("MAIN", Some("main")),
             ("dnsTap", Some("dnstap")),

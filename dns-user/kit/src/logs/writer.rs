@@ -446,7 +446,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lost_lines_are_reported_when_there_is_room() {
+    fn lost_lines_await_room() {
         let (lines, queue) = bounded(QUEUE_LINES);
         for _ in 0..5_000 {
             assert!(lines.send(Message::Line(b"line\n".to_vec())).is_ok());
@@ -498,7 +498,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn values_of_all_kinds_are_shown() {
+    fn values_of_every_kind_show() {
         let line = logged(|| {
             let cause = io::Error::other("no route");
             let error: &(dyn std::error::Error + 'static) = &cause;
@@ -520,7 +520,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn values_need_quotes_where_they_could_be_misread() {
+    fn ambiguous_values_are_quoted() {
         for (text, expected) in [
             ("a.b-c:1/é", true),
             ("", false),

@@ -340,7 +340,7 @@ fn issued_for(ca: &Authority, common_name: &str, seconds: u64) -> (String, Strin
 }
 
 #[test]
-fn operators_learn_of_certificates_that_end() {
+fn ending_certificates_are_announced() {
     const HOUR: Duration = Duration::from_secs(3600);
     let ca = Authority::new("ca");
     let folder = tempfile::tempdir().unwrap();
@@ -387,7 +387,7 @@ fn operators_learn_of_certificates_that_end() {
 }
 
 #[test]
-fn unusable_files_are_reported_once_for_each_cause() {
+fn unusable_files_report_causes_once() {
     let ca = Authority::new("ca");
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
@@ -417,7 +417,7 @@ fn unusable_files_are_reported_once_for_each_cause() {
 }
 
 #[test]
-fn damaged_authorities_are_skipped_with_a_warning() {
+fn damaged_authorities_are_skipped() {
     let ca = Authority::new("ca");
     let folder = tempfile::tempdir().unwrap();
     let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
@@ -483,7 +483,7 @@ fn only_hosts_are_named_to_servers() {
 }
 
 #[test]
-fn common_names_are_below_a_domain_by_whole_labels() {
+fn common_names_match_whole_labels() {
     use rustls::client::danger::ServerCertVerifier as _;
 
     let ca = Authority::new("ca");
@@ -524,7 +524,7 @@ fn common_names_are_below_a_domain_by_whole_labels() {
 }
 
 #[test]
-fn authorities_of_a_file_are_read_when_it_changes() {
+fn changed_authority_files_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ca.pem");
     let verifier = ServerVerifier::of_file(&path);
@@ -549,7 +549,7 @@ fn authorities_of_a_file_are_read_when_it_changes() {
 }
 
 #[tokio::test]
-async fn files_are_polled_as_long_as_the_task_runs() {
+async fn running_task_polls_files() {
     let ca = Authority::new("ca");
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);

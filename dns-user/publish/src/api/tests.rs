@@ -632,7 +632,7 @@ async fn tls_admits_listed_clients() {
 }
 
 #[tokio::test]
-async fn unknown_members_are_refused_beside_a_valid_resource() {
+async fn unknown_members_are_refused() {
     let lab = Lab::new();
     let all = "/v2/projects/shop/dns-update-records";
     let mut body = record("etcd", "p");
@@ -650,7 +650,7 @@ async fn unknown_members_are_refused_beside_a_valid_resource() {
 }
 
 #[tokio::test]
-async fn lists_of_other_projects_hold_no_record() {
+async fn foreign_lists_hold_no_record() {
     let lab = Lab::new();
     let records = "/v2/projects/shop/dns-update-records";
     lab.call(Method::POST, records, record("etcd", "p")).await;
@@ -680,7 +680,7 @@ async fn lists_of_other_projects_hold_no_record() {
 }
 
 #[tokio::test]
-async fn the_state_is_shown_with_its_resources() {
+async fn state_is_shown_with_resources() {
     let lab = Lab::new();
     let all = "/v2/projects/shop/dns-update-records";
     lab.call(Method::POST, all, record("etcd", "p")).await;
@@ -796,7 +796,7 @@ impl ExternalDns {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn external_dns_writes_names_of_the_fleet() {
+async fn external_dns_writes_fleet_names() {
     let external_dns = ExternalDns::new().await;
     let (head, body) = external_dns
         .ask("GET /", &format!("accept: {MEDIA_TYPE}\r\n"), &Value::Null)
@@ -849,7 +849,7 @@ async fn external_dns_writes_names_of_the_fleet() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_versions_of_the_webhook_are_refused() {
+async fn unsupported_webhook_versions_are_refused() {
     let external_dns = ExternalDns::new().await;
     for (headers, code, reason, remedy) in [
         (

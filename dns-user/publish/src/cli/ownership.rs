@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_ownership_concern_what_is_meant() {
+    fn ownership_changes_concern_selected_records() {
         let moved =
             |record: &str, from: &str, to: &str| format!("~ {record} A: owner {from} -> {to:?}");
         let adopted = moved("wanted.example.org", "none", "default");
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn adopted_values_that_documents_replace_are_named() {
+    fn replaced_adopted_values_are_named() {
         let target = target(vec![
             owned("same.example.org", ""),
             owned("empty.example.org", ""),

@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn zones_that_cannot_be_listed_are_named() {
+    fn unlisted_zones_are_named() {
         let zone = |id: &str, content| Zone {
             id: id.to_owned(),
             apex: Name::parse("example.org").unwrap(),
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_on_wanted_names_hold_a_plan_back() {
+    fn notes_on_wanted_names_block_plans() {
         let mut target = crate::cli::tests::target(Vec::new());
         let planned = planned();
         assert!(!holds_back(&planned, &target));
@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_plan_fails_if_a_provider_does() {
+    async fn failed_provider_fails_the_plan() {
         let folder = tempfile::tempdir().unwrap();
         let documents = folder.path().join("publish.d");
         fs::create_dir(&documents).unwrap();
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_status_with_problems_is_a_failure() {
+    async fn status_with_problems_fails() {
         use std::sync::Arc;
 
         use crate::{

@@ -433,7 +433,7 @@ fn reads_and_other_files_wake_nobody() {
 }
 
 #[test]
-fn kinds_have_a_name_a_word_and_a_version() {
+fn kinds_have_name_word_and_version() {
     let own = "bosh-dns-publish/v1";
     let theirs = "externaldns.k8s.io/v1alpha1";
     for (kind, name, word, version) in [
@@ -472,7 +472,7 @@ fn kinds_have_a_name_a_word_and_a_version() {
 }
 
 #[test]
-fn digests_are_those_of_every_version() {
+fn digests_are_stable_across_versions() {
     assert_eq!(digest(""), "e3b0c44298fc1c14");
     assert_eq!(digest("abc"), "ba7816bf8f01cfea");
 }
@@ -692,7 +692,7 @@ fn cut_texts_are_noticed() {
 }
 
 #[test]
-fn state_is_read_from_a_file_that_may_be_missing() {
+fn state_file_may_be_missing() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("state.json");
     let read = || read_json::<Vec<u8>>(&file);
@@ -774,7 +774,7 @@ fn status_files_have_a_form() {
 }
 
 #[test]
-fn unreadable_lists_and_intents_hold_all_intents() {
+fn unreadable_documents_hold_every_intent() {
     let folder = tempfile::tempdir().unwrap();
     let version = "apiVersion: bosh-dns-publish/v1\n";
     for (document, holds_intents, held) in [

@@ -756,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_address_to_withdraw_is_known() {
+    fn next_withdrawal_is_known() {
         let name = FleetDomain::from_text("a.bosh").unwrap();
         let begin = Instant::now();
         let hold = Duration::from_secs(30);
@@ -798,7 +798,7 @@ mod tests {
     }
 
     #[test]
-    fn health_is_saved_by_the_wall_clock() {
+    fn wall_clock_dates_saved_health() {
         let name = FleetDomain::from_text("a.bosh").unwrap();
         let begin = Instant::now();
         let wall = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
@@ -834,7 +834,7 @@ mod tests {
     }
 
     #[test]
-    fn unchecked_instances_stay_ill_for_ten_minutes() {
+    fn unchecked_illness_lasts_ten_minutes() {
         let name = FleetDomain::from_text("a.bosh").unwrap();
         let begin = Instant::now();
         let dead = set(&["10.0.0.1"]);
@@ -856,7 +856,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_for_unchanged_records_have_a_remedy() {
+    fn unchanged_records_name_a_remedy() {
         let name = FleetDomain::from_text("a.bosh").unwrap();
         for (error, expected) in [
             (

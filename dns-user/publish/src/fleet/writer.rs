@@ -710,7 +710,7 @@ mod tests {
     }
 
     #[test]
-    fn alias_files_match_the_pattern_part_by_part() {
+    fn alias_pattern_matches_by_part() {
         for (pattern, file, expected) in [
             ("/a/*.json", "/a/b.json", true),
             ("/a/*.json", "/a/b.yml", false),
@@ -728,7 +728,7 @@ mod tests {
     }
 
     #[test]
-    fn only_targets_elsewhere_are_asked_of_the_server() {
+    fn only_foreign_targets_are_asked() {
         let lab = Lab::new();
         let mut writer = lab.open();
         let stored = [endpoint("known.apps.internal", "A", &["192.0.2.1"])];
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_of_a_message_is_counted() {
+    fn message_changes_are_counted() {
         let lab = Lab::new();
         let mut writer = lab.open();
         let set =
@@ -788,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_tell_what_an_alias_can_have() {
+    fn refusals_describe_permitted_aliases() {
         let lab = Lab::new();
         let mut writer = lab.open();
         let mut identified = endpoint("x.apps.internal", "A", &["192.0.2.1"]);
@@ -836,7 +836,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unchanged_alias_file_is_not_written() {
+    fn unchanged_alias_file_stays_unwritten() {
         let lab = Lab::new();
         let mut writer = lab.open();
         assert!(writer.list().unwrap().is_empty());

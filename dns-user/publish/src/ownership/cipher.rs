@@ -101,7 +101,7 @@ mod tests {
     const STANDARD_KEY: &str = "+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/v7+/s=";
 
     #[test]
-    fn keys_are_octets_or_their_base64() {
+    fn keys_are_octets_or_base64() {
         let text = "heritage=external-dns";
         let sealed = Cipher::new(STANDARD_KEY).unwrap().encrypt(text).unwrap();
         let url_safe = STANDARD_KEY.replace('+', "-").replace('/', "_");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_decrypted_up_to_a_limit() {
+    fn decrypted_texts_are_limited() {
         let cipher = Cipher::new(STANDARD_KEY).unwrap();
         assert_eq!(
             cipher.decrypt(&sealed(&cipher, b"plain")).as_deref(),

@@ -34,7 +34,7 @@ fn mapper(prefix: &str, suffix: &str, wildcard: &str) -> Mapper {
 }
 
 #[test]
-fn owner_records_are_named_as_external_dns_names_them() {
+fn owner_names_match_external_dns() {
     for (affixes, record, record_type, expected) in [
         (("", "", ""), "www.example.org", "A", "a-www.example.org"),
         (
@@ -101,7 +101,7 @@ fn unusable_affixes_are_refused() {
 }
 
 #[test]
-fn names_without_room_get_a_hashed_owner_record() {
+fn unfitting_names_get_hashed_owners() {
     let plain = Mapper::default();
     let owner = |record: &Name, apex: &Name| plain.owner_name(record, RecordType::A, apex);
     assert_eq!(
@@ -173,7 +173,7 @@ fn older_owner_records_have_no_type() {
 }
 
 #[test]
-fn owner_records_lead_back_to_their_records() {
+fn owner_records_identify_their_records() {
     use RecordType as Type;
     for (affixes, owner, expected) in [
         (
@@ -271,7 +271,7 @@ fn owner_records_lead_back_to_their_records() {
 }
 
 #[test]
-fn owner_texts_are_told_from_others() {
+fn owner_texts_are_recognized() {
     for (text, expected) in [
         (
             "heritage=external-dns,external-dns/owner=me,external-dns/resource=crd/shop/one",
@@ -356,7 +356,7 @@ fn shown(view: &View) -> (Vec<String>, Vec<String>) {
 const OWN: &str = "heritage=external-dns,external-dns/owner=me";
 
 #[test]
-fn records_have_the_owner_beside_them() {
+fn records_have_adjacent_owners() {
     let view = read(&[
         set("www.example.org A 192.0.2.1"),
         set("www.example.org AAAA 2001:db8::1"),
@@ -387,7 +387,7 @@ fn records_have_the_owner_beside_them() {
 }
 
 #[test]
-fn earlier_forms_of_owner_records_are_read() {
+fn earlier_owner_forms_are_read() {
     // Without a type, at the name itself: of all but AAAA and TXT.
     let view = read(&[
         set("old.example.org A 192.0.2.1"),
@@ -419,7 +419,7 @@ fn earlier_forms_of_owner_records_are_read() {
 }
 
 #[test]
-fn another_owner_in_an_earlier_form_is_an_orphan() {
+fn foreign_earlier_owner_is_an_orphan() {
     let theirs = "heritage=external-dns,external-dns/owner=you";
     for (text, orphans) in [(OWN, 0), (theirs, 1)] {
         let view = read(&[
@@ -437,7 +437,7 @@ fn another_owner_in_an_earlier_form_is_an_orphan() {
 }
 
 #[test]
-fn an_owner_record_of_two_records_belongs_to_neither() {
+fn shared_owner_record_owns_nothing() {
     // `a-team` is the owner record of `team`, and in the older form the one of `a-team`.
     let records = [
         set("a-team.example.org A 192.0.2.1"),
@@ -474,7 +474,7 @@ fn an_owner_record_of_two_records_belongs_to_neither() {
 }
 
 #[test]
-fn owner_records_without_a_record_are_noted_in_order() {
+fn orphans_are_noted_in_order() {
     let view = read(&[
         set(&format!(
             "cname-z.example.org TXT {OWN}|heritage=external-dns,external-dns/owner=another"
@@ -533,7 +533,7 @@ fn steps(zone: &[Record], actions: Vec<Action>) -> Vec<String> {
 }
 
 #[test]
-fn new_records_are_created_with_their_owner_record() {
+fn new_records_include_owner_records() {
     let www = owned("www.example.org A 192.0.2.1", "me", "r");
     let text = format!("{OWN},external-dns/resource=r");
     let created = [
@@ -594,7 +594,7 @@ fn update(before: &Record, line: &str) -> Action {
 }
 
 #[test]
-fn updates_require_what_was_listed() {
+fn updates_require_listed_records() {
     let listed = set("www.example.org A 192.0.2.1");
     let text = set(&format!("a-www.example.org TXT {OWN}"));
     let zone = [listed.clone(), text.clone()];
@@ -648,7 +648,7 @@ fn updates_require_what_was_listed() {
 }
 
 #[test]
-fn texts_of_others_survive_every_change() {
+fn foreign_texts_survive_changes() {
     let listed = set(&format!("cname-t.example.org TXT {OWN}|a note"));
     // The record set without the owner text, as a view has it.
     let note = owned("cname-t.example.org TXT a note", "me", "");
@@ -712,7 +712,7 @@ fn deletions_take_the_owner_record_along() {
 }
 
 #[test]
-fn orphans_go_unless_their_record_has_come() {
+fn orphan_removal_respects_new_records() {
     let text = set(&format!("a-gone.example.org TXT {OWN}|a note"));
     let view = read(std::slice::from_ref(&text));
     let dropped = vec![Action::DropOrphan(view.orphans[0].clone())];
@@ -750,7 +750,7 @@ fn orphans_go_unless_their_record_has_come() {
 }
 
 #[test]
-fn changed_names_get_owner_records_of_the_current_form() {
+fn changed_names_get_current_owners() {
     let address = set("old.example.org A 192.0.2.1");
     let mail = set("old.example.org MX 10 m.example.org");
     let text = set(&format!("old.example.org TXT {OWN}"));
@@ -904,7 +904,7 @@ fn owner_records_and_aliases_never_meet() {
 }
 
 #[test]
-fn owner_records_share_the_routing_of_their_record() {
+fn owner_records_share_routing() {
     let mut record = owned("www.example.org A 192.0.2.1", "me", "");
     record.set_identifier = "eu".to_owned();
     for (property, value) in [
@@ -945,7 +945,7 @@ fn owner_records_share_the_routing_of_their_record() {
 }
 
 #[test]
-fn encrypted_owner_records_are_kept_as_they_are() {
+fn encrypted_owner_records_are_kept() {
     let cipher = Cipher::new(&"k".repeat(Cipher::KEY_LEN)).unwrap();
     let sealed = cipher.encrypt(OWN).unwrap();
     let registry = Registry {

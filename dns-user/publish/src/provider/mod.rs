@@ -978,7 +978,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_the_service_are_told_from_those_of_a_name() {
+    fn service_and_name_failures_differ() {
         let server = || "s".to_owned();
         let reason = || "r".to_owned();
         let name = Name::parse("a").unwrap();
@@ -1022,7 +1022,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_compared_with_what_the_service_holds() {
+    fn steps_are_compared_with_service_contents() {
         let found = by_key(vec![set("a 192.0.2.1"), set("b 192.0.2.2")]);
         let replaced = |before: &str, after: &str| Step::Replace {
             before: set(before),
@@ -1053,7 +1053,7 @@ mod tests {
     }
 
     #[test]
-    fn accepted_transactions_leave_what_was_ignored() {
+    fn ignored_steps_stay_unaccepted() {
         let found = by_key(vec![set("a 192.0.2.1"), set("b 192.0.2.2")]);
         let replaced = |before: &str, after: &str| Step::Replace {
             before: set(before),
@@ -1242,7 +1242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_listed_is_no_success() {
+    async fn unlisted_zone_is_no_success() {
         let create = batch(&[("a", vec![Step::Create(set("a 192.0.2.1"))])]);
         let mut provider = Forgetful::new(Vec::new());
         provider.unlisted = Some(settings("unlisted"));
@@ -1282,7 +1282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_refuses_everything_is_left_alone() {
+    async fn refusing_server_is_left_alone() {
         let refused = TransactionResult::Failed(ProviderError::Refused {
             server: "s".to_owned(),
             reason: "r".to_owned(),
@@ -1330,7 +1330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_conflict_is_isolated_at_the_second_time() {
+    async fn second_conflict_is_isolated() {
         for (on_conflict, conflicts, messages) in [
             (OnConflict::ListAgain, (0..8).collect::<Vec<usize>>(), 2),
             (OnConflict::Isolate, vec![5], 8),

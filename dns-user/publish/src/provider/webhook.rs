@@ -426,7 +426,7 @@ mod tests {
     use crate::provider::tests::Scripted;
 
     #[test]
-    fn users_of_a_url_become_a_header() {
+    fn url_users_become_a_header() {
         for (text, url, user) in [
             ("http://localhost:8888", "http://localhost:8888", None),
             ("https://peer/path//", "https://peer/path", None),
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn adjustments_apply_to_what_was_sent() {
+    fn adjustments_apply_to_sent_sets() {
         let record =
             |target: &str| Record::parse("a.example.org", RecordType::A, [target]).unwrap();
         let mut provider = Webhook::new(settings_of(&[]).unwrap()).unwrap();
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_codes_tell_whose_fault_it_is() {
+    async fn status_codes_tell_the_culprit() {
         for (code, expected) in [
             (200, None),
             (204, None),

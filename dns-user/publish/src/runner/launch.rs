@@ -864,7 +864,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_one_owner_in_one_zone_are_rivals() {
+    fn owners_sharing_a_zone_are_rivals() {
         let mut found = publication(&["shop/a", "shop/b", "shop/c"]);
         let other = record(json!({"txt-owner-id": "other"}));
         Arc::make_mut(found.targets.get_mut("shop/c").unwrap()).record = other;
@@ -972,7 +972,7 @@ mod tests {
     }
 
     #[test]
-    fn deletions_are_saved_for_the_next_process() {
+    fn deletions_outlive_the_process() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config {
             store: folder.path().join("store"),
@@ -1019,7 +1019,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_owner_records_come_from_a_file() {
+    fn owner_keys_come_from_files() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("key");
         let config = Config {

@@ -784,7 +784,7 @@ mod tests {
     }
 
     #[test]
-    fn three_rounds_and_a_minute_may_pass() {
+    fn time_limit_exceeds_three_rounds() {
         for (parameters, seconds) in [("{}", 240), ("{\"interval\": \"10s\"}", 90)] {
             assert_eq!(
                 time_limit(&target(parameters, &[])),
@@ -928,7 +928,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn sources_are_read_again_after_an_interval() {
+    async fn sources_are_reread_after_interval() {
         let folder = tempfile::tempdir().unwrap();
         let documents = folder.path().join("publish.d");
         std::fs::create_dir(&documents).unwrap();

@@ -608,7 +608,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unchanged_report_wakes_nobody() {
+    async fn unchanged_report_wakes_no_watcher() {
         let place = tempfile::tempdir().unwrap();
         let mut agent = applier(place.path()).await;
         let mut held = agent.held.subscribe();

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_are_answered_as_a_director_expects() {
+    async fn calls_get_expected_answers() {
         let folder = tempfile::tempdir().unwrap();
         let (mut bus, _announced) = start(folder.path(), "").await;
         let dataset = dataset(5);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn mute_agent_says_and_writes_nothing() {
+    async fn mute_agent_only_listens() {
         let folder = tempfile::tempdir().unwrap();
         let (mut bus, mut announced) = start(folder.path(), "--mute").await;
         let dataset = dataset(5);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn state_is_reported_after_connections_and_changes() {
+    async fn connections_and_changes_report_state() {
         let folder = tempfile::tempdir().unwrap();
         let mut bus = FakeBus::start().await;
         let (connect, connected) = watch::channel(0);

@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn fleet_without_version_or_reports_is_not_synced() {
+    async fn incomplete_fleet_is_not_synced() {
         let folder = tempfile::tempdir().unwrap();
         let status = async || {
             let words = ["bosh-dns-sync", "status", "--json", "--state"].map(std::ffi::OsStr::new);

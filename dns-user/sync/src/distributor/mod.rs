@@ -788,7 +788,7 @@ mod tests {
     const INVENTORY: &str = "deployments: [{name: d, instance_groups: [{name: g, instances: [{id: a, networks: {n: 10.0.0.1}}]}]}]";
 
     #[tokio::test]
-    async fn records_are_written_once_for_each_change() {
+    async fn changes_write_records_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let inventory = |text: &str| std::fs::write(path.join("inventory.yml"), text).unwrap();
@@ -880,7 +880,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_of_the_state_folder_are_taken() {
+    async fn state_folder_events_are_taken() {
         let mut bench = Bench::new("", 2).await;
         let distributor = &mut bench.distributor;
         let agents = vec!["a".to_owned()];

@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_of_a_blob_id_is_random_but_its_version() {
+    fn only_version_bits_are_fixed() {
         let (mut all, mut any) = (u128::MAX, 0);
         for _ in 0..256 {
             let id = blob_id();
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_folder_say_what_to_do() {
+    fn folder_errors_name_a_remedy() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("state");
         let shown = path.display();

@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn next_process_knows_what_was_read() {
+    fn read_state_outlives_the_process() {
         use std::os::unix::fs::MetadataExt as _;
 
         let folder = tempfile::tempdir().unwrap();
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn renamed_file_is_read_at_once_and_a_written_one_later() {
+    fn renamed_file_is_read_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("inventory.json");
         write_inventory(folder.path(), 0..3);

@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_one_or_several() {
+    fn addresses_are_text_or_list() {
         let addresses = |text: &str| serde_json::from_str::<Addresses>(text);
         for (text, shown, written) in [
             (r#""10.0.0.1""#, "10.0.0.1", r#""10.0.0.1""#),
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_those_of_any_file() {
+    fn settings_may_be_in_any_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let empty = load(path).unwrap_err().to_string();

@@ -859,7 +859,7 @@ mod tests {
     }
 
     #[test]
-    fn webdav_links_are_signed_with_a_secret() {
+    fn secret_signs_webdav_links() {
         let folder = tempfile::tempdir().unwrap();
         let credentials = folder.path().join("credentials.json");
         let now = Duration::from_secs(1_700_000_000);

@@ -265,7 +265,7 @@ fn failures_are_not_answers() {
 }
 
 #[test]
-fn replies_to_other_queries_are_not_kept() {
+fn unusable_replies_are_not_kept() {
     let asked = query(NAME, A);
     let good = reply(&asked, message::NOERROR, &[ADDRESS]);
     let mut other_name = good.clone();
@@ -314,7 +314,7 @@ fn places_are_found_in_the_message() {
 }
 
 #[test]
-fn key_has_every_part_of_a_query() {
+fn key_covers_the_query() {
     let default = cache(Compat::default());
     let transparent = cache(Compat {
         transparent_forwarding: true,
@@ -345,7 +345,7 @@ fn key_has_every_part_of_a_query() {
 }
 
 #[test]
-fn transfers_and_iterative_queries_have_no_key() {
+fn some_queries_have_no_key() {
     let cache = cache(Compat::default());
     for (qtype, is_kept) in [
         (A, true),
@@ -366,7 +366,7 @@ fn transfers_and_iterative_queries_have_no_key() {
 }
 
 #[test]
-fn ttl_counts_down_to_the_end_of_the_lifetime() {
+fn ttl_counts_down_with_lifetime() {
     let cache = cache(Compat::default());
     let asked = query(NAME, A);
     admit(&cache, &asked, &reply(&asked, message::NOERROR, &[ADDRESS]));
@@ -400,7 +400,7 @@ fn ttl_counts_down_to_the_end_of_the_lifetime() {
 }
 
 #[test]
-fn age_of_an_entry_decides_about_its_ttl() {
+fn entry_age_decides_the_ttl() {
     let asked = query(NAME, A);
     let entry = entry(
         reply(&asked, message::NOERROR, &[ADDRESS]),
@@ -547,7 +547,7 @@ fn expired_answer_is_stale_then_gone() {
 }
 
 #[test]
-fn only_caches_that_serve_stale_have_stale_answers() {
+fn stale_serving_caches_keep_stale_answers() {
     let asked = query(NAME, A);
     let answer = reply(&asked, message::NOERROR, &[ADDRESS]);
     for (serve_stale, expected) in [(None, false), (Some(Duration::from_secs(60)), true)] {
@@ -588,7 +588,7 @@ fn stale_reply_says_so() {
 }
 
 #[test]
-fn answer_without_dnssec_serves_queries_with_do() {
+fn plain_answers_serve_do_queries() {
     let cache = cache(Compat::default());
     let plain = query(NAME, A);
     let signed = with_opt(plain.clone(), true);
@@ -604,7 +604,7 @@ fn answer_without_dnssec_serves_queries_with_do() {
 }
 
 #[test]
-fn admitted_reply_has_the_form_of_cached_ones() {
+fn admitted_replies_look_cached() {
     let opt: Record<'_> = (2, b"\0", message::TYPE_OPT, 0, b"");
     let asked = query(NAME, A);
     let from_recursor = reply(&asked, message::NOERROR, &[address(100_000), opt]);
@@ -705,7 +705,7 @@ fn mirrored(max_entries: u64) -> (Cache, Arc<Recorded>) {
 }
 
 #[test]
-fn interfaces_that_answer_get_the_new_answer() {
+fn answering_interfaces_get_new_answers() {
     let (cache, interfaces) = mirrored(100);
     assert_eq!(cache.interfaces().generation(), 7);
     let asked = query(NAME, A);
@@ -735,7 +735,7 @@ fn interfaces_that_answer_get_the_new_answer() {
 }
 
 #[test]
-fn copy_has_everything_that_a_reply_needs() {
+fn copy_suffices_for_a_reply() {
     let cache = cache(Compat::default());
     let mut asked = with_opt(query(b"\x02oK\x07example\0", TXT), true);
     asked[3] |= 0x10;
@@ -788,7 +788,7 @@ fn evicted_entries_leave_the_interfaces() {
 }
 
 #[test]
-fn uses_at_interfaces_are_those_of_the_key() {
+fn interface_uses_count_by_key() {
     use crate::store::Mirror as _;
 
     let (cache, interfaces) = mirrored(100);
@@ -816,7 +816,7 @@ fn uses_at_interfaces_are_those_of_the_key() {
 }
 
 #[test]
-fn interfaces_know_questions_of_one_class() {
+fn interfaces_know_a_single_class() {
     let fields = KeyFields {
         dnssec_ok: true,
         checking_disabled: false,
@@ -848,7 +848,7 @@ fn interfaces_know_questions_of_one_class() {
 }
 
 #[test]
-fn entries_are_listed_and_flushed_by_their_fields() {
+fn fields_select_listed_entries() {
     let cache = cache(Compat::default());
     for qtype in [A, TXT] {
         let asked = query(NAME, qtype);

@@ -96,7 +96,7 @@ fn wait_for(queries: &mut PendingQueries, id: u16, deadline: Instant) {
 }
 
 #[test]
-fn only_the_right_reply_ends_a_query() {
+fn right_reply_ends_a_query() {
     let now = Instant::now();
     let other = message(7, [0x81, 0x80], 1, b"\x02ox\0\0\x01\0\x01");
     let another = message(7, [0x81, 0x80], 1, b"\x02oy\0\0\x01\0\x01");
@@ -235,7 +235,7 @@ fn full_sockets_take_no_more_queries() {
 }
 
 #[test]
-fn sockets_are_read_while_they_are_of_use() {
+fn useful_sockets_are_read() {
     let minute = Duration::from_secs(60);
     let new = socket(Duration::ZERO);
     let now = Instant::now();
@@ -382,7 +382,7 @@ async fn opened_sockets_have_room_for_bursts() {
 }
 
 #[test]
-fn errors_of_earlier_queries_are_not_those_of_the_next() {
+fn earlier_errors_spare_later_queries() {
     let closed = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = closed.local_addr().unwrap();
     let socket = socket(Duration::ZERO);

@@ -593,7 +593,7 @@ fn members_follow_the_records() {
 }
 
 #[test]
-fn trust_is_followed_and_the_own_certificate_renewed() {
+fn trust_and_own_certificate_stay_current() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let service = service(folder.path());
     let tls = || Arc::as_ptr(&service.shared.lock().tls) as usize;
@@ -695,7 +695,7 @@ fn issuer_needs_a_ca_once() {
 }
 
 #[test]
-fn full_disk_holds_back_new_members_only() {
+fn full_disk_delays_new_members() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let service = service(folder.path());
     assert_eq!(

@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_written_with_their_namespace() {
+    fn documents_carry_the_namespace() {
         let element = Element::of("A", [Element::text("B", "<&>"), Element::text("C", "")]);
         assert_eq!(
             element.document("urn:x"),
@@ -657,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles_of_a_shared_file_have_keys() {
+    fn shared_profiles_have_keys() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("credentials");
         fs::write(
@@ -739,7 +739,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn credentials_are_renewed_before_they_expire() {
+    async fn credentials_are_renewed_before_expiry() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("credentials");
         let text = "[default]\naws_access_key_id = new\naws_secret_access_key = secret\n";

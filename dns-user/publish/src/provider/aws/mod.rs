@@ -692,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn health_is_evaluated_unless_a_parameter_forbids_it() {
+    fn health_is_evaluated_by_default() {
         for (given, evaluate_health) in [
             (&[][..], true),
             (&[("aws-evaluate-target-health", "true")], true),
@@ -808,7 +808,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_have_a_key_and_perhaps_a_value() {
+    fn tag_values_are_optional() {
         let tag = |key: &str, value: &str| {
             Element::of(
                 "Tag",
@@ -869,7 +869,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicts_are_told_by_their_text() {
+    fn conflicts_are_told_by_text() {
         for (message, expected) in [
             (
                 "[Tried to create resource record set [...] but it already exists]",
@@ -905,7 +905,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_of_route_53_are_told_apart() {
+    async fn route_53_errors_are_distinguished() {
         let error =
             |code: &str| format!("<E><Error><Code>{code}</Code><Message>why</Message></Error></E>");
         let messages =
@@ -938,7 +938,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn zones_and_sets_are_listed_page_by_page() {
+    async fn zones_and_sets_are_paged() {
         let zone = |id: &str, name: &str| {
             format!(
                 "<HostedZone><Id>/hostedzone/{id}</Id><Name>{name}.</Name><Config><PrivateZone>false</PrivateZone>\

@@ -711,7 +711,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_stand_in_the_order_of_the_schema() {
+    fn schema_orders_the_elements() {
         let mut record =
             Record::parse("a.example.org", RecordType::A, ["192.0.2.1", "192.0.2.2"]).unwrap();
         let head = "<Name>a.example.org.</Name><Type>A</Type>";
@@ -845,7 +845,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_compare_by_deleting_what_was_listed() {
+    fn steps_delete_the_listed_set() {
         let record = |name: &str, target: &str| {
             Record::parse(&format!("{name}.example.org"), RecordType::A, [target]).unwrap()
         };
@@ -900,7 +900,7 @@ mod tests {
     }
 
     #[test]
-    fn wanted_sets_have_what_route_53_keeps() {
+    fn wanted_sets_match_route_53() {
         let wanted = |target: &str, properties: &[(&str, &str)]| {
             let mut record = Record::parse("www.example.org", RecordType::CNAME, [target]).unwrap();
             record.ttl = Some(60);

@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn comparisons_have_the_form_of_the_gateway() {
+    fn comparisons_have_gateway_form() {
         let mut txn = Txn::default();
         txn.compare_revision(b"/a", 7);
         txn.compare_unchanged(b"/a", 9);
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_the_labels_in_reverse_order() {
+    fn keys_reverse_the_labels() {
         let name = |text: &str| Name::parse(text).unwrap();
         let key = key_of("/skydns/", &name("a.example.org"));
         assert_eq!(key, b"/skydns/org/example/a");
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_and_hosts_are_written_as_external_dns_writes_them() {
+    fn values_match_external_dns() {
         let service = |record_type, text: &str| {
             let target = Target::parse(record_type, text).unwrap();
             serde_json::to_value(Service::of(record_type, &target)).unwrap()
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn names_below_a_reverse_zone_have_pointers() {
+    fn reverse_names_have_pointers() {
         for (host, name, expected) in [
             ("a.b", "1.2.0.192.in-addr.arpa", RecordType::PTR),
             ("a.b", "1.ip6.arpa", RecordType::PTR),
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_are_listed_page_by_page_at_one_revision() {
+    async fn pages_share_a_revision() {
         let first = page(9, &["/s/a", "/s/b"], true);
         let second = page(12, &["/s/c"], false);
         let (mut etcd, server) = member(&[(200, &first), (200, &second)], false).await;
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_compacted_listing_begins_anew() {
+    async fn compacted_listing_starts_over() {
         let compacted = (
             400,
             "{\"error\": \"mvcc: required revision has been compacted\"}",
@@ -710,7 +710,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn transactions_succeed_if_all_comparisons_hold() {
+    async fn transactions_require_every_comparison() {
         for (body, expected) in [
             ("{\"succeeded\": true}", true),
             ("{\"succeeded\": false}", false),
@@ -774,7 +774,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_of_etcd_have_their_text() {
+    async fn etcd_errors_keep_the_text() {
         let no_token = "; set etcd-username and etcd-password";
         for (code, body, expected) in [
             (

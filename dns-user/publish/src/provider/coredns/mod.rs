@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_have_keys_of_their_own() {
+    fn targets_have_own_keys() {
         let (provider, _) = listing(&[]);
         let mut created = set("a.example.org A 192.0.2.1|192.0.2.2");
         created.ttl = Some(60);
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_keep_what_they_do_not_concern() {
+    fn changes_keep_unconcerned_values() {
         let (provider, _) = listing(&[
             (
                 "org/example/a/1",
@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_group_is_kept_of_properties() {
+    fn properties_keep_the_group_only() {
         let (provider, _) = listing(&[]);
         let mut record = set("a.example.org A 192.0.2.1");
         record.set_property(GROUP, "g");

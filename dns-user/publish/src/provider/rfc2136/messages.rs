@@ -815,7 +815,7 @@ mod tests {
     }
 
     #[test]
-    fn data_have_the_form_of_their_type() {
+    fn data_have_the_types_form() {
         let ten = "01".repeat(10);
         for (record_type, text, expected) in [
             (RecordType::A, "192.0.2.1", "c0000201"),
@@ -1008,7 +1008,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_the_form_of_the_rfc() {
+    fn messages_follow_the_rfc() {
         assert_eq!(
             hex(&question(0x1234, UPDATE, &name("a.b"), 6)),
             "12342800000100000000000001610162000006 0001".replace(' ', "")
@@ -1095,7 +1095,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_require_sets_and_change_them() {
+    fn updates_require_and_change_sets() {
         let mut created = set("c A 192.0.2.3");
         created.ttl = Some(300);
         let steps = vec![
@@ -1138,7 +1138,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_keep_the_strings_in_which_they_were_listed() {
+    fn texts_keep_listed_strings() {
         let mut split = ListedTexts::new();
         let record = set("t TXT ab|c");
         let ab = Target::text(b"ab");
@@ -1160,7 +1160,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_hold_what_fits() {
+    fn messages_hold_fitting_steps() {
         let encoded = |octets: usize, prerequisites: u16, updates: u16| Encoded {
             name: apex(),
             prerequisites: Records {
@@ -1216,7 +1216,7 @@ mod tests {
     ];
 
     #[test]
-    fn zones_are_listed_without_what_the_server_manages() {
+    fn listing_omits_server_managed_records() {
         let a = RecordType::A;
         let text = RecordType::TXT;
         let message = response(

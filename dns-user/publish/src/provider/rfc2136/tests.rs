@@ -305,7 +305,7 @@ fn settings_of(more: &[(&str, &str)]) -> Result<Rfc2136Settings, String> {
 }
 
 #[test]
-fn servers_have_a_host_and_a_port() {
+fn servers_have_host_and_port() {
     for (text, expected, shown) in [
         ("ns", Some(("ns", 53, false)), "ns:53"),
         (" ns:54 ", Some(("ns", 54, false)), "ns:54"),
@@ -423,7 +423,7 @@ fn settings_are_read_from_parameters() {
 }
 
 #[test]
-fn obstacles_name_what_is_missing() {
+fn obstacles_name_missing_settings() {
     let missing =
         |name: &str| format!("{name} is missing; add it, or set rfc2136-insecure to true");
     let keyname = missing("rfc2136-tsig-keyname");
@@ -508,7 +508,7 @@ fn wanted_records_get_the_minimum_ttl() {
 }
 
 #[test]
-fn zones_of_a_common_server_are_shared() {
+fn common_server_shares_zones() {
     let settings = |host: &str, zones: &str| {
         settings_of(&[("rfc2136-host", host), ("rfc2136-zone", zones)]).unwrap()
     };
@@ -757,7 +757,7 @@ fn batch(names: &[&str]) -> Batch {
 }
 
 #[tokio::test]
-async fn zones_are_transferred_from_the_first_reachable_server() {
+async fn first_reachable_server_transfers_zones() {
     let server = NameServer::new(0).await;
     for host in ["127.0.0.1:PORT", "127.0.0.1:1,127.0.0.1:PORT"] {
         let zones = server.provider(host).list().await.unwrap();

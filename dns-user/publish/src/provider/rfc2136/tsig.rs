@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_those_of_the_rfcs() {
+    fn codes_match_the_rfcs() {
         // RFC 2202 and RFC 4231, test case 2.
         for (name, expected) in [
             ("hmac-sha1", "effcdf6ae5eb2fa2d27416d5f184df9c259a7c79"),
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_shown_without_their_secret() {
+    fn shown_keys_hide_the_secret() {
         assert_eq!(format!("{:?}", key()), "TsigKey(publisher, hmac-sha256)");
         let algorithm: Algorithm = "hmac-sha256".parse().unwrap();
         let error = TsigKey::new("a..b", algorithm, "").unwrap_err().to_string();
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn signatures_have_the_form_of_the_rfc() {
+    fn signatures_follow_the_rfc() {
         let key = key();
         let mut message = vec![0xab, 0xcd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let verifier = key.sign(&mut message, 0x0102_0304_0506).unwrap();
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_are_verified_and_freed_of_their_signature() {
+    fn verified_responses_lose_the_signature() {
         let key = key();
         let mut message = request();
         let mut verifier = key.sign(&mut message, NOW).unwrap();

@@ -642,7 +642,7 @@ fn late_patch_becomes_a_whole_blob() {
 }
 
 #[test]
-fn links_are_signed_again_after_half_their_time() {
+fn links_are_resigned_at_half_time() {
     let seconds = Duration::from_secs;
     for (now, expected) in [(100, false), (149, false), (150, true), (99, true)] {
         assert_eq!(is_over(seconds(100), seconds(50), seconds(now)), expected);
@@ -706,7 +706,7 @@ fn exceptions_count_for_versions_only() {
 }
 
 #[test]
-fn patches_are_made_for_versions_and_on_demand() {
+fn patches_follow_versions_and_demand() {
     for (patches, held, expected) in [(true, 1, 1), (false, 1, 0), (true, 0, 0)] {
         let mut world = World::new(&["a"], Some(1));
         world.plan.settings.patches = patches;
