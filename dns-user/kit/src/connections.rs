@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_have_a_quarter_of_the_limit() {
+    fn clients_get_quarter_of_limit() {
         let connections = Connections::new(8, OwnConnections::default());
         assert_eq!(connections.limit(), 8);
         let mut places = Vec::new();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn idlest_connection_is_that_of_the_oldest_query() {
+    fn oldest_query_marks_idlest_connection() {
         let connections = Arc::new(Connections {
             limit: 8,
             limit_per_client: 2,
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn client_loses_its_own_idlest_connection() {
+    fn client_loses_own_idlest_connection() {
         let connections = Connections::new(8, OwnConnections::default());
         let mut places = Vec::new();
         for (last, port, active) in [(1, 1, 10), (2, 2, 40), (2, 3, 30), (1, 4, 20)] {
@@ -527,7 +527,7 @@ mod tests {
 
     /// The owner of a socket is not always the user of this process.
     #[test]
-    fn local_peer_is_the_owner_of_its_socket() {
+    fn socket_owner_is_local_peer() {
         if !test_support::requirements::root() {
             return;
         }

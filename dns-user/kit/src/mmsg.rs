@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn destination_is_that_of_the_control_message() {
+    fn control_message_gives_destination() {
         let (control_v4, length) = ipv4_info(7);
         let broadcast = IpAddr::from([10, 0, 0, 255]);
         assert_eq!(control_v4.destination(length), Some((7, broadcast)));
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn time_of_a_packet_is_that_of_the_kernel() {
+    fn kernel_gives_packet_time() {
         let timespec =
             |seconds: u64, nanos: u64| [seconds.to_ne_bytes(), nanos.to_ne_bytes()].concat();
         let stamp = |data: &[u8]| control(libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, data);
@@ -382,7 +382,7 @@ mod tests {
 
     /// fe80::/10 exists at each interface; any other source has a route.
     #[test]
-    fn replies_name_the_interface_of_link_local_sources_only() {
+    fn link_local_replies_name_interface() {
         for (address, is_kept) in [
             ("fe80::1", true),
             ("febf::1", true),
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_and_other_control_messages_stay_as_they_are() {
+    fn only_whole_packet_infos_change() {
         let ipv4 = ipv4_info(7).0;
         let ipv6 = ipv6_info("2001:db8::1", 7).0;
         let other = control(libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, &[9; 20]).0;
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_come_with_what_was_asked_for() {
+    fn datagrams_carry_requested_messages() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             for metadata in [
                 ReceiveMetadata::Nothing,

@@ -147,8 +147,8 @@ mod tests {
     }
 
     #[test]
-    fn server_keeps_the_right_to_its_port_only() {
-        if !is_in_own_process("server_keeps_the_right_to_its_port_only") {
+    fn server_keeps_port_right_only() {
+        if !is_in_own_process("server_keeps_port_right_only") {
             return;
         }
         let before = held();
@@ -192,8 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn attacher_keeps_its_capabilities_only() {
-        if !is_in_own_process("attacher_keeps_its_capabilities_only") {
+    fn attacher_keeps_needed_capabilities() {
+        if !is_in_own_process("attacher_keeps_needed_capabilities") {
             return;
         }
         let [permitted, _] = held();
@@ -214,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn watcher_gives_up_what_it_was_started_with() {
-        if !is_in_own_process("watcher_gives_up_what_it_was_started_with") {
+    fn watcher_drops_initial_capabilities() {
+        if !is_in_own_process("watcher_drops_initial_capabilities") {
             return;
         }
         keep_for_attaching(Some(&nobody())).unwrap();

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn file_limit_is_raised_to_the_hard_one() {
+    fn file_limit_reaches_hard_limit() {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
         for _ in 0..2 {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_back_after_growth_only() {
+    fn only_growth_returns_memory() {
         const MIB: u64 = 1 << 20;
         // Enough to subtract from.
         let used = vec![1_u8; 16 << 20];
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn large_buffers_are_returned_when_they_are_freed() {
+    fn freed_large_buffers_are_returned() {
         return_large_buffers();
         let before = anonymous();
         // glibc would keep buffers of up to the size of the first one.

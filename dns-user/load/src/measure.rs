@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn first_signal_ends_the_load_and_the_next_one_the_program() {
+    fn signals_end_load_then_program() {
         assert!(!is_interrupted());
         for signal in [Signal::SIGINT, Signal::SIGTERM] {
             end_by_signals().unwrap();
@@ -246,7 +246,7 @@ mod tests {
 
     /// A generator without threads sends nothing.
     #[test]
-    fn load_has_its_length_and_its_intervals() {
+    fn load_keeps_length_and_intervals() {
         alone(&[0], |generator| {
             let interface = Interface::open("lo").unwrap();
             let plan = Plan {

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn addresses_take_turns_when_they_fail() {
+    async fn failing_addresses_take_turns() {
         let known = Known::default();
         let count = Arc::clone(&known.count);
         let hosts = HostNames::from_source(Box::new(known), OwnAddresses::default());

@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_the_owner_that_was_asked_for() {
+    fn files_have_the_requested_owner() {
         assert_eq!(
             [Attributes::PRIVATE.mode, Attributes::PUBLIC.mode],
             [0o600, 0o644]

@@ -282,7 +282,7 @@ async fn replaced_connections_can_be_counted() {
 }
 
 #[tokio::test]
-async fn bodies_end_exactly_at_their_limit() {
+async fn bodies_end_at_the_limit() {
     let limits = ServerLimits {
         body: 5,
         ..ServerLimits::default()
@@ -331,7 +331,7 @@ async fn bounded_bodies_have_their_lengths() {
 }
 
 #[test]
-fn unfinished_handshakes_give_way_once_they_are_old() {
+fn old_unfinished_handshakes_give_way() {
     // Whether each connection is established, whether it is old, and the one that gives way.
     for (table, expected) in [
         ([(true, true), (false, true)], 1),
@@ -429,7 +429,7 @@ async fn reply_to(ends: Option<SystemTime>) -> String {
 
 /// A clock that jumps does not end the wait for the end of a certificate.
 #[tokio::test]
-async fn requests_after_the_end_of_the_certificate_are_refused() {
+async fn expired_certificates_refuse_requests() {
     let now = SystemTime::now();
     let day = Duration::from_secs(24 * 3600);
     for ends in [None, Some(now + day)] {

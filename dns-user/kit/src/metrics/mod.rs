@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_is_that_of_the_process() {
+    fn cpu_time_covers_the_process() {
         use nix::sys::resource::{UsageWho, getrusage};
 
         let own = i32::try_from(std::process::id()).unwrap();

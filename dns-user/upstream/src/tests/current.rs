@@ -253,7 +253,7 @@ fn findings(explanation: &ForwardingExplanation) -> Vec<Finding> {
 }
 
 #[tokio::test]
-async fn explanation_shows_what_a_query_would_find() {
+async fn explanation_matches_query_results() {
     let recursor = Scripted::start(|query| {
         let addresses: &[[u8; 4]] = match parsed(query).question.qtype {
             1 => &[[192, 0, 2, 1]],
@@ -398,7 +398,7 @@ async fn verdict(source: &CachedSource, label: u8) -> (u8, u8) {
 }
 
 #[tokio::test]
-async fn replaced_recursors_start_with_an_empty_cache() {
+async fn replaced_recursors_empty_the_cache() {
     let old = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
     let new = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]; 2])]).await;
     let config = config(&format!(r#""recursors": ["{}"]"#, old.name()));

@@ -738,7 +738,7 @@ async fn dropped_edns_is_left_out() {
 }
 
 #[tokio::test]
-async fn failures_behind_a_false_denial_are_known() {
+async fn false_denials_reveal_failures() {
     for (denies, failed) in [(true, false), (false, true)] {
         let recursor = Scripted::start(move |query| {
             vec![if denies {
@@ -766,7 +766,7 @@ fn with_subnet(third: u8) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn overload_is_no_failure_of_the_name() {
+async fn overload_fails_no_name() {
     let silent = Scripted::start(|_| vec![]).await;
     let compat = Compat::default();
     let options = RecursorOptions {

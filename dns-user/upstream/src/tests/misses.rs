@@ -247,7 +247,7 @@ fn with_cache(source: UncachedSource, compat: Compat) -> (CachedSource, Arc<Cach
 }
 
 #[tokio::test]
-async fn caches_with_keys_of_their_own_take_a_task() {
+async fn own_keys_take_a_task() {
     for (cache_as_authority, tasks) in [(false, 0), (true, 1)] {
         let compat = Compat {
             cache_as_authority,
@@ -264,7 +264,7 @@ async fn caches_with_keys_of_their_own_take_a_task() {
 }
 
 #[tokio::test]
-async fn only_failures_of_http_servers_are_answers() {
+async fn only_http_failures_are_answers() {
     let compat = Compat {
         forget_failures: true,
         ..Compat::default()
