@@ -740,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_of_a_topic_double_up_to_a_minute() {
+    fn topic_pauses_double_to_a_minute() {
         let mut backoff = Backoff::default();
         for round in 0..2 {
             for longest in [1, 2, 4, 8, 16, 32, 60, 60] {

@@ -1018,7 +1018,7 @@ mod tests {
     }
 
     #[test]
-    fn every_member_of_an_instance_is_read() {
+    fn instance_members_are_read() {
         let body = br#"[{
             "Node": {"ID": "11-22", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "DC1",
                 "TaggedAddresses": {"wan": "192.0.2.1"}, "Meta": {"rack": "r1"}},
@@ -1095,7 +1095,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_of_a_peer_bring_their_nodes() {
+    fn peer_instances_bring_nodes() {
         let body =
             br#"[{"Node": {"ID": "11", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "dc9",
                 "TaggedAddresses": {"lan": "10.0.0.3"}, "Meta": {"a": "b"}},
@@ -1154,7 +1154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_member_of_a_query_is_read() {
+    fn query_members_are_read() {
         let body = br#"[{"ID": "1", "Name": "geo-", "Template": {"Type": "name_prefix_match", "Regexp": "^geo-(.*)$",
                 "RemoveEmptyTags": true},
             "Service": {"Service": "web", "Failover": {"NearestN": 3, "Datacenters": ["dc2"], "Targets": null},
@@ -1259,7 +1259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tokens_are_one_line_of_printable_text() {
+    async fn tokens_are_a_printable_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         for (content, expected) in [

@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn each_topic_has_its_own_content() {
+    fn topics_have_own_content() {
         let health = |place| Topic::Health {
             place,
             service: "web".to_owned(),
@@ -683,7 +683,7 @@ mod tests {
     const ONE: &str = r#"[{"Node": "n"}]"#;
 
     #[tokio::test]
-    async fn blocking_queries_start_at_the_last_index() {
+    async fn blocking_queries_use_last_index() {
         let scripted = ScriptedAgent::start(&[
             ("200 OK\r\nx-consul-index: 7", ONE),
             ("200 OK\r\nx-consul-index: 9", ONE),
@@ -800,7 +800,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn fetch_gives_one_update() {
+    async fn fetch_gives_a_single_update() {
         let scripted = ScriptedAgent::start(&[("200 OK\r\nx-consul-index: 7", ONE)]).await;
         let (updates, mut updated) = mpsc::channel(2);
         fetch(client(&scripted), nodes(), options(), updates).await;

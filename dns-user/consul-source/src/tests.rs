@@ -80,7 +80,7 @@ async fn serve(mut stream: TcpStream, script: Arc<Mutex<Script>>) {
 }
 
 #[tokio::test]
-async fn handle_passes_on_and_ends_its_task() {
+async fn handle_forwards_demands_and_ends() {
     let (demands, mut demanded) = mpsc::channel(3);
     let (_views, views) = watch::channel(Arc::new(CatalogView::default()));
     let task = tokio::spawn(std::future::pending::<()>());

@@ -1037,7 +1037,7 @@ mod tests {
     }
 
     #[test]
-    fn token_without_the_api_is_a_warning() {
+    fn token_without_api_warns() {
         let unused = "config.json: consul.token_file is for Consul's HTTP API, which is not used: it has no \
                       effect; set consul.sources.http.addresses";
         for (consul, expected) in [
@@ -1149,7 +1149,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_one_form() {
+    fn addresses_have_a_single_form() {
         for (text, tls, host, port, authority) in [
             ("a", false, "a", 8500, "a:8500"),
             ("http://a-b_c.d1", false, "a-b_c.d1", 8500, "a-b_c.d1:8500"),

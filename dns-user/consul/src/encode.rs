@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_every_type_have_their_wire_format() {
+    fn record_types_have_wire_formats() {
         let sections = Sections {
             answers: Answers::Records(vec![
                 record(None, 1, Data::A([10, 0, 0, 1].into())),
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_addresses_are_encoded_like_records() {
+    fn address_lists_encode_like_records() {
         let v4 = [[10, 0, 0, 1], [10, 0, 0, 2]];
         let v6 = "2001:db8::1".parse().unwrap();
         let mixed = Answers::Mixed(0x0102_0304, vec![v4[0].into(), v6, v4[1].into()]);

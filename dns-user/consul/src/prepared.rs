@@ -704,7 +704,7 @@ mod tests {
     }
 
     #[test]
-    fn failover_tries_each_place_once() {
+    fn failover_tries_places_once() {
         let zone = zone(&["dc1", "dc2", "dc5"]);
         let datacenter_target = |name: &str| FailoverTarget::Datacenter(name.to_owned());
         let places = |nearest, targets: &[FailoverTarget]| {

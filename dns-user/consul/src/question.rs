@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_one_meaning() {
+    fn names_have_a_single_meaning() {
         let here = Locality::default;
         let node = |name: &str, locality| Question::Node {
             name: name.to_owned(),

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_found_among_others() {
+    fn groups_are_found_in_lists() {
         let states = HealthStates::default();
         let ip = IpAddr::from([10, 0, 0, 1]);
         let groups = [

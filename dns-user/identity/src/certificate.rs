@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn leaf_has_the_form_of_the_reference() {
+    fn leaf_matches_the_reference() {
         let units = ["space:b".to_owned(), "app:a".to_owned()];
         let addresses = ["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
         let profile = Profile::new("g1", &units, ["*.r.x"], addresses).unwrap();
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_printable_if_its_alphabet_suffices() {
+    fn alphabet_decides_the_text_type() {
         for (text, tag) in [("app-1.x", 0x13), ("a_b", 0x0c), ("a*b", 0x0c), ("é", 0x0c)] {
             let der = attribute(COMMON_NAME, text)
                 .unwrap()

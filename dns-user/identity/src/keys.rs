@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn first_key_of_a_text_is_read() {
+    fn first_key_is_read() {
         let [one, other] = [KeyType::P256; 2].map(|kind| PrivateKey::generate(kind).unwrap());
         let [first, second] = [&one, &other].map(|key| key.to_pem().unwrap().to_string());
         let parameters =

@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_answers_each_line() {
+    fn socket_answers_every_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let place = path.display();

@@ -938,7 +938,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_found_by_name_and_type() {
+    fn name_and_type_find_sets() {
         let mut first = Record::parse("b", RecordType::A, ["192.0.2.1"]).unwrap();
         first.set_identifier = "x".to_owned();
         let text = Record::parse("b", RecordType::TXT, ["t"]).unwrap();
@@ -1156,7 +1156,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_other_types_have_a_form() {
+    fn further_types_have_a_form() {
         for (record_type, text, expected) in [
             (RecordType::MX, "10 a.", Ok("10 a")),
             (RecordType::MX, "a", Err("write it as `preference host`")),

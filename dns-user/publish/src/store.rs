@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_have_a_file_and_a_tag() {
+    fn resources_have_file_and_tag() {
         let folder = Path::new("/s");
         let list = DocumentId {
             kind: Kind::List,
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn state_is_written_into_a_new_folder() {
+    fn new_folder_receives_the_state() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/state.json");
         write_json(&path, &[1, 2]).unwrap();

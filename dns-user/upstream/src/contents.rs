@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_answer_has_all_its_fields() {
+    fn listed_answers_have_every_field() {
         for (cache_as_authority, class) in [(false, "IN"), (true, "*")] {
             let compat = Compat {
                 cache_as_authority,

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_failure_is_silence_or_an_error() {
+    async fn failures_are_silence_or_errors() {
         for (reason, unanswered, error_replies, label) in [
             (Reason::TimedOut, 3, 1, "timeout"),
             (Reason::NoAddress, 3, 1, "no_address"),
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn series_has_one_task() {
+    async fn series_has_a_single_task() {
         let tries = FailedTries::new("127.0.0.1:53");
         assert_eq!(Arc::strong_count(&tries), 1);
         for reason in [

@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_are_shared_by_server_and_trust() {
+    async fn server_and_trust_share_clients() {
         let mut clients = HttpClients::default();
         let second = Duration::from_secs(1);
         for (url, trust, count, settings) in [

@@ -947,7 +947,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_short_messages_are_left_alone() {
+    fn absent_header_fields_are_ignored() {
         let mut message = [1, 2, 0xfb, 0xff];
         set_truncated(&mut message, true);
         set_authoritative(&mut message, false);
@@ -966,7 +966,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_a_key_are_its_bits() {
+    fn key_bits_are_flags() {
         for (flags, dnssec_ok, checking_disabled) in [
             (0, false, false),
             (1, true, false),
@@ -1021,7 +1021,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_the_flags_of_the_form() {
+    fn form_decides_message_flags() {
         let transparent = Form {
             transparent: true,
             client_subnet: false,
@@ -1083,7 +1083,7 @@ mod tests {
     }
 
     #[test]
-    fn extended_rcodes_are_failures_of_the_exchange() {
+    fn extended_rcodes_fail_the_exchange() {
         for (opt, rcode, is_extended, expected) in [
             (None, 3, false, 3),
             (Some([0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]), 3, false, 3),
@@ -1192,7 +1192,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_single_question_has_a_range() {
+    fn only_single_questions_have_ranges() {
         let question = b"\x02ok\0\0\x01\0\x01";
         for (questions, bytes, expected) in [
             (1, &question[..], Some(12..20)),
@@ -1341,7 +1341,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sound_types_of_zones_are_kept() {
+    fn only_sound_zone_types_stay() {
         for (rtype, data, is_kept) in [
             (0, &b""[..], false),
             (1, &[192, 0, 2, 1], true),

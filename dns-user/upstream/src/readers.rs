@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn earliest_time_of_all_sockets_counts() {
+    fn earliest_socket_time_counts() {
         let now = Instant::now();
         for (sockets, expected, left) in [
             (&[][..], 5_000, 0),

@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn status_of_a_cache_has_its_sums() {
+    fn cache_status_has_sums() {
         let config = dns_core::config::CacheConfig {
             enabled: true,
             max_entries: 10,

@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_use_all_shards() {
+    fn keys_use_every_shard() {
         let store = Store::new(8 << 20, 0);
         let now = BootInstant::now();
         (0..1000).for_each(|number| insert(&store, number, 60, now));

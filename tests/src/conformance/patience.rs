@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_multiplied_where_replies_are_late() {
+    fn late_replies_multiply_times() {
         let mut scenario = json!({
             "config": {"recursor_timeout": "400ms", "health": {"check_interval": "1s"}, "port": 53},
             "recursors": {"RECURSOR1": {"rules": [{"name": "a.", "action": {"delay_ms": 1500}}]}},

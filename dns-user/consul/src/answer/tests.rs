@@ -692,7 +692,7 @@ fn unloaded_names_are_not_denied() {
 }
 
 #[test]
-fn each_name_lacks_its_own_part() {
+fn names_decide_the_lack() {
     let mut live = Live::unknown("dc1");
     for (name, reachable) in [("dc1", true), ("dc2", true), ("dc3", false), ("dc4", true)] {
         let name = name.to_owned();

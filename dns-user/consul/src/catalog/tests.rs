@@ -315,7 +315,7 @@ fn parts_and_queries_may_be_missing() {
 }
 
 #[test]
-fn live_datacenters_precede_those_of_files() {
+fn live_datacenters_precede_file_datacenters() {
     let known = |name: &str, reachable| Datacenter {
         name: name.to_owned(),
         reachable,

@@ -57,7 +57,7 @@ fn texts(names: &[Name]) -> Vec<String> {
 }
 
 #[test]
-fn reserved_facets_are_below_all_hashes() {
+fn reserved_facets_precede_hashes() {
     assert_eq!(Facet::ANY, Facet(0));
     assert_eq!([0, 1, 14].map(Facet::reserved), [1, 2, 15].map(Facet));
     assert!(Facet::of("a").0 >= 16 && Facet::of("a") != Facet::of("b"));
@@ -66,7 +66,7 @@ fn reserved_facets_are_below_all_hashes() {
 }
 
 #[test]
-fn rarest_value_is_the_facet_of_a_name() {
+fn rarest_value_is_the_facet() {
     let snapshot = build(&[row("a", 1), row("b", 2)], DEFINITIONS, ALIASES);
     let zone = |text: &str| Facet::from(Value::Zone(name(text).as_wire()));
     for (text, expected) in [
@@ -188,7 +188,7 @@ fn comparison_ends_at_its_limits() {
 }
 
 #[test]
-fn added_row_renews_names_of_its_group() {
+fn added_row_renews_group_names() {
     let [a, b] = [row("a", 1), row("b", 2)];
     let old = build(std::slice::from_ref(&a), DEFINITIONS, ALIASES);
     let new = build(&[a, b], DEFINITIONS, ALIASES);
@@ -323,7 +323,7 @@ fn other_sources_change_every_name() {
 }
 
 #[test]
-fn rows_of_a_followed_file_are_known() {
+fn followed_rows_are_known() {
     let file = |kind: &str, replaced: usize| {
         let keys = RECORD_KEYS.map(|key| format!("{key:?}")).join(",");
         let rows: Vec<String> = (0..300)

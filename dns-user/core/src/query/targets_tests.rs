@@ -111,7 +111,7 @@ fn labels_select_instances() {
 }
 
 #[test]
-fn root_as_domain_is_an_empty_label() {
+fn root_domain_is_empty_label() {
     let domains = domains(&["."]);
     let within = |criteria| Ok(QueryTarget::Within(0, criteria));
     for (text, expected) in [

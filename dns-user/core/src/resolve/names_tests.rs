@@ -261,7 +261,7 @@ fn requested_group_decides_health() {
 }
 
 #[test]
-fn explanations_show_each_step() {
+fn explanations_show_every_step() {
     let single = "smart: a single match is returned regardless of health";
     for (text, steps) in [
         (

@@ -456,7 +456,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_kept_while_there_is_room() {
+    fn records_are_kept_within_room() {
         let question = b"\x12\x34\x81\0\0\x01\0\x02\0\0\0\0\x01a\0\0\x01\0\x01";
         let record = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0\x01";
         let message = [&question[..], record, record].concat();

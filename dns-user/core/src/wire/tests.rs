@@ -891,7 +891,7 @@ fn flags_of_queries_are_read() {
 }
 
 #[test]
-fn options_fill_the_data_of_their_opt() {
+fn options_fill_the_opt() {
     for (options, codes) in [
         (&b""[..], Some(&[][..])),
         (b"\0\x0a\0\0", Some(&[10])),

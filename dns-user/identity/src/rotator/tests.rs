@@ -399,7 +399,7 @@ fn replaced_ca_spreads_before_issuing() {
 }
 
 #[test]
-fn former_ca_is_kept_for_its_time() {
+fn former_ca_is_kept_temporarily() {
     let mut world = World::with(|settings| settings.keep_old_ca = HOUR);
     world.create_all(&["g1"]);
     world.step(START);
@@ -479,7 +479,7 @@ fn ca_is_accepted_once_valid() {
 }
 
 #[test]
-fn expired_ca_issues_nothing() {
+fn expired_ca_stops_issuing() {
     let mut world = World::new();
     world.create_all(&["g1"]);
     let brief = TestCa::with("brief", |params| {

@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_of_a_provider_fail_a_command() {
+    fn provider_problems_fail_a_command() {
         assert!(!complain_of("p", &[]) && complain_of("p", &["x".to_owned()]));
     }
 

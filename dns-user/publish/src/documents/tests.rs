@@ -606,7 +606,7 @@ fn members_of_metadata_are_read() {
 }
 
 #[test]
-fn only_documents_are_files_of_a_folder() {
+fn extensions_mark_document_files() {
     for (path, expected) in [
         ("/d/a.yml", true),
         ("/d/a.yaml", true),
@@ -847,7 +847,7 @@ fn unreadable_documents_hold_every_intent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_is_silent_without_a_change() {
+async fn unchanged_watch_is_silent() {
     let (sender, events) = mpsc::channel(1);
     let mut watch = Watch {
         _watcher: None,

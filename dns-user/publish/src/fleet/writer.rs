@@ -688,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_a_form_in_alias_files() {
+    fn alias_file_names_have_form() {
         for (name, expected) in [
             ("a.example.org", Some("a.example.org")),
             ("*.example.org", Some("_.example.org")),

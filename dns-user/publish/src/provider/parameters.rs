@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_have_the_kind_of_their_parameter() {
+    fn settings_have_the_parameters_kind() {
         let text = |text: &str| Ok(Setting::Text(text.to_owned()));
         for (kind, value, expected) in [
             (Text, "\"a b\"", text("a b")),
