@@ -403,9 +403,10 @@ mod tests {
     #[test]
     fn local_peer_has_a_user() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
-            let Ok(listener) = TcpListener::bind(address) else {
+            if address.starts_with('[') && !test_support::requirements::ipv6() {
                 continue;
-            };
+            }
+            let listener = TcpListener::bind(address).unwrap();
             let server = listener.local_addr().unwrap();
             let _client = TcpStream::connect(server).unwrap();
             let (_stream, client) = listener.accept().unwrap();

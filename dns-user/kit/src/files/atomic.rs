@@ -565,7 +565,7 @@ mod tests {
             nix::unistd::getegid().as_raw(),
         );
         let mut cases = vec![(None, None, own)];
-        if nix::unistd::geteuid().is_root() {
+        if test_support::requirements::root() {
             cases.push((Some(60_001), None, (60_001, own.1)));
             cases.push((None, Some(60_002), (own.0, 60_002)));
             cases.push((Some(60_001), Some(60_002), (60_001, 60_002)));

@@ -512,9 +512,13 @@ mod tests {
         assert!(before - 0.03 <= exposed && exposed <= after);
         let family = families.iter().find(|family| family.name() == STARTED.name);
         let started = family.unwrap().get_metric()[0].get_gauge().get_value();
-        // Field 22 counts hundredths of a second.
-        let ticks = Stat::read("self").unwrap().start;
-        assert_eq!(started, (boot_time().unwrap() + ticks / 100.0).floor());
+        let machine = fs::read_to_string("/proc/stat").unwrap();
+        let (_, boot) = machine.split_once("\nbtime ").unwrap();
+        let boot: u64 = boot.lines().next().unwrap().parse().unwrap();
+        // Field 22 counts hundredths of a second; the program's name has no space.
+        let process = fs::read_to_string("/proc/self/stat").unwrap();
+        let ticks: u64 = process.split(' ').nth(21).unwrap().parse().unwrap();
+        assert_eq!(started, (boot + ticks / 100) as f64);
         assert_eq!(ticks_per_second(), 100.0);
         assert!([4096.0, 16_384.0, 65_536.0].contains(&page_size()));
     }
