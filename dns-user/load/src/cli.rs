@@ -122,11 +122,7 @@ fn generated_queries_are_printed() {
         .output()
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let types = ["A".to_owned(), "SRV".to_owned()];
-    let mut expected = String::new();
-    for query in queries::of_records(&records, &types, Some(2), None).unwrap() {
-        expected += &format!("{query}\n");
-    }
-    assert_eq!(expected.lines().count(), 4, "{expected}");
-    assert!(text.contains(&expected), "{text}");
+    let expected = "q-s0.q-g1.bosh. A\nq-s0.q-g1.bosh. SRV\n\
+        q-s0.web.net.dep.bosh. A\nq-s0.web.net.dep.bosh. SRV\n";
+    assert!(text.contains(expected), "{text}");
 }

@@ -165,15 +165,16 @@ pub(crate) fn measure(
     Ok((end.since(&first, plan.kind, plan.rate)?, ended))
 }
 
-/// Waits for the last replies of the load since `before`, until none has come for `max_pause`.
-fn drain(generator: &Generator, before: Counts, max_pause: Duration) -> Result<()> {
+/// Waits for the last replies of the load since `before`, until none has come for `max_pause`. Returns whether all have
+/// come.
+fn drain(generator: &Generator, before: Counts, max_pause: Duration) -> Result<bool> {
     let begun = Instant::now();
     let mut last_reply = Instant::now();
     let mut received = 0;
     while begun.elapsed() < MAX_DRAIN && last_reply.elapsed() < max_pause {
         let counts = generator.counts()?.since(&before);
         if counts.received() >= counts.sent {
-            break;
+            return Ok(true);
         }
         if counts.received() > received {
             received = counts.received();
@@ -181,13 +182,38 @@ fn drain(generator: &Generator, before: Counts, max_pause: Duration) -> Result<(
         }
         thread::sleep(POLL);
     }
-    Ok(())
+    Ok(false)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{env, process::Command};
+
     use super::*;
     use crate::generator::{alone, count};
+
+    /// Returns whether this is the process in which the test goes on; otherwise runs it there. Signals, and
+    /// [`INTERRUPTED`], belong to the whole process.
+    fn is_in_own_process(name: &str) -> bool {
+        const VARIABLE: &str = "LOAD_OWN_PROCESS";
+        if env::var_os(VARIABLE).is_some() {
+            return true;
+        }
+        let path = format!("measure::tests::{name}");
+        let output = Command::new(env::current_exe().unwrap())
+            .args([&path, "--exact", "--nocapture"])
+            .env(VARIABLE, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        // A name that is misspelt runs no test.
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}"
+        );
+        false
+    }
 
     #[test]
     fn silence_is_many_queries_for_long() {
@@ -220,6 +246,9 @@ mod tests {
 
     #[test]
     fn signals_end_load_then_program() {
+        if !is_in_own_process("signals_end_load_then_program") {
+            return;
+        }
         assert!(!is_interrupted());
         for signal in [Signal::SIGINT, Signal::SIGTERM] {
             end_by_signals().unwrap();
@@ -247,6 +276,9 @@ mod tests {
     /// A generator without threads sends nothing.
     #[test]
     fn load_keeps_length_and_intervals() {
+        if !is_in_own_process("load_keeps_length_and_intervals") {
+            return;
+        }
         alone(&[0], |generator| {
             let interface = Interface::open("lo").unwrap();
             let plan = Plan {
@@ -289,10 +321,11 @@ mod tests {
             count(&mut generator, 3, 2);
             let begun = Instant::now();
             let pause = Duration::from_millis(30);
-            drain(&generator, Counts::default(), pause).unwrap();
+            assert!(!drain(&generator, Counts::default(), pause).unwrap());
             assert!(begun.elapsed() >= pause);
             count(&mut generator, 3, 3);
-            drain(&generator, Counts::default(), pause).unwrap();
+            let hour = Duration::from_secs(3600);
+            assert!(drain(&generator, Counts::default(), hour).unwrap());
         });
     }
 }
