@@ -130,7 +130,12 @@ pub(crate) fn needs(instances: &[IpAddr]) -> Resolution {
 
 /// Waits until a condition holds.
 pub(crate) async fn until(condition: impl Fn() -> bool) {
-    while !condition() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let holding = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let limit = Duration::from_secs(120);
+    let held = tokio::time::timeout(limit, holding).await;
+    held.expect("the condition holds within two minutes");
 }
