@@ -169,6 +169,7 @@ async fn resolve_repeatedly(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::until;
 
     /// Longer than any test takes.
     const LONG: Duration = Duration::from_secs(3600);
@@ -206,14 +207,10 @@ mod tests {
             name.failed();
         }
         // A failure causes another look-up, long before the TTL has passed.
-        while count.load(Ordering::Relaxed) < 2 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(|| count.load(Ordering::Relaxed) >= 2).await;
         // The task of a name ends with it, in spite of its TTL.
         drop(name);
-        while Arc::strong_count(&hosts) > 1 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(|| Arc::strong_count(&hosts) == 1).await;
     }
 
     #[tokio::test]

@@ -71,7 +71,7 @@ async fn ask(source: &CachedSource, label: u8) -> Vec<u8> {
     ask_source(source, &parsed(&query), &Arc::default()).await
 }
 
-/// Returns an address on which nobody listens.
+/// Returns an address on which nobody listens by UDP.
 fn closed() -> String {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.local_addr().unwrap().to_string()
@@ -177,7 +177,8 @@ async fn without_recursion_handlers_still_answer() {
 async fn outages_name_servers_and_reasons() {
     let failing = Scripted::start(|query| vec![refuse(query, message::SERVFAIL)]).await;
     let silent = closed();
-    let url = closed();
+    let refusing = refusing();
+    let url = refusing.local_addr().unwrap().to_string();
     let config = config(&format!(r#""recursors": ["{}"]"#, failing.name()));
     let server = crate::HttpServer {
         url: format!("http://user:secret@{url}/x").parse().unwrap(),
@@ -420,9 +421,7 @@ async fn replaced_recursors_empty_the_cache() {
     assert!(weak.upgrade().is_some());
     drop((source, set, current));
     // The thread that replied drops its client a moment later.
-    while weak.upgrade().is_some() {
-        tokio::task::yield_now().await;
-    }
+    until(|| weak.upgrade().is_none()).await;
 }
 
 #[tokio::test]

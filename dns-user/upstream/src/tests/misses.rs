@@ -176,7 +176,7 @@ async fn tasks_take_over_after_the_first_try() {
     assert_eq!(knowing.counts(), (2, 0));
 }
 
-/// Returns a port on which nobody listens.
+/// Returns a port on which nobody listens by UDP.
 fn closed_port() -> u16 {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("loopback has free ports");
     socket.local_addr().expect("it is bound").port()
@@ -272,8 +272,9 @@ async fn only_http_failures_are_answers() {
     let recursor = Scripted::start(|query| vec![refuse(query, message::SERVFAIL)]).await;
     let forwarder = forwarder(&[recursor.name()], 0, compat);
     let (dns, of_dns) = with_cache(UncachedSource::Dns(Arc::new(forwarder)), compat);
+    let closed = refusing();
     let server = HttpServer {
-        url: format!("http://127.0.0.1:{}", closed_port())
+        url: format!("http://{}", closed.local_addr().unwrap())
             .parse()
             .unwrap(),
         trust: Trust::Anyone,
@@ -296,8 +297,9 @@ async fn only_http_failures_are_answers() {
 
 #[tokio::test]
 async fn refreshed_failures_are_no_answers() {
+    let closed = refusing();
     let server = HttpServer {
-        url: format!("http://127.0.0.1:{}", closed_port())
+        url: format!("http://{}", closed.local_addr().unwrap())
             .parse()
             .unwrap(),
         trust: Trust::Anyone,

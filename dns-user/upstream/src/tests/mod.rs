@@ -26,6 +26,17 @@ use dns_core::{
 /// Timeout of one try: long enough for a busy machine, short enough to wait for.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Waits until a condition holds.
+pub(crate) async fn until(condition: impl Fn() -> bool) {
+    let holding = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let held = tokio::time::timeout(120 * TIMEOUT, holding).await;
+    held.expect("the condition holds within two minutes");
+}
+
 /// Returns a query for `name` (wire format) and type with RD set, without EDNS.
 pub(crate) fn query(name: &[u8], qtype: u16) -> Vec<u8> {
     let mut query = b"\xab\xcd\x01\0\0\x01\0\0\0\0\0\0".to_vec();

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, UdpSocket},
+    net::{TcpListener, TcpSocket, UdpSocket},
     task::JoinHandle,
 };
 
@@ -88,6 +88,14 @@ impl Scripted {
             self.tcp.load(Ordering::Relaxed),
         )
     }
+}
+
+/// Holds a TCP port without listening: connections are refused, and no other process takes it.
+pub(super) fn refusing() -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("there are sockets");
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    socket.bind(any).expect("loopback has free ports");
+    socket
 }
 
 impl Drop for Scripted {
