@@ -3,7 +3,7 @@
 use async_nats::ConnectOptions;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpListener,
+    net::{TcpListener, tcp::OwnedReadHalf},
     sync::{mpsc, watch},
 };
 
@@ -50,20 +50,21 @@ async fn serve(
 ) {
     let (stream, _) = listener.accept().await.unwrap();
     let (reader, mut writer) = stream.into_split();
-    let mut reader = BufReader::new(reader);
     writer
         .write_all(format!("{INFO}\r\n").as_bytes())
         .await
         .unwrap();
+    let (command, mut commands) = mpsc::unbounded_channel();
+    // Part of a line would be lost with a read that is called off.
+    tokio::spawn(read(reader, command));
     let mut subscription: Option<String> = None;
-    let mut line = String::new();
     loop {
-        tokio::select! {
-            // Only whole lines are taken, because the client writes them at once.
-            read = reader.read_line(&mut line) => {
-                if read.unwrap_or(0) == 0 {
+        let (line, body) = tokio::select! {
+            command = commands.recv() => {
+                let Some(command) = command else {
                     return;
-                }
+                };
+                command
             }
             body = outgoing.recv(), if subscription.is_some() => {
                 let (Some(body), Some(place)) = (body, &subscription) else {
@@ -73,22 +74,33 @@ async fn serve(
                 writer.write_all(message.as_bytes()).await.unwrap();
                 continue;
             }
-        }
-        let text = std::mem::take(&mut line);
-        let words: Vec<&str> = text.split_whitespace().collect();
+        };
+        let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["PING"] => writer.write_all(b"PONG\r\n").await.unwrap(),
             ["SUB", subject, id] => subscription = Some(format!("{subject} {id}")),
-            ["PUB", subject, length] => {
-                let length: usize = length.parse().unwrap();
-                let mut body = vec![0; length + 2];
-                reader.read_exact(&mut body).await.unwrap();
-                body.truncate(length);
-                let message = (subject.to_owned(), String::from_utf8(body).unwrap());
-                let _ = said.send(message);
+            ["PUB", subject, _] => {
+                let _ = said.send((subject.to_owned(), body));
             }
             _ => {}
         }
+    }
+}
+
+/// Passes on the client's commands, each with the body of a message.
+async fn read(reader: OwnedReadHalf, commands: mpsc::UnboundedSender<(String, String)>) {
+    let mut reader = BufReader::new(reader);
+    let mut line = String::new();
+    while reader.read_line(&mut line).await.unwrap_or(0) > 0 {
+        let mut body = Vec::new();
+        if let ["PUB", _, length] = line.split_whitespace().collect::<Vec<_>>()[..] {
+            let length: usize = length.parse().unwrap();
+            body.resize(length + 2, 0);
+            reader.read_exact(&mut body).await.unwrap();
+            body.truncate(length);
+        }
+        let body = String::from_utf8(body).unwrap();
+        let _ = commands.send((std::mem::take(&mut line), body));
     }
 }
 
