@@ -351,6 +351,17 @@ impl KeyPool {
         Ok(Self { kind, shared })
     }
 
+    /// Returns a pool without a thread, so that no key is ever ready.
+    #[cfg(test)]
+    pub(crate) fn never_filled(kind: KeyType, size: usize) -> Self {
+        let shared = Arc::new(PoolShared {
+            size,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        Self { kind, shared }
+    }
+
     /// Returns the type of the keys.
     pub fn kind(&self) -> KeyType {
         self.kind

@@ -9,6 +9,7 @@ use super::*;
 use crate::{
     authority::{certificates, parse_chain, validity},
     folder::read_pair,
+    keys::KeyType,
     tests::{HOUR, START, TestCa, World, at, container, guid, pool, replace, settings},
 };
 
@@ -724,6 +725,23 @@ fn unusable_places_are_explained() {
             none.display()
         )
     );
+}
+
+/// Early in its window a renewal leaves the generation of keys to the idle thread; late, it is more urgent than that.
+#[test]
+fn only_early_renewals_wait_for_keys() {
+    let mut world = World::new();
+    world.create_all(&["g1"]);
+    let first = world.read("g1", "instance.crt");
+    world.rotator.pool = KeyPool::never_filled(KeyType::P256, 2);
+    let schedule = &world.rotator.identities.all[&guid("g1")].schedule;
+    let early = schedule.due(at(START));
+    let late = schedule.deadline().unwrap();
+    assert!(early + REISSUE_SPREAD < late);
+    assert!(matches!(world.rotator.step(early), Next::Key));
+    assert_eq!(world.read("g1", "instance.crt"), first);
+    assert!(matches!(world.rotator.step(late), Next::At(_)));
+    assert_ne!(world.read("g1", "instance.crt"), first);
 }
 
 //----------- Identities ------------------------------------------------------

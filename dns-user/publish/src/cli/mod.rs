@@ -5,6 +5,7 @@ mod ownership;
 mod publish;
 
 use std::{
+    ffi::OsString,
     io::{self, IsTerminal as _},
     path::PathBuf,
     process::ExitCode,
@@ -124,13 +125,13 @@ enum Colour {
 
 impl Colour {
     fn is_on(self) -> bool {
+        self.is_on_at(io::stdout().is_terminal(), std::env::var_os("NO_COLOR"))
+    }
+
+    fn is_on_at(self, is_terminal: bool, no_color: Option<OsString>) -> bool {
         match self {
-            Self::Auto => {
-                // An empty value counts as unset (no-color.org).
-                let is_unwanted =
-                    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-                io::stdout().is_terminal() && !is_unwanted
-            }
+            // An empty value counts as unset (no-color.org).
+            Self::Auto => is_terminal && no_color.is_none_or(|value| value.is_empty()),
             Self::Always => true,
             Self::Never => false,
         }
@@ -410,7 +411,14 @@ mod tests {
 
     #[test]
     fn colour_is_chosen() {
-        assert!(Colour::Always.is_on() && !Colour::Never.is_on());
+        for (no_color, is_auto) in [(None, true), (Some(""), true), (Some("1"), false)] {
+            let at = |colour: Colour, is_terminal| {
+                colour.is_on_at(is_terminal, no_color.map(OsString::from))
+            };
+            assert_eq!(at(Colour::Auto, true), is_auto, "{no_color:?}");
+            assert!(!at(Colour::Auto, false));
+            assert!(at(Colour::Always, false) && !at(Colour::Never, true));
+        }
     }
 
     #[test]
