@@ -395,6 +395,12 @@ impl Program {
         self.answer_names()?.set(header.hash, location, old)
     }
 
+    /// Returns the memory of the names and of the forwarded answers. Each entry begins with the time of its last
+    /// reply.
+    pub fn stores(&mut self) -> [&mut [u8]; 2] {
+        [self.entries.bytes_mut(), self.answers.bytes_mut()]
+    }
+
     fn answer_names(&mut self) -> Result<Names<&mut MapData>> {
         Names::of(
             self.ebpf

@@ -1,7 +1,12 @@
 //! Packets on a veth in a network namespace. On `lo`, where all other test runs are, the programs read
 //! neither the interface's flags nor its address, and ask no route.
 
-use std::{fs, net::IpAddr, process::Command, thread};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    process::Command,
+    thread,
+};
 
 use dns_common::{
     counters::Outcome,
@@ -32,13 +37,15 @@ const ADDRESS: [u8; 6] = [0x02, 0, 0, 0, 0x30, 0x02];
 /// Ethernet address of the bridge that the interface belongs to.
 const BRIDGE: [u8; 6] = [0x02, 0, 0, 0, 0x30, 0x03];
 
-/// Sets up the interface, with routes to the fixtures' clients and room for the longest reply.
-const SET_UP: [&str; 7] = [
+/// Sets up the interface, with routes to the fixtures' clients and room for the longest reply,
+/// and a neighbour over IPv4: a route counts with and without one.
+const SET_UP: [&str; 8] = [
     "link add srv address 02:00:00:00:30:02 mtu 9000 type veth peer name cli",
     "link set cli mtu 9000 up",
     "link set srv up",
     "addr add 10.1.2.1/24 dev srv",
     "-6 addr add fd00:0:0:0:1234::1/80 dev srv nodad",
+    "neigh add 10.1.2.3 lladdr 02:00:00:00:30:09 dev srv",
     "link set lo up",
     "link show srv",
 ];
@@ -292,13 +299,14 @@ fn frames_to_bridge_of_interface_are_answered() {
         let mut world = world_behind(NEAR);
         install(program, &world);
         serve(program, ifindex, NEAR);
-        let others = [
-            [0; 6],
-            [0x02, 0, 0, 0, 0x30, 0x04],
-            [0x02, 0, 0, 0, 0x31, 0x03],
-            [0x03, 0, 0, 0, 0x30, 0x03],
-            [0xff; 6],
-        ];
+        let mut others = vec![[0; 6], [0xff; 6]];
+        for (place, flipped) in (0..12).flat_map(|place| [(place, 0x01), (place, 0x80)]) {
+            let mut other = if place < 6 { ADDRESS } else { BRIDGE };
+            other[place % 6] ^= flipped;
+            if other != ADDRESS && other != BRIDGE {
+                others.push(other);
+            }
+        }
         for query in [Query::new("v4-3.bosh", A), Query::new("missing.bosh", A)] {
             for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
                 for hook in HOOKS {
@@ -309,7 +317,7 @@ fn frames_to_bridge_of_interface_are_answered() {
                         assert_eq!(counted, Outcome::Hit, "to {address:02x?} at {hook:?}");
                         assert_eq!(check(program, &world, hook, &frame), Ok(true));
                     }
-                    for address in others {
+                    for &address in &others {
                         let mut frame = datagram.frame();
                         frame[..6].copy_from_slice(&address);
                         let (run, counted) = program.run_counted(hook, &frame).expect("it runs");
@@ -318,6 +326,41 @@ fn frames_to_bridge_of_interface_are_answered() {
                     }
                 }
             }
+        }
+    });
+}
+
+#[test]
+fn only_lo_serves_loopback_addresses() {
+    let Some(mut program) = load() else { return };
+    let program = &mut *program;
+    with_interface(|ifindex| {
+        let mut world = world_behind(NEAR);
+        let (v4, v6) = (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into());
+        world.endpoints = vec![(v4, 53), (v6, 53)];
+        install(program, &world);
+        let query = Query::new("v4-3.bosh", A).bytes();
+        let datagrams = [
+            Datagram {
+                to: (v4, 53),
+                ..Datagram::v4(query.clone())
+            },
+            Datagram {
+                to: (v6, 53),
+                ..Datagram::v6(query)
+            },
+        ];
+        let frames = datagrams.map(|datagram| datagram.frame());
+        let outcomes = |program: &mut Program, frame: &[u8]| {
+            HOOKS.map(|hook| program.run_counted(hook, frame).expect("it runs").1)
+        };
+        for frame in &frames {
+            assert_eq!(outcomes(program, frame), [Outcome::Hit; 2]);
+        }
+        serve(program, ifindex, NEAR);
+        for frame in &frames {
+            let frame = readdress(frame, ADDRESS);
+            assert_eq!(outcomes(program, &frame), [Outcome::NotOurs; 2]);
         }
     });
 }

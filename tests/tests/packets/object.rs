@@ -1,20 +1,22 @@
 //! The object's requirements on the kernel.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     time::Instant,
 };
 
-use aya::util::KernelVersion;
-use dns_common::object;
+use aya::{maps::RingBuf, util::KernelVersion};
+use dns_common::{counters::Outcome, object, tap::TapEvent};
 use nix::time::{ClockId, clock_getres};
-use whole_system_tests::program::{Hook, Program};
+use whole_system_tests::program::{Hook, Program, Published};
+use zerocopy::FromBytes as _;
 
 use crate::{
     HOOKS,
     fixtures::world,
-    install, load,
+    forwarded, install, load,
+    model::World,
     packet::{A, AAAA, CLIENT, CLIENT6, Datagram, Query, wire},
 };
 
@@ -184,6 +186,33 @@ fn entry_is_stamped_once_per_tick() {
     );
 }
 
+/// CPUs read the clock at different times: a reply does not replace the later time of another one.
+#[test]
+fn later_stamp_stays() {
+    const LATER: [u8; 8] = u64::MAX.to_ne_bytes();
+    let Some(mut program) = load() else { return };
+    // The only entry of its store, like the forwarded answer.
+    let world = World {
+        published: HashMap::from([(wire("empty.bosh"), Published::default())]),
+        ..world()
+    };
+    install(&mut program, &world);
+    program.set_control(|control| control.answer_generation = forwarded::GENERATION);
+    let forwarded = forwarded::publish_of_length(&mut program, 200);
+    for (store, query, hit) in [
+        (0, Query::new("empty.bosh", A), Outcome::Hit),
+        (1, forwarded, Outcome::HitForwarded),
+    ] {
+        let frame = Datagram::v4(query.bytes()).frame();
+        for hook in HOOKS {
+            program.stores()[store][..8].copy_from_slice(&LATER);
+            let (_, counted) = program.run_counted(hook, &frame).expect("the program runs");
+            assert_eq!(counted, hit, "at {hook:?}");
+            assert_eq!(program.stores()[store][..8], LATER, "{hit:?} at {hook:?}");
+        }
+    }
+}
+
 #[test]
 fn replies_are_counted_by_type() {
     let Some(mut program) = load() else { return };
@@ -229,20 +258,13 @@ fn hash_collision_is_not_answered() {
         for hook in HOOKS {
             let (run, counted) = program.run_counted(hook, &query).expect("the program runs");
             assert_eq!(run.packet, query);
-            assert_eq!(
-                counted,
-                dns_common::counters::Outcome::Collision,
-                "{stored} at {hook:?}"
-            );
+            assert_eq!(counted, Outcome::Collision, "{stored} at {hook:?}");
         }
     }
 }
 
 #[test]
 fn tap_reports_own_queries_only() {
-    use dns_common::{counters::Outcome, tap::TapEvent};
-    use zerocopy::FromBytes as _;
-
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     program.set_control(|control| control.tap_every = 1);
@@ -273,12 +295,7 @@ fn tap_reports_own_queries_only() {
         program.run(hook, &hit6).expect("the program runs");
         program.run(hook, &miss4).expect("the program runs");
     }
-    let mut events = Vec::new();
-    let map = program.ebpf().map_mut(object::TAP).expect("in the object");
-    let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
-    while let Some(item) = ring.next() {
-        events.push(TapEvent::read_from_bytes(&item).expect("an event"));
-    }
+    let events = tapped(&mut program);
     assert_eq!(events.len(), 4 * HOOKS.len());
     for of_hook in events.chunks(4) {
         let [hit, miss, hit6, miss4] = of_hook else {
@@ -305,11 +322,48 @@ fn tap_reports_own_queries_only() {
     }
 }
 
+/// Returns the events that have been sent to the tap.
+fn tapped(program: &mut Program) -> Vec<TapEvent> {
+    let map = program.ebpf().map_mut(object::TAP).expect("in the object");
+    let mut ring = RingBuf::try_from(map).expect("a ring buffer");
+    let mut events = Vec::new();
+    while let Some(item) = ring.next() {
+        events.push(TapEvent::read_from_bytes(&item).expect("an event"));
+    }
+    events
+}
+
+#[test]
+fn tap_reports_names_that_end_with_their_type() {
+    let Some(mut program) = load() else { return };
+    install(&mut program, &world());
+    program.set_control(|control| control.tap_every = 1);
+    let (query, name) = (Query::new("V4-3.bosh", AAAA).bytes(), wire("V4-3.bosh"));
+    let name_end = query.len() - 4;
+    for (message, name, query_type) in [
+        (&*Query::new("", AAAA).bytes(), &*wire(""), AAAA),
+        // The frame ends after the type, within it, and within the name.
+        (&query[..name_end + 2], &*name, AAAA),
+        (&query[..name_end + 1], &[], 0),
+        (&query[..name_end - 1], &[], 0),
+    ] {
+        for datagram in [Datagram::v4, Datagram::v6] {
+            let frame = datagram(message.to_vec()).frame();
+            for hook in HOOKS {
+                program.run(hook, &frame).expect("the program runs");
+                let events = tapped(&mut program);
+                let [event] = &*events else {
+                    panic!("{} events of {message:02x?} at {hook:?}", events.len())
+                };
+                let found = (&event.name[..event.name_len.into()], event.query_type);
+                assert_eq!(found, (name, query_type), "{message:02x?} at {hook:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn tap_samples_queries_evenly() {
-    use dns_common::tap::TapEvent;
-    use zerocopy::FromBytes as _;
-
     const RUNS: usize = 2000;
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
@@ -320,11 +374,8 @@ fn tap_samples_queries_evenly() {
         program.run(Hook::Xdp, &a).expect("the program runs");
         program.run(Hook::Xdp, &aaaa).expect("the program runs");
     }
-    let map = program.ebpf().map_mut(object::TAP).expect("in the object");
-    let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
     let mut counts = [0usize; 2];
-    while let Some(item) = ring.next() {
-        let event = TapEvent::read_from_bytes(&item).expect("an event");
+    for event in tapped(&mut program) {
         counts[usize::from(event.query_type == AAAA)] += 1;
     }
     // Binomial with p = 0.1: the expected 200 has a standard deviation of 13.4; ten of them are
