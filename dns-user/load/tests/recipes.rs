@@ -792,7 +792,7 @@ fn latencies_agree_with_dnsperf() -> Result<()> {
             // From below by the resolution of two digits, from above by the machine's other work: a wrong unit or
             // begin would be further off.
             ensure!(
-                found > expected * 0.99 && found < expected * 4.0,
+                found > expected * 0.99 && found < expected * 2.5,
                 "{key}: {ours} s, {theirs} s by dnsperf, {expected} s of the server"
             );
         }
