@@ -81,10 +81,13 @@ fn parsed(message: &[u8], transport: Transport) -> Query<'_> {
     query
 }
 
-/// Returns RCODE and sorted records of a reply: `=` marks answers, `-` the authority, `+` additional records.
 fn shown(zone: &Zone, query: &Query<'_>, answer: PendingAnswer) -> String {
-    let reply = answer.finish(query, &zone.config.dns, &Default::default());
-    let message = Message::from_vec(&reply).unwrap();
+    lines(&answer.finish(query, &zone.config.dns, &Default::default()))
+}
+
+/// Returns RCODE and sorted records of a reply: `=` marks answers, `-` the authority, `+` additional records.
+fn lines(reply: &[u8]) -> String {
+    let message = Message::from_vec(reply).unwrap();
     assert!(message.metadata.authoritative);
     let mut lines = Vec::new();
     for (mark, records) in [
@@ -1022,5 +1025,45 @@ fn family_and_own_name_select_addresses() {
         ),
     ] {
         assert_eq!(reply(&zone, name, qtype), expected, "{name} {qtype}");
+    }
+}
+
+/// The last host of a chain keeps what the question's name keeps: a node's records have the recursor's TTLs.
+#[test]
+fn chains_leave_the_domain_at_their_end() {
+    let catalog = r#"{"nodes": [{"node": "n1", "address": "10.0.0.1"}, {"node": "n2", "address": "ext.service.consul"}],
+        "services": [{"node": "n1", "name": "ext", "address": "ext.example"},
+                     {"node": "n1", "name": "outer", "address": "ext.service.consul"}]}"#;
+    let zone = zone_of(catalog, "", "");
+    let host = Name::from_text("ext.example").unwrap();
+    let found = Record {
+        owner: Some(host.clone()),
+        ttl: 100,
+        data: Data::A([192, 0, 2, 1].into()),
+    };
+    let chains = [(host.clone(), vec![found])].into_iter().collect();
+    let recursing = Asker {
+        recursion: true,
+        ..asker()
+    };
+    for (name, expected) in [
+        (
+            "outer.service.consul.",
+            "= ext.example. 7 A 192.0.2.1\n= ext.service.consul. 7 CNAME ext.example.\n= outer.service.consul. 7 CNAME \
+             ext.service.consul.",
+        ),
+        (
+            "n2.node.consul.",
+            "= ext.example. 100 A 192.0.2.1\n= ext.service.consul. 7 CNAME ext.example.\n= n2.node.consul. 5 CNAME \
+             ext.service.consul.",
+        ),
+    ] {
+        let message = message(name, A);
+        let query = parsed(&message, Transport::Tcp);
+        let answer = zone.answer(&query, &recursing, &mut fastrand::Rng::with_seed(1));
+        let answer = answer.unwrap();
+        assert_eq!(answer.hosts(), std::slice::from_ref(&host), "{name}");
+        let reply = answer.finish(&query, &zone.config.dns, &chains);
+        assert_eq!(lines(&reply), format!("NoError\n{expected}"), "{name}");
     }
 }
