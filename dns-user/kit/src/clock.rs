@@ -296,11 +296,11 @@ mod tests {
                 "--boottime=200000",
             ])
             .arg(std::env::current_exe().unwrap())
-            .args(crate::own_process_tests::arguments(module_path!(), name))
+            .args(test_support::own_process::arguments(module_path!(), name))
             .env(
                 BEFORE,
                 kernel_clocks().map(|time| time.to_string()).join(" "),
             );
-        crate::own_process_tests::run(&mut unshare);
+        test_support::own_process::run(&mut unshare);
     }
 }

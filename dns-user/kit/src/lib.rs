@@ -46,6 +46,3 @@ pub mod unix_socket;
 
 pub use hex::{hex, percent_encoded};
 pub use process::{limits, memory, priority, until_ended};
-
-#[cfg(test)]
-mod own_process_tests;

@@ -124,7 +124,7 @@ mod tests {
     use test_support::requirements;
 
     use super::*;
-    use crate::own_process_tests as own_process;
+    use test_support::own_process;
 
     const NOBODY: u32 = 65_534;
 

@@ -53,7 +53,7 @@ mod tests {
     use std::{env, fs, io::Read as _, os::unix::net::UnixDatagram, process::Command};
 
     use super::*;
-    use crate::own_process_tests as own_process;
+    use test_support::own_process;
 
     const NAME: &str = "systemd_is_told_and_keeps_files";
 

@@ -187,7 +187,7 @@ fn drain(generator: &Generator, before: Counts, max_pause: Duration) -> Result<b
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process::Command};
+    use test_support::own_process;
 
     use super::*;
     use crate::generator::{alone, count};
@@ -195,23 +195,10 @@ mod tests {
     /// Returns whether this is the process in which the test goes on; otherwise runs it there. Signals, and
     /// [`INTERRUPTED`], belong to the whole process.
     fn is_in_own_process(name: &str) -> bool {
-        const VARIABLE: &str = "LOAD_OWN_PROCESS";
-        if env::var_os(VARIABLE).is_some() {
+        if own_process::is_here() {
             return true;
         }
-        let path = format!("measure::tests::{name}");
-        let output = Command::new(env::current_exe().unwrap())
-            .args([&path, "--exact", "--nocapture"])
-            .env(VARIABLE, "1")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned()
-            + &String::from_utf8_lossy(&output.stderr);
-        // A name that is misspelt runs no test.
-        assert!(
-            output.status.success() && text.contains("1 passed"),
-            "{text}"
-        );
+        own_process::run(&mut own_process::command(module_path!(), name));
         false
     }
 

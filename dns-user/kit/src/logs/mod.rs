@@ -443,7 +443,7 @@ mod tests {
     use tracing::Level;
 
     use super::{writer::tests::Shared as Output, *};
-    use crate::own_process_tests as own_process;
+    use test_support::own_process;
 
     /// Builds levels with these tags.
     fn levels(general: LogLevel, tags: &[(&str, LogLevel)]) -> Levels {

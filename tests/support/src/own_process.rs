@@ -3,16 +3,17 @@
 use std::{env, process::Command};
 
 /// Set in the process that [`command`] starts.
-const VARIABLE: &str = "DNS_KIT_OWN_PROCESS";
+const VARIABLE: &str = "BOSH_DNS_OWN_PROCESS";
 
 /// Returns whether this is the process that [`command`] starts.
-pub(crate) fn is_here() -> bool {
+pub fn is_here() -> bool {
     env::var_os(VARIABLE).is_some()
 }
 
-/// Returns the arguments with which this program runs one test: that of a module (`module_path!`) with this name.
-pub(crate) fn arguments(module: &str, name: &str) -> [String; 3] {
-    let module = module.strip_prefix("dns_kit::").unwrap_or(module);
+/// Returns the arguments with which this program runs the test with this name of a module (`module_path!`).
+pub fn arguments(module: &str, name: &str) -> [String; 3] {
+    // The names of tests do not begin with the crate.
+    let (_, module) = module.split_once("::").unwrap_or(("", module));
     [
         format!("{module}::{name}"),
         "--exact".to_owned(),
@@ -21,15 +22,23 @@ pub(crate) fn arguments(module: &str, name: &str) -> [String; 3] {
 }
 
 /// Returns a command that runs a test.
-pub(crate) fn command(module: &str, name: &str) -> Command {
-    let mut command = Command::new(env::current_exe().unwrap());
+///
+/// # Panics
+///
+/// Panics if the path of this program is unknown.
+pub fn command(module: &str, name: &str) -> Command {
+    let mut command = Command::new(env::current_exe().expect("the program has a path"));
     command.args(arguments(module, name)).env(VARIABLE, "1");
     command
 }
 
-/// Runs a test to its end; it must pass.
-pub(crate) fn run(command: &mut Command) {
-    let output = command.output().unwrap();
+/// Runs a test to its end.
+///
+/// # Panics
+///
+/// Panics if it cannot be started or does not pass.
+pub fn run(command: &mut Command) {
+    let output = command.output().expect("the test starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     // A name that is misspelt runs no test.
@@ -40,6 +49,6 @@ pub(crate) fn run(command: &mut Command) {
 }
 
 /// Marks a command as that of a test's process.
-pub(crate) fn mark(command: &mut Command) -> &mut Command {
+pub fn mark(command: &mut Command) -> &mut Command {
     command.env(VARIABLE, "1")
 }
