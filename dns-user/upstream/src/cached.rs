@@ -881,8 +881,8 @@ mod tests {
         assert!(failures.get(&key(MAX_FAILURES)).is_none());
     }
 
-    use crate::tests::{form, options, parsed, parsed_by, query};
-    use dns_core::config::{CacheConfig, RecursorSelection};
+    use crate::tests::{form, options, parsed, parsed_by, query, small_cache};
+    use dns_core::config::RecursorSelection;
 
     const NAME: &[u8] = b"\x02oK\x07example\0";
 
@@ -1011,12 +1011,7 @@ mod tests {
         let message = query(NAME, 28);
         let udp = parsed(&message);
         let tcp = parsed_by(Transport::Tcp, &message);
-        let config = CacheConfig {
-            enabled: true,
-            max_entries: 10,
-            max_bytes: 1 << 20,
-            serve_stale: None,
-        };
+        let config = small_cache(None);
         let cache = Cache::new(&config, form(compat), compat);
         cache.flush(|_| true);
         let second = cache.generation();
@@ -1150,12 +1145,7 @@ mod tests {
             compat,
             &Arc::default(),
         );
-        let config = CacheConfig {
-            enabled: true,
-            max_entries: 10,
-            max_bytes: 1 << 20,
-            serve_stale: None,
-        };
+        let config = small_cache(None);
         let cache = Arc::new(Cache::new(&config, form(compat), compat));
         let source = UncachedSource::Dns(Arc::new(forwarder));
         let source = CachedSource::new(source, Some(Arc::clone(&cache)), form(compat), compat);
@@ -1218,12 +1208,7 @@ mod tests {
                 compat,
                 &Arc::default(),
             );
-            let config = CacheConfig {
-                enabled: true,
-                max_entries: 10,
-                max_bytes: 1 << 20,
-                serve_stale,
-            };
+            let config = small_cache(serve_stale);
             let cache = Arc::new(Cache::new(&config, form(compat), compat));
             let source = UncachedSource::Dns(Arc::new(forwarder));
             let source = CachedSource::new(source, Some(cache), form(compat), compat);

@@ -202,9 +202,9 @@ mod tests {
     use super::*;
     use crate::{
         message::MessageIndex,
-        tests::{form, parsed, query},
+        tests::{form, parsed, query, small_cache},
     };
-    use dns_core::config::{CacheConfig, Compat};
+    use dns_core::config::Compat;
 
     const NAME: &[u8] = b"\x04more\x02ok\x07example\0";
 
@@ -303,12 +303,7 @@ mod tests {
 
     /// Returns a cache with one answer for [`NAME`], of TTL 300.
     fn cache(compat: Compat, serve_stale: Option<Duration>) -> Cache {
-        let config = CacheConfig {
-            enabled: true,
-            max_entries: 10,
-            max_bytes: 1 << 20,
-            serve_stale,
-        };
+        let config = small_cache(serve_stale);
         let cache = Cache::new(&config, form(compat), compat);
         let message = query(NAME, 1);
         let query = parsed(&message);

@@ -195,19 +195,7 @@ mod tests {
 
     #[test]
     fn families_of_a_cache_have_its_counts() {
-        let config = dns_core::config::CacheConfig {
-            enabled: true,
-            max_entries: 10,
-            max_bytes: 1 << 20,
-            serve_stale: None,
-        };
-        let form = crate::tests::form(Default::default());
-        let cache = Cache::new(&config, form, Default::default());
-        let counters = &cache.counters;
-        counters.hits.store(1, Relaxed);
-        counters.denial_hits.store(20, Relaxed);
-        counters.misses.store(300, Relaxed);
-        counters.stale_hits.store(4000, Relaxed);
+        let cache = crate::tests::counted_cache();
         let text = prometheus::TextEncoder::new()
             .encode_to_string(&of_cache("dns://:53", ".", &cache))
             .unwrap();

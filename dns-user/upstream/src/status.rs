@@ -525,19 +525,7 @@ mod tests {
 
     #[test]
     fn cache_status_has_sums() {
-        let config = dns_core::config::CacheConfig {
-            enabled: true,
-            max_entries: 10,
-            max_bytes: 1 << 20,
-            serve_stale: None,
-        };
-        let form = crate::tests::form(Default::default());
-        let cache = Cache::new(&config, form, Default::default());
-        let counters = &cache.counters;
-        counters.hits.store(1, Relaxed);
-        counters.denial_hits.store(20, Relaxed);
-        counters.misses.store(300, Relaxed);
-        counters.stale_hits.store(4000, Relaxed);
+        let cache = crate::tests::counted_cache();
         let CacheStatus {
             entries,
             denials,

@@ -429,11 +429,9 @@ async fn refreshed_answers_replace_cached_ones() {
     use crate::Answer as _;
 
     let count = std::sync::atomic::AtomicU8::new(0);
-    let recursor = Scripted::start(move |query| {
-        match count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
-            2 => vec![refuse(query, message::SERVFAIL)],
-            number => vec![answer(query, &[[192, 0, 2, number]])],
-        }
+    let recursor = Scripted::start(move |query| match count.fetch_add(1, Ordering::Relaxed) {
+        2 => vec![refuse(query, message::SERVFAIL)],
+        number => vec![answer(query, &[[192, 0, 2, number]])],
     })
     .await;
     let config = config(&format!(r#""recursors": ["{}"]"#, recursor.name()));

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::{net::TcpSocket, runtime::Handle, sync::oneshot};
 
 use super::{scripted::*, *};
 use crate::{
@@ -233,6 +233,21 @@ async fn equal_time_limits_need_no_task() {
     assert_eq!(tasks.load(Ordering::Relaxed), 0);
 }
 
+/// Returns a source of answers from a server at this socket's address.
+fn http_at(socket: &TcpSocket) -> HttpSource {
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    let server = HttpServer {
+        url: url.parse().unwrap(),
+        trust: Trust::Anyone,
+    };
+    HttpSource::new(
+        &server,
+        &mut HttpClients::default(),
+        &Arc::default(),
+        Duration::from_secs(600),
+    )
+}
+
 /// Returns a source with a cache, whose expired answers would be served for an hour.
 fn with_cache(source: UncachedSource, compat: Compat) -> (CachedSource, Arc<Cache>) {
     let config = CacheConfig {
@@ -273,19 +288,7 @@ async fn only_http_failures_are_answers() {
     let forwarder = forwarder(&[recursor.name()], 0, compat);
     let (dns, of_dns) = with_cache(UncachedSource::Dns(Arc::new(forwarder)), compat);
     let closed = refusing();
-    let server = HttpServer {
-        url: format!("http://{}", closed.local_addr().unwrap())
-            .parse()
-            .unwrap(),
-        trust: Trust::Anyone,
-    };
-    let time_limit = Duration::from_secs(600);
-    let http = HttpSource::new(
-        &server,
-        &mut HttpClients::default(),
-        &Arc::default(),
-        time_limit,
-    );
+    let http = http_at(&closed);
     let (http, of_http) = with_cache(UncachedSource::Http(Arc::new(http)), compat);
     for (source, cache, is_kept) in [(dns, of_dns, false), (http, of_http, true)] {
         assert_eq!(outcome(&source, NAME).await.0, message::SERVFAIL);
@@ -298,19 +301,7 @@ async fn only_http_failures_are_answers() {
 #[tokio::test]
 async fn refreshed_failures_are_no_answers() {
     let closed = refusing();
-    let server = HttpServer {
-        url: format!("http://{}", closed.local_addr().unwrap())
-            .parse()
-            .unwrap(),
-        trust: Trust::Anyone,
-    };
-    let time_limit = Duration::from_secs(600);
-    let http = HttpSource::new(
-        &server,
-        &mut HttpClients::default(),
-        &Arc::default(),
-        time_limit,
-    );
+    let http = http_at(&closed);
     let (source, cache) = with_cache(UncachedSource::Http(Arc::new(http)), Compat::default());
     let question = query(NAME, 1);
     source.refresh(&parsed(&question)).await;

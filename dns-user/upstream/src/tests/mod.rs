@@ -8,9 +8,10 @@ mod lies;
 mod misses;
 mod scripted;
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use super::{
+    cache::Cache,
     forward::Forwarder,
     host_names::HostNames,
     message::{self, Form},
@@ -19,7 +20,7 @@ use super::{
     udp::Matching,
 };
 use dns_core::{
-    config::{Compat, RecursorSelection},
+    config::{CacheConfig, Compat, RecursorSelection},
     wire::{Parsed, Query, Transport, append_opt, parse_by},
 };
 
@@ -52,6 +53,31 @@ pub(crate) fn form(compat: Compat) -> Form {
         transparent: compat.transparent_forwarding,
         client_subnet: false,
     }
+}
+
+/// Returns the settings of a cache of ten answers.
+pub(crate) fn small_cache(serve_stale: Option<Duration>) -> CacheConfig {
+    CacheConfig {
+        enabled: true,
+        max_entries: 10,
+        max_bytes: 1 << 20,
+        serve_stale,
+    }
+}
+
+/// Returns an empty cache with another number in each counter: 1 hit, 20 denials, 300 misses, 4,000 stale hits.
+pub(crate) fn counted_cache() -> Cache {
+    let cache = Cache::new(
+        &small_cache(None),
+        form(Compat::default()),
+        Compat::default(),
+    );
+    let counters = &cache.counters;
+    counters.hits.store(1, Ordering::Relaxed);
+    counters.denial_hits.store(20, Ordering::Relaxed);
+    counters.misses.store(300, Ordering::Relaxed);
+    counters.stale_hits.store(4000, Ordering::Relaxed);
+    cache
 }
 
 /// Returns the settings of recursors in tests.
