@@ -364,7 +364,7 @@ async fn read(
     Ok(Response::from_parts(head, body))
 }
 
-/// Appends a part of a body that may have so many bytes.
+/// Appends a part of a body, which may have at most `max` bytes.
 fn append(body: &mut BytesMut, data: &[u8], max: usize) -> Result<(), ConnectionError> {
     // The length that a response states may be wrong or missing.
     if body.len() + data.len() > max {
