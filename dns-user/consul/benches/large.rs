@@ -65,7 +65,7 @@ fn reply(zone: &Zone, message: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
 /// Returns a zone with one service of `size` instances, each on its own node.
 fn zone(size: u32) -> Zone {
     let json = Json::parse(b"{}").unwrap();
-    let config = Config::read(&ObjectReader::document("bench", &json).unwrap()).unwrap();
+    let (config, _) = Config::read(&ObjectReader::document("bench", &json).unwrap()).unwrap();
     let mut nodes = Vec::new();
     let mut services = Vec::new();
     for number in 0..size {

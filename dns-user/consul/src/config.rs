@@ -129,7 +129,7 @@ impl Config {
             return Ok(None);
         }
         let object = root.object("consul")?;
-        let (config, unknown) = Self::read_all(&object)?;
+        let (config, unknown) = Self::read(&object)?;
         let mut warnings = Vec::new();
         for path in unknown {
             warnings.push(format!(
@@ -145,13 +145,8 @@ impl Config {
         Ok(Some((config, warnings)))
     }
 
-    /// Parses the object itself.
-    pub fn read(object: &ObjectReader<'_>) -> Result<Self, ConfigError> {
-        Self::read_all(object).map(|(config, _)| config)
-    }
-
-    /// Parses the object itself and returns the paths of unknown members.
-    fn read_all(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
+    /// Parses the object itself; also returns the paths of unknown members.
+    pub fn read(object: &ObjectReader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
         let mut recursors = Vec::new();
         for text in object.texts("recursors")?.unwrap_or_default() {
             match with_port(text) {
@@ -321,13 +316,17 @@ fn visibility(object: &ObjectReader<'_>) -> Result<Visibility, ConfigError> {
     }
     let acl = object.object("acl")?;
     Ok(Visibility {
-        nodes: names(&acl, "nodes")?,
-        services: names(&acl, "services")?,
+        nodes: texts(&acl, "nodes")?,
+        services: texts(&acl, "services")?,
     })
 }
 
-fn names(acl: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
-    let texts = acl.texts(name)?.unwrap_or_default();
+/// Parses a list of texts; empty if missing.
+pub(crate) fn texts(
+    object: &ObjectReader<'_>,
+    name: &'static str,
+) -> Result<Vec<String>, ConfigError> {
+    let texts = object.texts(name)?.unwrap_or_default();
     Ok(texts.into_iter().map(str::to_owned).collect())
 }
 

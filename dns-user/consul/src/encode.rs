@@ -298,36 +298,29 @@ impl<'a> Writer<'a> {
 
 //----------- Client subnet --------------------------------------------------
 
-/// Option code of the client subnet.
-const CLIENT_SUBNET: u16 = 8;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClientSubnet<'a> {
     /// Address with the bits after the prefix cleared.
     pub(crate) address: IpAddr,
     pub(crate) prefix: u8,
-    /// Option data as received: family, prefixes and address.
+    /// The option as received: code, length, family, prefixes and address.
     option: &'a [u8],
 }
 
 impl ClientSubnet<'_> {
     /// Appends the reply's option: a copy of the query's, with the scope for which the answer is valid.
     pub(crate) fn write(&self, scope: u8, out: &mut Vec<u8>) {
-        out.extend_from_slice(&CLIENT_SUBNET.to_be_bytes());
-        // The received length also had 16 bits.
-        out.extend_from_slice(&(self.option.len() as u16).to_be_bytes());
         let start = out.len();
         out.extend_from_slice(self.option);
-        out[start + 3] = scope;
+        out[start + 7] = scope;
     }
 }
 
 /// Returns the client subnet of a query; `None` if it is missing or malformed.
 pub(crate) fn client_subnet<'a>(query: &Query<'a>) -> Option<ClientSubnet<'a>> {
-    // Skips option code and length; then come family, source prefix, scope prefix, and as many address bytes as
-    // the prefix needs.
-    let option = query.client_subnet()?.get(4..)?;
-    let (&[family_high, family_low, prefix, _scope], bytes) = option.split_first_chunk()?;
+    let option = query.client_subnet()?;
+    // As many bytes of the address follow as the prefix needs.
+    let (&[_, _, _, _, family_high, family_low, prefix, _], bytes) = option.split_first_chunk()?;
     let address = match u16::from_be_bytes([family_high, family_low]) {
         1 => IpAddr::V4(Ipv4Addr::from(padded::<4>(bytes)?)),
         2 => IpAddr::V6(Ipv6Addr::from(padded::<16>(bytes)?)),

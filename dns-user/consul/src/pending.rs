@@ -81,12 +81,9 @@ impl PendingAnswer {
 
     /// Returns whether the answer consists of addresses only and is valid for every client.
     pub fn is_only_addresses(&self) -> bool {
-        let are_addresses = match &self.answers {
-            Answers::Records(records) => records.iter().all(|record| {
-                record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_))
-            }),
-            Answers::V4(..) | Answers::Mixed(..) => true,
-        };
+        let are_addresses = self.answers.records().iter().all(|record| {
+            record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_))
+        });
         !self.answers.is_empty()
             && !self.for_client
             && self.additional.is_empty()
@@ -102,11 +99,7 @@ impl PendingAnswer {
     /// Returns the distinct host names to resolve through a recursor.
     pub fn hosts(&self) -> Vec<Name> {
         let mut hosts: Vec<Name> = Vec::new();
-        let answers: &[Record] = match &self.answers {
-            Answers::Records(records) => records,
-            Answers::V4(..) | Answers::Mixed(..) => &[],
-        };
-        for record in answers.iter().chain(&self.additional) {
+        for record in self.answers.records().iter().chain(&self.additional) {
             if let Data::Follow(name, _) = &record.data
                 && !hosts.contains(name)
             {

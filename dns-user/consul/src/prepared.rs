@@ -32,11 +32,7 @@ impl Zone {
         random: &mut fastrand::Rng,
     ) -> Result<Executed, Failure> {
         let stored = datacenter.unwrap_or(&self.config.datacenter);
-        match self.catalog.reach(stored) {
-            Reach::Reachable => {}
-            Reach::Unreachable => return Err(Failure::Server),
-            Reach::Unknown => return Err(Failure::NoSuchName),
-        }
+        self.check_reach(stored)?;
         let query = self.find_query(name, stored)?;
         let mut instances = Vec::new();
         for place in self.places_of(&query, stored) {
@@ -82,8 +78,7 @@ impl Zone {
             }
             // Mesh instances are registered under other names; in other datacenters only queried
             // services are loaded.
-            let own = place == Place::Datacenter(self.config.datacenter.as_str().into());
-            if query.connect && own && self.catalog.is_incomplete(&place) {
+            if query.connect && place == self.own() && self.catalog.is_incomplete(&place) {
                 return Some(Lack {
                     place,
                     missing: Missing::Lists,
@@ -299,8 +294,34 @@ struct Filling<'a> {
 }
 
 impl Filling<'_> {
+    /// Replaces `${name.full}`, `${name.prefix}`, `${name.suffix}` and `${match(n)}`; other expressions in braces are
+    /// replaced by nothing.
     fn fill(&self, text: &str) -> String {
-        interpolate(text, self.query_name, self.name, self.groups)
+        let Self {
+            query_name: prefix,
+            name,
+            groups,
+        } = *self;
+        let mut filled = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("${") {
+            filled.push_str(before);
+            let Some((expression, tail)) = after.split_once('}') else {
+                filled.push_str("${");
+                rest = after;
+                continue;
+            };
+            filled.push_str(match expression.trim() {
+                "name.full" => name,
+                "name.prefix" => prefix,
+                // The name begins with the prefix, which has the same length in lower case.
+                "name.suffix" => name.get(prefix.len()..).unwrap_or_default(),
+                other => group_of(other, groups).unwrap_or_default(),
+            });
+            rest = tail;
+        }
+        filled.push_str(rest);
+        filled
     }
 
     fn fill_values(&self, meta: &BTreeMap<String, String>) -> BTreeMap<String, String> {
@@ -323,31 +344,6 @@ fn group_of<'a>(expression: &str, groups: &'a [String]) -> Option<&'a str> {
     let number = expression.strip_prefix("match(")?.strip_suffix(')')?;
     let number: usize = number.trim().parse().ok()?;
     groups.get(number).map(String::as_str)
-}
-
-/// Replaces `${name.full}`, `${name.prefix}`, `${name.suffix}` and `${match(n)}`; other expressions
-/// in braces are replaced by nothing.
-fn interpolate(text: &str, prefix: &str, name: &str, groups: &[String]) -> String {
-    let mut filled = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("${") {
-        filled.push_str(before);
-        let Some((expression, tail)) = after.split_once('}') else {
-            filled.push_str("${");
-            rest = after;
-            continue;
-        };
-        filled.push_str(match expression.trim() {
-            "name.full" => name,
-            "name.prefix" => prefix,
-            // The name begins with the prefix, which has the same length in lower case.
-            "name.suffix" => name.get(prefix.len()..).unwrap_or_default(),
-            other => group_of(other, groups).unwrap_or_default(),
-        });
-        rest = tail;
-    }
-    filled.push_str(rest);
-    filled
 }
 
 #[cfg(test)]
@@ -494,13 +490,18 @@ mod tests {
     #[test]
     fn templates_are_filled_in() {
         let groups = ["geo-db-eu".to_owned(), "db".to_owned()];
-        let fill = |text| interpolate(text, "geo-", "geo-db-eu", &groups);
-        assert_eq!(fill("${name.suffix}-${match(1)}"), "db-eu-db");
-        assert_eq!(
-            fill("${match(7)}x${name.prefix}${name.full}"),
-            "xgeo-geo-db-eu"
-        );
-        assert_eq!(fill("open ${match(1"), "open ${match(1");
+        let filling = Filling {
+            query_name: "geo-",
+            name: "geo-db-eu",
+            groups: &groups,
+        };
+        for (text, expected) in [
+            ("${name.suffix}-${match(1)}", "db-eu-db"),
+            ("${match(7)}x${name.prefix}${name.full}", "xgeo-geo-db-eu"),
+            ("open ${match(1", "open ${match(1"),
+        ] {
+            assert_eq!(filling.fill(text), expected);
+        }
     }
 
     const CATALOG: &str = r#"{

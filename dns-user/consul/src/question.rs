@@ -17,17 +17,14 @@ pub(crate) enum Question {
         /// Labels to the right of `node`.
         locality: Locality,
     },
-    /// `[tag.]<service>.service`, `_<service>._<tag>.service`.
+    /// `[tag.]<service>.service`, `_<service>._<tag>.service`, `<service>.connect`, `<service>.ingress`.
     Service {
+        relation: Relation,
         service: String,
         /// Tag that instances must have.
         tag: Option<String>,
         locality: Locality,
     },
-    /// `<service>.connect`: proxies of a service mesh.
-    Connect { service: String, locality: Locality },
-    /// `<service>.ingress`: ingress gateways of a service.
-    Ingress { service: String, locality: Locality },
     /// `<service>.virtual`: the virtual address of a service.
     Virtual {
         service: String,
@@ -47,6 +44,17 @@ pub(crate) enum Question {
     Empty,
     /// Not a valid name in our domains.
     Invalid,
+}
+
+/// The instances of a service that a name is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Relation {
+    /// Registered under the service's name.
+    Own,
+    /// Those that represent it in a service mesh.
+    Mesh,
+    /// Ingress gateways that it is bound to.
+    Gateway,
 }
 
 /// Labels to the right of the kind: datacenter, peer, port.
@@ -122,26 +130,33 @@ impl Question {
         let Some(locality) = Locality::read(after) else {
             return Self::Invalid;
         };
-        match kind {
-            "virtual" => Self::Virtual {
-                service,
-                peer: locality.peer,
-            },
-            "node" => Self::Node {
-                name: before.join("."),
-                locality,
-            },
-            // Consul ignores labels before the service of these kinds.
-            "connect" => Self::Connect { service, locality },
-            "ingress" => Self::Ingress { service, locality },
-            _ => {
-                let (service, tag) = service_and_tag(before, last);
-                Self::Service {
+        let relation = match kind {
+            "virtual" => {
+                return Self::Virtual {
                     service,
-                    tag,
-                    locality,
-                }
+                    peer: locality.peer,
+                };
             }
+            "node" => {
+                return Self::Node {
+                    name: before.join("."),
+                    locality,
+                };
+            }
+            "connect" => Relation::Mesh,
+            "ingress" => Relation::Gateway,
+            _ => Relation::Own,
+        };
+        let (service, tag) = match relation {
+            Relation::Own => service_and_tag(before, last),
+            // Consul ignores labels before the service of these kinds.
+            Relation::Mesh | Relation::Gateway => (service, None),
+        };
+        Self::Service {
+            relation,
+            service,
+            tag,
+            locality,
         }
     }
 }
@@ -243,6 +258,7 @@ mod tests {
     #[test]
     fn srv_names_may_leave_the_kind_out() {
         let Question::Service {
+            relation: Relation::Own,
             service,
             tag,
             locality,
@@ -279,6 +295,7 @@ mod tests {
 
     fn service(service: &str, tag: &str, locality: Locality) -> Question {
         Question::Service {
+            relation: Relation::Own,
             service: service.to_owned(),
             tag: (!tag.is_empty()).then(|| tag.to_owned()),
             locality,
@@ -296,14 +313,14 @@ mod tests {
             name: name.to_owned(),
             datacenter: datacenter.map(str::to_owned),
         };
-        let connect = |service: &str, locality| Question::Connect {
+        let related = |relation, service: &str, locality| Question::Service {
+            relation,
             service: service.to_owned(),
+            tag: None,
             locality,
         };
-        let ingress = |service: &str, locality| Question::Ingress {
-            service: service.to_owned(),
-            locality,
-        };
+        let connect = |service: &str, locality| related(Relation::Mesh, service, locality);
+        let ingress = |service: &str, locality| related(Relation::Gateway, service, locality);
         let virtual_of = |service: &str, peer: Option<&str>| Question::Virtual {
             service: service.to_owned(),
             peer: peer.map(str::to_owned),

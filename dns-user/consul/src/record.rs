@@ -164,19 +164,23 @@ pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Op
     Some(name)
 }
 
-/// Returns a node's metadata as texts of TXT records: `key=value` (RFC 1464), or the value alone if
-/// the key begins with `rfc1035-`.
-pub fn meta_texts(node: &Node) -> Vec<Box<[u8]>> {
-    let mut texts = Vec::with_capacity(node.meta.len());
+/// Returns a node's metadata as TXT records: `key=value` (RFC 1464), or the value alone if the key begins with
+/// `rfc1035-`.
+pub(crate) fn meta_records(node: &Node, owner: Option<&Name>, ttl: u32) -> Vec<Record> {
+    let mut records = Vec::with_capacity(node.meta.len());
     for (key, value) in &node.meta {
         // `get`, because the eighth octet may be inside a character.
         let text = match key.get(..8) {
             Some(start) if start.eq_ignore_ascii_case("rfc1035-") => value.clone(),
             _ => rfc1464(key, value),
         };
-        texts.push(text.into_bytes().into());
+        records.push(Record {
+            owner: owner.cloned(),
+            ttl,
+            data: Data::Txt(text.into_bytes().into()),
+        });
     }
-    texts
+    records
 }
 
 /// Encodes an attribute as in RFC 1464, section 2: quotes `` ` ``, `=` in the name, and spaces at
@@ -240,6 +244,14 @@ impl Answers {
         self.len() == 0
     }
 
+    /// Returns the records; none of a list of addresses.
+    pub(crate) fn records(&self) -> &[Record] {
+        match self {
+            Self::Records(records) => records,
+            Self::V4(..) | Self::Mixed(..) => &[],
+        }
+    }
+
     pub(crate) fn ttl(&self) -> Option<u32> {
         match self {
             Self::Records(records) => records.first().map(|record| record.ttl),
@@ -267,10 +279,7 @@ impl Answers {
 
     /// Returns the number of aliases before the first final record.
     pub(crate) fn leading_aliases(&self) -> usize {
-        let Self::Records(records) = self else {
-            return 0;
-        };
-        records
+        self.records()
             .iter()
             .take_while(|record| matches!(record.data, Data::Cname(_)))
             .count()
@@ -422,10 +431,14 @@ mod tests {
         ] {
             node.meta.insert(key.to_owned(), value.to_owned());
         }
-        let texts: Vec<String> = meta_texts(&node)
-            .into_iter()
-            .map(|text| String::from_utf8(text.into()).unwrap())
-            .collect();
+        let mut texts = Vec::new();
+        for record in meta_records(&node, None, 7) {
+            assert_eq!((record.owner, record.ttl), (None, 7));
+            let Data::Txt(text) = record.data else {
+                panic!("not TXT")
+            };
+            texts.push(String::from_utf8(text.into()).unwrap());
+        }
         assert_eq!(
             texts,
             [

@@ -88,8 +88,8 @@ fn zone_of(scenario: &Scenario) -> Zone {
         .expect("an object")
         .remove("recursors");
     let json = Json::parse(object.to_string().as_bytes()).expect("JSON");
-    let config = Config::read(&ObjectReader::document(&scenario.name, &json).expect("an object"))
-        .expect("a configuration");
+    let object = ObjectReader::document(&scenario.name, &json).expect("an object");
+    let (config, _) = Config::read(&object).expect("a configuration");
     let catalog = Catalog::build(scenario.registrations(), &config, scenario.visibility());
     Zone { config, catalog }
 }

@@ -6,8 +6,8 @@ use dns_core::{name::Name, wire::TYPE_ANY};
 
 use super::{Lack, Missing, Search, Zone};
 use crate::{
-    catalog::{InstanceId, Place, Reach, registrations::CheckStatus},
-    question::{Locality, Question, TYPE_SRV},
+    catalog::{Place, Reach, registrations::CheckStatus},
+    question::{Locality, Question, Relation, TYPE_SRV},
     record::Failure,
 };
 
@@ -87,6 +87,7 @@ impl Zone {
         let (what, locality) = match question {
             Question::Node { name, locality } => (format!("the node {name:?}"), locality),
             Question::Service {
+                relation,
                 service,
                 tag,
                 locality,
@@ -94,17 +95,12 @@ impl Zone {
                 let tag = tag
                     .as_ref()
                     .map_or_else(String::new, |tag| format!(" with the tag {tag:?}"));
-                (
-                    format!("instances of the service {service:?}{tag}"),
-                    locality,
-                )
-            }
-            Question::Connect { service, locality } => (
-                format!("mesh instances that represent {service:?}"),
-                locality,
-            ),
-            Question::Ingress { service, locality } => {
-                (format!("gateways that {service:?} is bound to"), locality)
+                let what = match relation {
+                    Relation::Own => format!("instances of the service {service:?}{tag}"),
+                    Relation::Mesh => format!("mesh instances that represent {service:?}"),
+                    Relation::Gateway => format!("gateways that {service:?} is bound to"),
+                };
+                (what, locality)
             }
             Question::Virtual { service, .. } => {
                 return format!("the virtual address of {service:?}");
@@ -136,26 +132,18 @@ impl Zone {
 
     /// Lists the candidate instances, and the reason for each that is excluded.
     fn list_instances(&self, question: &Question, text: &mut String) {
-        let (instances, tag): (Vec<InstanceId>, _) = match question {
-            Question::Service {
-                service,
-                tag,
-                locality,
-            } => (
-                self.catalog.service(&self.place_of(locality), service),
-                tag.as_deref(),
-            ),
-            Question::Connect { service, locality } => (
-                self.catalog.connect(&self.place_of(locality), service),
-                None,
-            ),
-            Question::Ingress { service, locality } => (
-                self.catalog.ingress(&self.place_of(locality), service),
-                None,
-            ),
-            // Other names have no instances, and those of a prepared query depend on the client.
-            _ => return,
+        // Other names have no instances, and those of a prepared query depend on the client.
+        let Question::Service {
+            relation,
+            service,
+            tag,
+            locality,
+        } = question
+        else {
+            return;
         };
+        let place = self.place_of(locality);
+        let instances = self.catalog.related(*relation, &place, service);
         let worst = self.worst_status();
         for &id in instances.iter().take(MAX_LISTED) {
             let instance = self.catalog.instance(id);

@@ -15,7 +15,7 @@ use crate::{
     config::Config,
     encode::client_subnet,
     pending::{MAX_PLAIN_ANSWERS, PendingAnswer},
-    question::{KINDS, Locality, Question, TYPE_SRV, labels_within},
+    question::{KINDS, Locality, Question, Relation, TYPE_SRV, labels_within},
     record::{
         Answers, Data, Failure, Found, Keep, MAX_FINAL, Record, TYPE_NS, TYPE_SOA, limit_chain,
     },
@@ -174,7 +174,10 @@ impl Zone {
         let name = query.question.name();
         match Question::read(&name, self.config.domain_of(&name)?, query.question.qtype) {
             Question::Service {
-                service, locality, ..
+                relation: Relation::Own,
+                service,
+                locality,
+                ..
             } => Some((self.place_of(&locality), service)),
             _ => None,
         }
@@ -200,10 +203,13 @@ impl Zone {
             }
             Question::Node { locality, .. } => self.pending(self.place_of(&locality), None),
             Question::Service {
-                service, locality, ..
+                relation: Relation::Own,
+                service,
+                locality,
+                ..
             } => self.pending(self.place_of(&locality), Some(service)),
-            // Their instances are registered under other names.
-            Question::Connect { locality, .. } | Question::Ingress { locality, .. } => {
+            // The instances are registered under other names.
+            Question::Service { locality, .. } => {
                 let place = self.place_of(&locality);
                 let is_read_whole = place == self.own() || matches!(place, Place::Peer(_));
                 let lacks = self.catalog.is_pending(&place, None)
@@ -228,7 +234,7 @@ impl Zone {
         }
     }
 
-    fn own(&self) -> Place {
+    pub(crate) fn own(&self) -> Place {
         Place::Datacenter(self.config.datacenter.as_str().into())
     }
 
@@ -268,13 +274,20 @@ impl Zone {
             .ok_or(Failure::NoSuchName)?;
         match Question::read(search.name, zone, search.qtype) {
             Question::Node { name, locality } => self.find_node(search, &name, &locality, random),
+            // For an ACL error Consul answers SERVFAIL here, not an empty answer.
             Question::Service {
+                relation: Relation::Mesh,
+                service,
+                ..
+            } if !self.catalog.is_readable(&service) => Err(Failure::Server),
+            Question::Service {
+                relation,
                 service,
                 tag,
                 locality,
             } => {
                 let place = self.place(&locality)?;
-                let found = self.catalog.service(&place, &service);
+                let found = self.catalog.related(relation, &place, &service);
                 self.find_healthy(
                     search,
                     &service,
@@ -286,18 +299,6 @@ impl Zone {
                     &locality,
                     random,
                 )
-            }
-            // For an ACL error Consul answers SERVFAIL here, not an empty answer.
-            Question::Connect { service, .. } if !self.catalog.is_readable(&service) => {
-                Err(Failure::Server)
-            }
-            Question::Connect { service, locality } => {
-                let found = self.catalog.connect(&self.place(&locality)?, &service);
-                self.find_healthy(search, &service, found, |_| true, &locality, random)
-            }
-            Question::Ingress { service, locality } => {
-                let found = self.catalog.ingress(&self.place(&locality)?, &service);
-                self.find_healthy(search, &service, found, |_| true, &locality, random)
             }
             Question::Query { name, datacenter } => {
                 let executed = self.execute(&name, datacenter.as_deref(), search.client, random)?;
@@ -343,12 +344,16 @@ impl Zone {
     /// Returns the place in which a question is resolved.
     fn place(&self, locality: &Locality) -> Result<Place, Failure> {
         let place = self.place_of(locality);
-        let reach = match &place {
-            Place::Peer(_) => Reach::Reachable,
-            Place::Datacenter(datacenter) => self.catalog.reach(datacenter),
-        };
-        match reach {
-            Reach::Reachable => Ok(place),
+        if let Place::Datacenter(datacenter) = &place {
+            self.check_reach(datacenter)?;
+        }
+        Ok(place)
+    }
+
+    /// Fails unless a datacenter, in lower case, can be reached.
+    pub(crate) fn check_reach(&self, datacenter: &str) -> Result<(), Failure> {
+        match self.catalog.reach(datacenter) {
+            Reach::Reachable => Ok(()),
             // Whether the name exists is unknown; in an unknown datacenter it does not
             // (tests/cases).
             Reach::Unreachable => Err(Failure::Server),

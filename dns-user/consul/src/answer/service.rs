@@ -9,14 +9,14 @@ use hickory_proto::op::ResponseCode;
 use super::{Asker, Search, Zone};
 use crate::{
     catalog::{
-        Catalog, InstanceId, Place,
+        Catalog, InstanceId,
         nodes::{Accept, Location, Member, Target},
         registrations::Node,
     },
     pending::PendingAnswer,
     question::{Locality, TYPE_SRV},
     record::{
-        Answers, Data, Failure, Found, Keep, Record, address_name, meta_texts, node_name,
+        Answers, Data, Failure, Found, Keep, Record, address_name, meta_records, node_name,
         service_name,
     },
 };
@@ -344,13 +344,7 @@ impl Zone {
             && !node.meta.is_empty()
             && let Some(owner) = node_name(node, search.domain)
         {
-            for text in meta_texts(node) {
-                records.push(Record {
-                    owner: Some(owner.clone()),
-                    ttl,
-                    data: Data::Txt(text),
-                });
-            }
+            records.extend(meta_records(node, Some(&owner), ttl));
         }
         Some((name, records))
     }
@@ -436,14 +430,7 @@ impl Zone {
                 _ => {}
             }
         }
-        let mut texts = Vec::new();
-        for text in meta_texts(node) {
-            texts.push(Record {
-                owner: search.owner.cloned(),
-                ttl,
-                data: Data::Txt(text),
-            });
-        }
+        let texts = meta_records(node, search.owner, ttl);
         match search.qtype {
             // Text that was asked for is the answer; otherwise it is additional (tests/cases).
             TYPE_TXT | TYPE_ANY => records.extend(texts),
@@ -529,9 +516,8 @@ impl Zone {
         domain: &Name,
         random: &mut fastrand::Rng,
     ) -> (Vec<Record>, Vec<Record>) {
-        let own = Place::Datacenter(self.config.datacenter.as_str().into());
         let worst = self.worst_status();
-        let mut servers = self.catalog.service(&own, SERVERS);
+        let mut servers = self.catalog.service(&self.own(), SERVERS);
         servers.retain(|&id| {
             let name = &self.catalog.node_of(id).name;
             // Names that are no DNS names are left out (tests/cases).

@@ -9,7 +9,10 @@ use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::config::{Config, Visibility};
+use crate::{
+    config::{Config, Visibility},
+    question::Relation,
+};
 use dns_core::name::Name;
 use live::{Live, LiveService, Shards};
 use nodes::{Accept, Group, Member, Nodes, Sources, Target};
@@ -52,8 +55,8 @@ pub struct Catalog {
     visibility: Visibility,
     /// Registrations from definition files, except instances.
     fixed: Arc<Fixed>,
-    /// Data of a live Consul; `None` without one.
-    live: Option<Live>,
+    /// Data of a live Consul; empty without one.
+    live: Live,
     pub(crate) nodes: Arc<Nodes>,
     /// Instances by place and service. The index of a group never changes.
     groups: Vec<Arc<Group>>,
@@ -127,7 +130,7 @@ impl Catalog {
             config: Arc::new(config.clone()),
             visibility,
             fixed: Arc::new(fixed),
-            live: None,
+            live: Live::default(),
             nodes: Arc::new(nodes),
             groups: Vec::new(),
             free: Vec::new(),
@@ -172,8 +175,8 @@ impl Catalog {
 
     /// Replaces the live Consul's data; indexes only the differences to the previous data.
     pub fn update(&mut self, live: Option<Live>) {
-        let now = live.clone().unwrap_or_default();
-        let before = std::mem::replace(&mut self.live, live).unwrap_or_default();
+        let now = live.unwrap_or_default();
+        let before = std::mem::replace(&mut self.live, now.clone());
         // Nodes first, because the instances below are indexed with them.
         let moved = self.update_nodes(&now, &before);
         if !Arc::ptr_eq(&now.gateways, &before.gateways) {
@@ -354,12 +357,9 @@ impl Catalog {
     }
 
     fn index_ingress(&mut self) {
-        let live = match &self.live {
-            Some(live) => live.gateways.clone(),
-            None => Arc::default(),
-        };
         let mut ingress: HashMap<Box<str>, Vec<Box<str>>> = HashMap::new();
-        for Gateway { gateway, services } in self.fixed.gateways.iter().chain(live.iter()) {
+        let gateways = self.fixed.gateways.iter().chain(&*self.live.gateways);
+        for Gateway { gateway, services } in gateways {
             for service in services {
                 ingress
                     .entry(lower(service))
@@ -383,23 +383,17 @@ impl Catalog {
     /// Returns whether a service or, if `None`, the place's list of services has not been loaded
     /// yet. The name is in lower case.
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
-        self.live
-            .as_ref()
-            .is_some_and(|live| live.is_pending(place, service))
+        self.live.is_pending(place, service)
     }
 
     /// Returns whether any part of a place has not been loaded yet.
     pub fn is_incomplete(&self, place: &Place) -> bool {
-        self.live
-            .as_ref()
-            .is_some_and(|live| live.is_incomplete(place))
+        self.live.is_incomplete(place)
     }
 
     /// Returns whether the prepared queries of a datacenter have not been loaded yet.
     pub fn lacks_queries(&self, datacenter: &str) -> bool {
-        self.live
-            .as_ref()
-            .is_some_and(|live| live.lacks_queries(datacenter))
+        self.live.lacks_queries(datacenter)
     }
 
     pub(crate) fn member(&self, id: InstanceId) -> &Member {
@@ -461,13 +455,12 @@ impl Catalog {
         if matches!(&self.own, Place::Datacenter(own) if **own == *name) {
             return Reach::Reachable;
         }
-        let mut reachable = self.fixed.datacenters.get(name);
-        if let Some(live) = &self.live
-            && let Some(known) = live.datacenters.iter().find(|known| known.name == name)
-        {
-            // Files state what was true when they were written.
-            reachable = Some(&known.reachable);
-        }
+        let mut datacenters = self.live.datacenters.iter();
+        let reachable = match datacenters.find(|known| known.name == name) {
+            Some(known) => Some(&known.reachable),
+            // Second, because files state what was true when they were written.
+            None => self.fixed.datacenters.get(name),
+        };
         match reachable {
             Some(true) => Reach::Reachable,
             Some(false) => Reach::Unreachable,
@@ -477,10 +470,7 @@ impl Catalog {
 
     /// Returns whether a peer of this lower-case name is known.
     pub fn is_peer(&self, name: &str) -> bool {
-        self.live
-            .as_ref()
-            .is_some_and(|live| live.places.contains_key(&Place::Peer(name.into())))
-            || self.nodes.is_peer(name)
+        self.live.places.contains_key(&Place::Peer(name.into())) || self.nodes.is_peer(name)
     }
 
     /// Returns the instances of a service, sorted by node and id; `service` is in lower case.
@@ -518,6 +508,20 @@ impl Catalog {
             }
         }
         found
+    }
+
+    /// Returns the instances of a service with this relation to it; `service` is in lower case.
+    pub(crate) fn related(
+        &self,
+        relation: Relation,
+        place: &Place,
+        service: &str,
+    ) -> Vec<InstanceId> {
+        match relation {
+            Relation::Own => self.service(place, service),
+            Relation::Mesh => self.connect(place, service),
+            Relation::Gateway => self.ingress(place, service),
+        }
     }
 
     /// Returns the instances of the ingress gateways that a service is bound to; `service` is in
@@ -580,34 +584,27 @@ impl Catalog {
                 Some(stored) => stored.eq_ignore_ascii_case(datacenter),
                 None => own,
             });
-        let live = self
-            .live
-            .as_ref()
-            .and_then(|live| live.queries.get(datacenter));
+        let live = self.live.queries.get(datacenter);
         fixed.chain(live.into_iter().flat_map(|queries| queries.iter()))
     }
 
     /// Returns all other datacenters of a live Consul, nearest first.
     pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
-        match &self.live {
-            Some(live) => live.nearest_datacenters(from),
-            None => Vec::new(),
-        }
+        self.live.nearest_datacenters(from)
     }
 
     /// Returns whether the names of the datacenters have not been loaded yet.
     pub fn lacks_datacenters(&self) -> bool {
-        self.live
-            .as_ref()
-            .is_some_and(|live| live.datacenters.is_empty())
+        // Without a live Consul there are no names to wait for.
+        !self.live.own.is_empty() && self.live.datacenters.is_empty()
     }
 
     /// Returns a function that maps a node to its distance from the node `from`, if known: the index in a
     /// list from definition files, or the round-trip time estimated from a live Consul's coordinates.
     pub fn distances<'a>(&'a self, from: &str) -> impl Fn(&Node) -> Option<f64> + 'a {
         let listed = self.fixed.distances.get(&*lower(from));
-        let coordinates = self.live.as_ref().map(|live| &*live.coordinates);
-        let own = coordinates.and_then(|known| known.nodes.get(&*lower(from)));
+        let coordinates = &self.live.coordinates.nodes;
+        let own = coordinates.get(&*lower(from));
         move |node| match (listed, own) {
             (Some(list), _) => list
                 .iter()
@@ -615,7 +612,7 @@ impl Catalog {
                 .map(|at| at as f64),
             // Coordinates of other datacenters are not comparable.
             (None, Some(own)) if node.place() == self.own => {
-                own.round_trip(coordinates?.nodes.get(&*lower(&node.name))?)
+                own.round_trip(coordinates.get(&*lower(&node.name))?)
             }
             _ => None,
         }

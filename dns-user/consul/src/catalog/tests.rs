@@ -12,6 +12,7 @@ fn config() -> Config {
         &dns_core::config::reader::ObjectReader::document("test", &json).expect("an object"),
     )
     .expect("defaults")
+    .0
 }
 
 fn own() -> Place {
