@@ -14,7 +14,6 @@ use dns_resolver::ops::tap::Tap;
 fn telling(criterion: &mut Criterion) {
     let config = LoggingConfig {
         level: LogLevel::Info,
-        rfc3339: true,
         tags: Vec::new(),
     };
     let logs = Logs::init(&config, LogFormat::Text).expect("the bench sets up logging once");

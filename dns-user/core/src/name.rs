@@ -279,9 +279,23 @@ pub fn address_of(name: &[u8]) -> Option<IpAddr> {
     is_canonical.then(|| network.addr())
 }
 
+/// Returns the reverse name of an address, of which [`address_of`] returns the address.
+pub fn reverse_of(address: IpAddr) -> Name {
+    let name = rr::Name::from(address).to_string();
+    Name::from_text(&name).expect("it has at most 34 short labels")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reverse_names_lead_back() {
+        for text in ["192.0.2.1", "2001:db8::20ef"] {
+            let address = text.parse().unwrap();
+            assert_eq!(address_of(reverse_of(address).as_wire()), Some(address));
+        }
+    }
 
     #[test]
     fn text_and_wire_agree() {

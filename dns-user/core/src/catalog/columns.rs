@@ -1,10 +1,9 @@
 //! Columnar storage of the fleet: interned strings, rows as numbers, and for every value the rows
 //! that hold it.
 
-use std::cmp::Ordering;
 use std::hash::BuildHasher;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 use hashbrown::{HashMap, HashTable};
@@ -70,21 +69,12 @@ pub(crate) struct Dictionary {
     strings: Strings,
     /// Symbols by the hash of their string.
     table: HashTable<Symbol>,
-    /// Symbols sorted by their strings, computed on first use.
-    forwards: OnceLock<Box<[Symbol]>>,
-    /// Symbols sorted by their reversed strings, computed on first use.
-    backwards: OnceLock<Box<[Symbol]>>,
 }
 
 impl Dictionary {
     /// Returns the symbol of `text`, adding it if it is new.
     pub(crate) fn intern(&mut self, text: &str) -> Symbol {
-        let Self {
-            strings,
-            table,
-            forwards,
-            backwards,
-        } = self;
+        let Self { strings, table } = self;
         let hash = hash(text.as_bytes());
         if let Some(&symbol) = table.find(hash, |&symbol| strings.get(symbol) == text) {
             return symbol;
@@ -94,8 +84,6 @@ impl Dictionary {
         table.insert_unique(hash, symbol, |&symbol| {
             self::hash(strings.get(symbol).as_bytes())
         });
-        // The new string invalidates both sort orders.
-        (*forwards, *backwards) = Default::default();
         symbol
     }
 
@@ -136,12 +124,7 @@ impl Dictionary {
             strings = distinct;
         }
         strings.shrink_to_fit();
-        let dictionary = Self {
-            strings,
-            table,
-            ..Self::default()
-        };
-        (dictionary, symbols)
+        (Self { strings, table }, symbols)
     }
 
     /// Releases the memory reserved for further strings.
@@ -164,52 +147,6 @@ impl Dictionary {
         } else {
             self.strings.get(symbol)
         }
-    }
-
-    pub(crate) fn starting_with(&self, prefix: &[u8]) -> &[Symbol] {
-        // Names with globs are rare: most dictionaries are never sorted.
-        let sorted = self
-            .forwards
-            .get_or_init(|| self.sorted(|one, other| one.cmp(other)));
-        self.run(
-            sorted,
-            |text| text < prefix,
-            |text| text.starts_with(prefix),
-        )
-    }
-
-    pub(crate) fn ending_with(&self, suffix: &[u8]) -> &[Symbol] {
-        let sorted = self
-            .backwards
-            .get_or_init(|| self.sorted(|one, other| one.iter().rev().cmp(other.iter().rev())));
-        self.run(
-            sorted,
-            |text: &[u8]| text.iter().rev().lt(suffix.iter().rev()),
-            |text| text.ends_with(suffix),
-        )
-    }
-
-    fn sorted(&self, order: impl Fn(&[u8], &[u8]) -> Ordering) -> Box<[Symbol]> {
-        let mut symbols: Box<[Symbol]> = (0..self.len() as Symbol).collect();
-        symbols.sort_unstable_by(|&one, &other| order(self.bytes(one), self.bytes(other)));
-        symbols
-    }
-
-    fn bytes(&self, symbol: Symbol) -> &[u8] {
-        self.text(symbol).as_bytes()
-    }
-
-    /// Returns the contiguous run of sorted symbols whose strings match.
-    fn run<'s>(
-        &self,
-        sorted: &'s [Symbol],
-        is_before: impl Fn(&[u8]) -> bool,
-        fits: impl Fn(&[u8]) -> bool,
-    ) -> &'s [Symbol] {
-        // All strings with one beginning, or one end, are neighbours in this order.
-        let start = sorted.partition_point(|&symbol| is_before(self.bytes(symbol)));
-        let rest = &sorted[start..];
-        &rest[..rest.partition_point(|&symbol| fits(self.bytes(symbol)))]
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -585,26 +522,6 @@ mod tests {
             dictionary.iter().map(|(_, text)| text).collect::<Vec<_>>(),
             ["a", "bb", "", "ccc"]
         );
-    }
-
-    #[test]
-    fn prefixes_and_suffixes_find_texts() {
-        let mut dictionary = Dictionary::default();
-        for text in ["router-1", "db", "router", "tcp-router", "rout", "routes"] {
-            dictionary.intern(text);
-        }
-        let sorted = |symbols: &[Symbol]| {
-            let mut symbols = symbols.to_vec();
-            symbols.sort_unstable();
-            symbols
-        };
-        assert_eq!(sorted(dictionary.starting_with(b"router")), [0, 2]);
-        assert_eq!(sorted(dictionary.ending_with(b"router")), [2, 3]);
-        assert_eq!(dictionary.starting_with(b"x"), [0; 0]);
-        assert_eq!(dictionary.ending_with(b"\xff"), [0; 0]);
-        assert_eq!(dictionary.starting_with(b"").len(), 6);
-        dictionary.intern("routing");
-        assert_eq!(sorted(dictionary.starting_with(b"rout")), [0, 2, 4, 5, 6]);
     }
 
     #[test]

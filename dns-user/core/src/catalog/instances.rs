@@ -763,13 +763,19 @@ struct Candidates<'p> {
 impl<'p> Candidates<'p> {
     /// Returns the places whose name matches; `None`: all match.
     fn of(names: &Dictionary, postings: &'p Postings, pattern: &Pattern<'_>) -> Option<Self> {
-        let symbols = match *pattern {
+        let mut symbols = SmallVec::new();
+        match *pattern {
             Pattern::Any => return None,
-            Pattern::Nothing => SmallVec::new(),
-            Pattern::Exact(name) => names.find(name).into_iter().collect(),
-            Pattern::Prefix(prefix) => names.starting_with(prefix).into(),
-            Pattern::Suffix(suffix) => names.ending_with(suffix).into(),
-        };
+            Pattern::Nothing => {}
+            Pattern::Exact(name) => symbols.extend(names.find(name)),
+            Pattern::Prefix(_) | Pattern::Suffix(_) => {
+                for (symbol, name) in names.iter() {
+                    if pattern.fits(name.as_bytes()) {
+                        symbols.push(symbol);
+                    }
+                }
+            }
+        }
         Some(Self { symbols, postings })
     }
 

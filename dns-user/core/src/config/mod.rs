@@ -133,8 +133,6 @@ pub enum RecursorSelection {
 pub struct LoggingConfig {
     /// `log_level`: level for tags without an entry in `tags`.
     pub level: LogLevel,
-    /// `logging.format.timestamp`: whether it is `rfc3339`; otherwise the old format of bosh-dns.
-    pub rfc3339: bool,
     /// `logging.tags`: levels by tag.
     pub tags: Vec<(String, LogLevel)>,
 }
@@ -311,6 +309,13 @@ pub struct XdpConfig {
     pub attach_socket: Option<PathBuf>,
     /// `attach_user`: user to which the attacher switches; `None`: no switch.
     pub attach_user: Option<String>,
+}
+
+impl XdpConfig {
+    /// Returns whether interfaces are to answer.
+    pub fn is_on(&self) -> bool {
+        self.enabled && self.mode != HookMode::Off
+    }
 }
 
 /// The hook to which the program is attached.
@@ -505,7 +510,7 @@ impl From<ConfigError> for ConfigErrors {
 }
 
 /// Result of parsing the files of one kind.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ParsedFiles<T> {
     /// Contents of the valid files.
     pub valid: T,
@@ -514,11 +519,6 @@ pub struct ParsedFiles<T> {
 }
 
 impl<T> ParsedFiles<T> {
-    /// Returns the contents of the valid files and the errors of the others.
-    pub fn split(self) -> (T, Vec<ConfigError>) {
-        (self.valid, self.errors)
-    }
-
     /// Returns the contents if every file is valid.
     pub fn whole(self) -> Result<T, ConfigErrors> {
         if self.errors.is_empty() {
@@ -674,7 +674,7 @@ mod tests {
             parsed(2).whole().unwrap_err().to_string(),
             "0: is odd; 1: is odd"
         );
-        let (valid, errors) = parsed(12).split();
+        let ParsedFiles { valid, errors } = parsed(12);
         assert_eq!((valid, errors.len()), (7, 12));
         let shown = "0: is odd; 1: is odd; 2: is odd; 3: is odd; 4: is odd; 5: is odd; 6: is odd; 7: is odd; \
                      8: is odd; 9: is odd";

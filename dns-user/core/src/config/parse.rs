@@ -13,7 +13,7 @@ use super::{
     HealthConfig, HookMode, Identity, LogLevel, LoggingConfig, MetricsConfig, OnStop, ParsedFiles,
     RecursionConfig, RecursorSelection, SpecialNames, TlsFiles, XdpConfig,
     keys::{self, dnstap},
-    reader::{Json, ObjectReader},
+    reader::{Json, ObjectReader, parse_list},
     values::{self, with_port},
 };
 use crate::{
@@ -33,7 +33,7 @@ pub struct Loaded {
 impl Config {
     /// Parses the content of a file; `file` is its path for error messages.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Loaded, ConfigError> {
-        Self::load(file, &document(file, bytes)?)
+        Self::load(file, &Json::of_file(file, bytes)?)
     }
 
     /// Reads a parsed document; adds a warning for each unknown key.
@@ -58,7 +58,7 @@ impl Config {
     /// configuration that remains without the invalid members; `None` if the content is not an
     /// object.
     pub fn check(file: &str, bytes: &[u8]) -> (Vec<ConfigError>, Option<Loaded>) {
-        match document(file, bytes) {
+        match Json::of_file(file, bytes) {
             Ok(json) => every_error(json, |json| Self::load(file, json)),
             Err(error) => (vec![error], None),
         }
@@ -82,7 +82,9 @@ impl Config {
         Ok(Self {
             listen: listen(root)?,
             timeout: root.positive("timeout")?.unwrap_or(Duration::from_secs(5)),
-            request_timeout: or_default(root.duration("request_timeout")?, Duration::from_secs(5)),
+            request_timeout: root
+                .nonzero("request_timeout")?
+                .unwrap_or(Duration::from_secs(5)),
             recursion: recursion(root)?,
             records_file: root.path("records_file")?,
             alias_files_glob: pattern(root, "alias_files_glob")?,
@@ -124,11 +126,6 @@ impl Config {
             xdp: xdp(&root.object("xdp")?, warnings)?,
         })
     }
-}
-
-/// Parses the content of a file as JSON.
-fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
-    Json::parse(bytes).map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))
 }
 
 /// Loads a document of settings and returns every error, not just the first, with the settings
@@ -216,13 +213,9 @@ fn split_item(path: &str) -> Option<(&str, usize, &str)> {
 
 /// Reads `address` and `port`. The default address is the wildcard, as in bosh-dns.
 fn listen(root: &ObjectReader<'_>) -> Result<SocketAddr, ConfigError> {
-    let address = match root.text("address")? {
-        // For Go's decoder a missing string and an empty one are the same zero value.
-        None | Some("") => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        Some(_) => root
-            .address("address")?
-            .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-    };
+    let address = root
+        .address("address")?
+        .unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let port = root.port("port")?.ok_or_else(|| {
         root.error(
             "port",
@@ -246,7 +239,9 @@ fn recursion(root: &ObjectReader<'_>) -> Result<RecursionConfig, ConfigError> {
                 ],
             )?
             .unwrap_or(RecursorSelection::Smart),
-        timeout: or_default(root.duration("recursor_timeout")?, Duration::from_secs(2)),
+        timeout: root
+            .nonzero("recursor_timeout")?
+            .unwrap_or(Duration::from_secs(2)),
         max_retries: root.number("recursor_max_retries", 0, 1000)?.unwrap_or(0) as u32,
         client_subnet: root.boolean("recursor_client_subnet")?.unwrap_or(false),
         randomise_case: root.boolean("recursor_0x20")?.unwrap_or(false),
@@ -262,7 +257,8 @@ fn recursion(root: &ObjectReader<'_>) -> Result<RecursionConfig, ConfigError> {
     })
 }
 
-fn recursors(root: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
+/// Reads a list of recursors, each with its port.
+pub fn recursors(root: &ObjectReader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
     let mut recursors = Vec::new();
     for text in root.texts(name)?.unwrap_or_default() {
         match with_port(text) {
@@ -327,10 +323,10 @@ pub fn logging(root: &ObjectReader<'_>) -> Result<LoggingConfig, ConfigError> {
         let level = log_level(&tag)?.ok_or_else(|| tag.error("log_level", "is missing"))?;
         tags.push((name.to_owned(), level));
     }
-    let timestamp = object.object("format")?.text("timestamp")?;
+    // Without an effect: times are written as RFC 3339 demands in any case.
+    let _format = object.object("format")?.text("timestamp")?;
     Ok(LoggingConfig {
         level: log_level(root)?.unwrap_or(LogLevel::Info),
-        rfc3339: matches!(timestamp, Some("rfc3339" | "rfc-3339")),
         tags,
     })
 }
@@ -430,10 +426,8 @@ fn health(object: &ObjectReader<'_>) -> Result<HealthConfig, ConfigError> {
         synchronous_check_timeout: object
             .duration("synchronous_check_timeout")?
             .unwrap_or(Duration::from_secs(1)),
-        tracked_query_ttl: object
-            .duration("tracked_query_ttl")?
-            // Zero means no limit, like absence: no name could stay tracked otherwise.
-            .filter(|ttl| !ttl.is_zero()),
+        // Zero means no limit, like absence: no name could stay tracked otherwise.
+        tracked_query_ttl: object.nonzero("tracked_query_ttl")?,
     })
 }
 
@@ -470,10 +464,9 @@ fn metrics(object: &ObjectReader<'_>) -> Result<MetricsConfig, ConfigError> {
         });
     }
     let address = match object.text("address")? {
-        None | Some("") => default.ip(),
         // bosh-dns hands the text to Go's listener, which looks names up. This one needs no server.
         Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        Some(_) => object.address("address")?.unwrap_or(default.ip()),
+        _ => object.address("address")?.unwrap_or(default.ip()),
     };
     let port = object.port("port")?.unwrap_or(default.port());
     let top_names = object.number("top_names", 0, 100)?.unwrap_or(0) as usize;
@@ -491,9 +484,7 @@ fn cache(object: &ObjectReader<'_>) -> Result<CacheConfig, ConfigError> {
             .number("max_entries", 1, 100_000_000)?
             .unwrap_or(10_000),
         max_bytes: object.number("max_bytes", 1, 1 << 40)?.unwrap_or(64 << 20),
-        serve_stale: object
-            .duration("serve_stale")?
-            .filter(|stale| !stale.is_zero()),
+        serve_stale: object.nonzero("serve_stale")?,
     })
 }
 
@@ -624,13 +615,6 @@ fn pattern(object: &ObjectReader<'_>, name: &'static str) -> Result<String, Conf
     Ok(text.to_owned())
 }
 
-/// Replaces Go's zero value by the default.
-fn or_default(duration: Option<Duration>, default: Duration) -> Duration {
-    duration
-        .filter(|duration| !duration.is_zero())
-        .unwrap_or(default)
-}
-
 /// Parses addresses files given by name and content; returns each address of the valid ones once.
 pub fn parse_addresses<'a>(
     files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
@@ -656,22 +640,8 @@ pub fn parse_addresses<'a>(
 
 /// Parses one file and returns every error, not just the first.
 fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, Vec<ConfigError>> {
-    let json = Json::parse(bytes)
-        .map_err(|reason| vec![ConfigError::of_file(file, format!("is not JSON: {reason}"))])?;
-    let list = match json {
-        // Go decodes `null` into an empty list.
-        Json::List(_) | Json::Null => json,
-        other => {
-            let kind = other.kind();
-            let problem =
-                format!("is {kind}; expected a list of {{\"address\": IP, \"port\": number}}");
-            return Err(vec![ConfigError::of_file(file, problem)]);
-        }
-    };
-    // Read through the parent, so that errors name `addresses[3].port`.
-    let document = Json::Object(vec![("addresses".to_owned(), list)]);
-    let document = ObjectReader::document(file, &document).map_err(|error| vec![error])?;
-    document.parse_objects("addresses", |entry| {
+    let expected = "a list of {\"address\": IP, \"port\": number}";
+    parse_list(file, bytes, "addresses", expected, |entry| {
         let address = entry
             .address("address")
             .and_then(|found| found.ok_or_else(|| entry.error("address", "is missing")));

@@ -165,9 +165,10 @@ impl<'a> ObjectReader<'a> {
         Ok(port.map(|port| port as u16))
     }
 
-    /// Returns the IP address `name`; `None` if absent or null.
+    /// Returns the IP address `name`; an empty text counts as absent.
     pub fn address(&self, name: &'static str) -> Result<Option<IpAddr>, ConfigError> {
-        let Some(text) = self.text(name)? else {
+        // For Go's decoder a missing string and an empty one are the same zero value.
+        let Some(text) = self.filled(name)? else {
             return Ok(None);
         };
         let bare = text
@@ -191,6 +192,11 @@ impl<'a> ObjectReader<'a> {
             }),
             Some(other) => Err(self.wrong(name, other, ALLOWED)),
         }
+    }
+
+    /// Returns the duration `name`; zero counts as absent, as in Go.
+    pub fn nonzero(&self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
+        Ok(self.duration(name)?.filter(|time| !time.is_zero()))
     }
 
     /// Returns the duration `name`, which must not be zero.
@@ -346,6 +352,27 @@ impl<'a> ObjectReader<'a> {
     }
 }
 
+/// Parses each object of a file that is a list, and returns every error, not just the first. Errors name an item
+/// `name[3]`; `expected` describes the list.
+pub fn parse_list<T>(
+    file: &str,
+    bytes: &[u8],
+    name: &'static str,
+    expected: &str,
+    parse: impl Fn(&ObjectReader<'_>) -> Result<T, Vec<ConfigError>>,
+) -> Result<Vec<T>, Vec<ConfigError>> {
+    let list = Json::of_file(file, bytes).map_err(|error| vec![error])?;
+    // Go decodes `null` into an empty list.
+    if !matches!(list, Json::List(_) | Json::Null) {
+        let problem = format!("is {}; expected {expected}", list.kind());
+        return Err(vec![ConfigError::of_file(file, problem)]);
+    }
+    let document = Json::Object(vec![(name.to_owned(), list)]);
+    ObjectReader::document(file, &document)
+        .map_err(|error| vec![error])?
+        .parse_objects(name, parse)
+}
+
 fn borrowed(members: &[(String, Json)]) -> impl Iterator<Item = (&str, &Json)> {
     members.iter().map(|(name, value)| (name.as_str(), value))
 }
@@ -377,6 +404,12 @@ impl Json {
     /// column and reason.
     pub fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_str(&String::from_utf8_lossy(bytes))
+    }
+
+    /// Parses the content of `file`, which errors name.
+    pub fn of_file(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
+        Self::parse(bytes)
+            .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))
     }
 
     /// Removes the member at `path`, such as `xdp.mode` or `logging.tags[0].name`, in every
@@ -422,7 +455,7 @@ impl Json {
     }
 
     /// Returns the integer if the value is one in this range.
-    fn number_within(&self, min: u64, max: u64) -> Option<u64> {
+    pub fn number_within(&self, min: u64, max: u64) -> Option<u64> {
         let Self::Number(number) = self else {
             return None;
         };
@@ -609,6 +642,7 @@ mod json_tests {
         assert_eq!(root.address("six").unwrap(), "::1".parse().ok());
         assert_eq!(root.address("four").unwrap(), "10.0.0.1".parse().ok());
         assert_eq!(root.address("none").unwrap(), None);
+        assert_eq!(root.address("empty").unwrap(), None);
         assert_eq!(
             root.address("d").map_err(text),
             Err("f: d: \"5s\" is not an IP address".to_owned())
@@ -616,6 +650,8 @@ mod json_tests {
         assert_eq!(root.duration("d").unwrap(), Some(Duration::from_secs(5)));
         assert_eq!(root.positive("d").unwrap(), Some(Duration::from_secs(5)));
         assert_eq!(root.duration("zero").unwrap(), Some(Duration::ZERO));
+        assert_eq!(root.nonzero("zero").unwrap(), None);
+        assert_eq!(root.nonzero("d").unwrap(), Some(Duration::from_secs(5)));
         assert_eq!(
             root.positive("zero").map_err(text),
             Err("f: zero: must be longer than 0".to_owned())

@@ -20,8 +20,8 @@ pub use options::{
     OPTION_EXTENDED_ERROR, OPTION_NSID, OPTION_PADDING, push_option,
 };
 pub use reply::{
-    ReplyFlags, Shuffle, append_opt, begin_reply, empty_reply, error_reply, local_reply,
-    opt_record, truncate_to_client,
+    QUESTION_NAME, ReplyFlags, Shuffle, append_opt, begin_reply, empty_reply, error_reply,
+    local_reply, opt_record, owner_of_answers, truncate_to_client,
 };
 
 use hickory_proto::{

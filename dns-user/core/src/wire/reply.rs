@@ -16,8 +16,8 @@ use crate::resolve::{Existence, LocalAnswer};
 
 /// Length of the fields between the owner name and RDATA.
 const FIXED_LEN: usize = 10;
-/// Compression pointer to the question's name (RFC 1035, section 4.1.4).
-const POINTER_TO_QUESTION: [u8; 2] = [0xc0, HEADER_LEN as u8];
+/// Compression pointer to the question's name, the owner of most answers (RFC 1035, section 4.1.4).
+pub const QUESTION_NAME: [u8; 2] = [0xc0, HEADER_LEN as u8];
 
 /// Header flags that depend on the source of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,14 +272,18 @@ pub fn opt_record(udp_size: u16, extended_rcode: u8, dnssec_ok: bool) -> [u8; OP
 /// Appends and counts the OPT of a reply to `query`, if the query has one. The reply must end with
 /// its last record and have no OPT.
 pub fn append_opt(query: &Query<'_>, reply: &mut Vec<u8>) {
-    let Some(opt) = query.reply_opt(0) else {
+    if let Some(opt) = query.reply_opt(0) {
+        push_opt(reply, &opt);
+    }
+}
+
+fn push_opt(message: &mut Vec<u8>, opt: &[u8]) {
+    let Some(count) = u16_at(message, ADDITIONAL_COUNT_AT) else {
         return;
     };
-    let Some(count) = u16_at(reply, 10) else {
-        return;
-    };
-    reply.extend_from_slice(&opt);
-    reply[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
+    message.extend_from_slice(opt);
+    message[ADDITIONAL_COUNT_AT..HEADER_LEN]
+        .copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
 /// Encodes TYPE, CLASS, TTL 0 and RDLENGTH, with room for the RDATA.
@@ -294,11 +298,11 @@ const fn record<const LEN: usize>(kind: u16) -> [u8; LEN] {
 
 /// Returns the owner of the answers: a pointer to the question's name, or the root itself, which is
 /// shorter.
-fn owner_of_answers(query: &Query<'_>) -> &'static [u8] {
+pub fn owner_of_answers(query: &Query<'_>) -> &'static [u8] {
     if query.question.raw_name.len() == 1 {
         &[0]
     } else {
-        &POINTER_TO_QUESTION
+        &QUESTION_NAME
     }
 }
 
@@ -327,8 +331,7 @@ pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>) -> Vec<u8> {
         // RFC 6891, section 6.1.1: a query with an OPT has a reply with one.
         (None, Some(opt)) => {
             reply.truncate(layout.end);
-            reply.extend_from_slice(&opt);
-            add_to_count(&mut reply, ADDITIONAL_COUNT_AT, 1);
+            push_opt(&mut reply, &opt);
             opt.to_vec()
         }
         (None, None) => Vec::new(),
@@ -341,8 +344,7 @@ pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>) -> Vec<u8> {
         return unreadable(query);
     };
     if !opt.is_empty() {
-        cut.extend_from_slice(&opt);
-        add_to_count(&mut cut, ADDITIONAL_COUNT_AT, 1);
+        push_opt(&mut cut, &opt);
     }
     cut
 }
@@ -443,14 +445,6 @@ fn unreadable(query: &Query<'_>) -> Vec<u8> {
     reply
 }
 
-/// Adds to a count in the header, saturating.
-fn add_to_count(message: &mut [u8], at: usize, by: u16) {
-    if let Some(field) = message.get_mut(at..at + 2) {
-        let count = u16::from_be_bytes([field[0], field[1]]).saturating_add(by);
-        field.copy_from_slice(&count.to_be_bytes());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -474,14 +468,15 @@ mod tests {
 
     #[test]
     fn counts_end_at_their_maximum() {
-        let mut message = [0, 0xff, 0xfe, 7];
-        add_to_count(&mut message, 1, 1);
-        assert_eq!(message, [0, 0xff, 0xff, 7]);
-        add_to_count(&mut message, 1, 1);
-        assert_eq!(message, [0, 0xff, 0xff, 7]);
-        add_to_count(&mut message, 3, 1);
-        assert_eq!(message, [0, 0xff, 0xff, 7], "past the end");
-        add_to_count(&mut message, 0, 2);
-        assert_eq!(message, [1, 0x01, 0xff, 7]);
+        let mut message = [0; HEADER_LEN].to_vec();
+        message[ADDITIONAL_COUNT_AT..].copy_from_slice(&[0xff, 0xfe]);
+        for _ in 0..2 {
+            push_opt(&mut message, b"opt");
+            assert_eq!(message[ADDITIONAL_COUNT_AT..HEADER_LEN], [0xff, 0xff]);
+        }
+        assert_eq!(message[HEADER_LEN..], *b"optopt");
+        let mut cut = message[..HEADER_LEN - 1].to_vec();
+        push_opt(&mut cut, b"opt");
+        assert_eq!(cut, message[..HEADER_LEN - 1], "no count");
     }
 }

@@ -243,7 +243,7 @@ impl Levels {
         self.tags
             .keys()
             .map(String::as_str)
-            .filter(|tag| tags::targets(tag).is_none())
+            .filter(|tag| tags::spelt(tag).is_none())
     }
 
     /// Returns the filter for these levels. They apply to this project's crates; other crates log
@@ -570,7 +570,6 @@ mod tests {
         let Levels { tags, .. } = levels(level, tags);
         LoggingConfig {
             level,
-            rfc3339: true,
             tags: tags.into_iter().collect(),
         }
     }
