@@ -20,7 +20,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
@@ -36,6 +36,7 @@ use dns_kit::{
     metrics::families,
     threads::{self, OnPanic},
 };
+use parking_lot::Mutex;
 use prometheus::{Registry, proto::MetricFamily};
 
 /// Maximum number of exchanges in the queue.
@@ -160,13 +161,6 @@ struct Shared {
     lost: AtomicU64,
     /// Sampled queries of interfaces lost beyond the tap's rate.
     lost_at_interfaces: AtomicU64,
-}
-
-impl Shared {
-    fn problem(&self) -> MutexGuard<'_, Option<String>> {
-        // A text is whole, whatever its last holder did.
-        self.problem.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The log: samples exchanges and queues them for its writer.
@@ -320,7 +314,7 @@ impl Dnstap {
 
     /// Returns why the output could not be opened or written last, with the remedy.
     pub fn problem(&self) -> Option<String> {
-        self.shared.problem().clone()
+        self.shared.problem.lock().clone()
     }
 
     /// Returns the number of messages lost since the start.

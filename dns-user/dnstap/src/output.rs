@@ -5,7 +5,8 @@ use std::{
 };
 
 use dns_core::config::DnstapOutput;
-use nix::unistd::{AccessFlags, User, access, getgrouplist};
+use dns_kit::accounts::groups_of;
+use nix::unistd::{AccessFlags, User, access};
 
 /// Time limit of connecting to a TCP address.
 const MAX_CONNECT_TIME: Duration = Duration::from_secs(2);
@@ -32,9 +33,8 @@ fn try_as(user: Option<&User>, output: &DnstapOutput) -> io::Result<()> {
 
 /// Gives the calling thread, and no other one, the permissions of a user.
 fn change_thread_to(user: &User) -> io::Result<()> {
-    let name = std::ffi::CString::new(user.name.as_str())?;
     // Sockets of readers are mostly open to a group, so the user's supplementary groups count.
-    let groups = getgrouplist(&name, user.gid)?;
+    let groups = groups_of(user)?;
     let uid = user.uid.as_raw();
     let gid = user.gid.as_raw();
     // SAFETY: `groups` has `groups.len()` elements of gid_t, which `Gid` is transparent over. The C library's functions

@@ -95,7 +95,7 @@ impl Writer {
                 Ok(stream) => {
                     tracing::info!(output = %self.config.output, "dnstap: writing");
                     last_problem = None;
-                    *self.shared.problem() = None;
+                    *self.shared.problem.lock() = None;
                     self.shared.is_open.store(true, Ordering::Relaxed);
                     let written = self.write(stream);
                     self.shared.is_open.store(false, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Writer {
                 }
                 Err(error) => output::explain(&self.config.output, &error),
             };
-            *self.shared.problem() = Some(problem.clone());
+            *self.shared.problem.lock() = Some(problem.clone());
             // Tried every second: the same line would fill the log while the reader is away.
             if last_problem.as_ref() != Some(&problem) {
                 tracing::warn!(

@@ -1,6 +1,11 @@
 //! Users and groups that the configuration names.
 
-use nix::unistd::{Group, User};
+use std::ffi::CString;
+
+use nix::{
+    errno::Errno,
+    unistd::{Gid, Group, User, getgrouplist},
+};
 
 /// A user or group that does not exist on this machine.
 #[derive(Debug, thiserror::Error)]
@@ -34,4 +39,10 @@ pub fn group(key: &'static str, name: &str) -> Result<Group, NoAccount> {
             kind: "group",
             name: name.to_owned(),
         })
+}
+
+/// Returns the groups of a user, the supplementary ones included.
+pub fn groups_of(user: &User) -> nix::Result<Vec<Gid>> {
+    let name = CString::new(user.name.as_str()).map_err(|_| Errno::EINVAL)?;
+    getgrouplist(&name, user.gid)
 }

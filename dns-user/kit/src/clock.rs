@@ -84,6 +84,19 @@ fn offset_ns(text: &str, clock: &str) -> Option<i128> {
     Some(i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds))
 }
 
+/// Returns a time in whole milliseconds.
+pub fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns ticks at an interval, the first at once. After a late one the next takes its whole interval, so that work
+/// does not pile up.
+pub fn every(interval: Duration) -> tokio::time::Interval {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    ticks
+}
+
 //----------- Standstill -----------------------------------------------------
 
 /// Interval between two readings of the clocks.
@@ -94,11 +107,11 @@ const TOLERANCE: Duration = Duration::from_secs(2);
 
 /// A period in which the process did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standstill {
+struct Standstill {
     /// Length of the period, including suspend.
-    pub length: Duration,
+    length: Duration,
     /// Time that the machine was suspended.
-    pub suspended: Duration,
+    suspended: Duration,
 }
 
 /// Readings of the clocks with and without suspend.

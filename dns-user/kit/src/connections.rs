@@ -8,7 +8,7 @@ use std::{
     collections::{HashMap, HashSet},
     fmt,
     io::{self, Read, Write},
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -20,7 +20,10 @@ use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::sync::Notify;
 
-use crate::admission::{Client, client_of};
+use crate::{
+    admission::{Client, client_of},
+    clock::milliseconds,
+};
 
 /// Connections that the server makes to itself, which are never closed to make room.
 #[derive(Clone, Debug, Default)]
@@ -181,7 +184,7 @@ impl Connections {
 
     /// Returns the time since the set was created, in milliseconds.
     fn now(&self) -> u64 {
-        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+        milliseconds(self.since.elapsed())
     }
 }
 
@@ -251,19 +254,13 @@ pub enum Peer {
     /// User id of a local process.
     User(u32),
     /// IPv4 address, or the /64 network of an IPv6 address, which one host may fill.
-    Network(IpAddr),
+    Network(Client),
 }
 
 impl Peer {
     /// Returns the peer at `client` of a connection to `server`. Only peers on the loopback interface are
     /// looked up by user.
     pub fn of(client: SocketAddr, server: Option<SocketAddr>) -> Self {
-        let network = match client.ip().to_canonical() {
-            IpAddr::V6(address) => {
-                Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
-            }
-            address => address,
-        };
         // The socket may be closed already; then the peer counts by its address.
         if let Some(server) = server
             && client.ip().to_canonical().is_loopback()
@@ -271,7 +268,7 @@ impl Peer {
         {
             return Self::User(user);
         }
-        Self::Network(network)
+        Self::Network(client_of(client.ip()))
     }
 }
 
@@ -279,7 +276,9 @@ impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::User(user) => write!(f, "user {user}"),
-            Self::Network(IpAddr::V6(network)) => write!(f, "{network}/64"),
+            Self::Network(IpAddr::V6(network)) if !network.is_unicast_link_local() => {
+                write!(f, "{network}/64")
+            }
             Self::Network(address) => write!(f, "{address}"),
         }
     }
@@ -424,6 +423,7 @@ mod tests {
         let peer = |text: &str| Peer::of(SocketAddr::new(text.parse().unwrap(), 1), None);
         assert_eq!(peer("2001:db8::1"), peer("2001:db8::2:3"));
         assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
+        assert_ne!(peer("fe80::1"), peer("fe80::2"));
         assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
         assert_eq!(peer("2001:db8::1").to_string(), "2001:db8::/64");
     }
@@ -436,6 +436,7 @@ mod tests {
             ("::ffff:192.0.2.7", "192.0.2.7"),
             ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
             ("127.0.0.1", "127.0.0.1"),
+            ("fe80::7", "fe80::7"),
         ] {
             assert_eq!(network(address).to_string(), shown);
         }

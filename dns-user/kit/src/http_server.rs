@@ -149,6 +149,16 @@ pub struct Client {
 }
 
 impl Client {
+    /// Creates a client that has presented no certificate.
+    fn new(peer: Peer, address: Option<SocketAddr>) -> Self {
+        Self {
+            peer,
+            address,
+            certificate: None,
+            certificate_ends: None,
+        }
+    }
+
     /// Returns the common name in the client's certificate.
     pub fn common_name(&self) -> Option<String> {
         self.certificate.as_ref().and_then(common_name)
@@ -311,12 +321,7 @@ impl Listener {
         let (stream, config) = match self {
             Self::Control(socket) => {
                 let (stream, user) = socket.accept().await?;
-                let client = Client {
-                    peer: Peer::User(user.as_raw()),
-                    address: None,
-                    certificate: None,
-                    certificate_ends: None,
-                };
+                let client = Client::new(Peer::User(user.as_raw()), None);
                 return Ok((Socket::Control(stream), client));
             }
             Self::Plain(socket) => (socket.accept().await?, None),
@@ -330,15 +335,7 @@ impl Listener {
             Some(config) => Socket::Tls(stream, config),
             None => Socket::Plain(stream),
         };
-        Ok((
-            socket,
-            Client {
-                peer,
-                address: Some(address),
-                certificate: None,
-                certificate_ends: None,
-            },
-        ))
+        Ok((socket, Client::new(peer, Some(address))))
     }
 }
 
@@ -455,7 +452,7 @@ impl Context {
 }
 
 impl Context {
-    /// Answers a request within the limits of its body. Notifying `close` closes the connection.
+    /// Answers a request. Notifying `close` closes the connection.
     async fn respond(
         &self,
         router: TowerToHyperService<Router>,
@@ -463,32 +460,40 @@ impl Context {
         peer: Peer,
         close: Arc<Notify>,
     ) -> Result<Response, Infallible> {
+        let response = self.answer(router, request, peer, close.clone()).await?;
+        Ok(self.responses.count(response, peer, close))
+    }
+
+    /// Answers a request within the limits of its body.
+    async fn answer(
+        &self,
+        router: TowerToHyperService<Router>,
+        request: Request<Incoming>,
+        peer: Peer,
+        close: Arc<Notify>,
+    ) -> Result<Response, Infallible> {
         if request.body().is_end_stream() {
-            let response = router.call(request.map(Body::new)).await?;
-            return Ok(self.responses.count(response, peer, close));
+            return router.call(request.map(Body::new)).await;
         }
         let declared = request.body().size_hint().lower();
         // By the header Content-Length, before anything of the body is read.
         if declared > self.limits.body as u64 {
-            let response = self.cut_off(CutOff::Long(self.limits.body), peer);
-            return Ok(self.responses.count(response, peer, close));
+            return Ok(self.cut_off(CutOff::Long(self.limits.body), peer));
         }
         let now = Instant::now();
         // The entry is empty, and the body counts as it arrives.
-        let Some(place) = self.bodies.admit(peer, 0, MAX_SMALL, close.clone(), now) else {
-            let response = self.cut_off(CutOff::Crowded, peer);
-            return Ok(self.responses.count(response, peer, close));
+        let Some(place) = self.bodies.admit(peer, 0, MAX_SMALL, close, now) else {
+            return Ok(self.cut_off(CutOff::Crowded, peer));
         };
         // Until the response is there, a handler may hold the body.
         let held = HeldRequest::new(place, self.limits);
         let of_handler = held.clone();
         let request = request.map(|body| Body::new(BoundedBody::new(body, of_handler)));
         let response = router.call(request).await?;
-        let response = match held.cut_off() {
-            Some(why) => self.cut_off(why, peer),
-            None => response,
-        };
-        Ok(self.responses.count(response, peer, close))
+        match held.cut_off() {
+            Some(why) => Ok(self.cut_off(why, peer)),
+            None => Ok(response),
+        }
     }
 
     /// Returns the response to a request whose body was cut off.

@@ -11,6 +11,9 @@ use std::{
 /// Buffer size for one control message: 16 bytes of header, at most 20 of `in6_pktinfo`.
 const CONTROL_SIZE: usize = 64;
 
+/// Size of the header of a control message.
+const HEADER_SIZE: usize = size_of::<libc::cmsghdr>();
+
 //----------- Incoming -------------------------------------------------------
 
 /// Data requested from the kernel in addition to the datagrams.
@@ -184,16 +187,11 @@ impl ControlMessages {
     /// Converts the control message of a query to that of its reply: keeps the source address and
     /// leaves the interface to the routing table.
     pub fn clear_interface(&mut self, length: usize) {
-        let length = length.min(CONTROL_SIZE);
-        let header_len = size_of::<libc::cmsghdr>();
-        if length < header_len {
+        let Some((kind, _)) = self.first(length) else {
             return;
-        }
-        // SAFETY: at least a header was written by the kernel, and `ControlMessages` is
-        // aligned for it; every bit pattern is a `cmsghdr`.
-        let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
-        let data = &mut self.0[header_len..length];
-        match (header.cmsg_level, header.cmsg_type) {
+        };
+        let data = &mut self.0[HEADER_SIZE..length.min(CONTROL_SIZE)];
+        match kind {
             // struct in_pktinfo: interface, local address, destination. The local address is the
             // source of the reply (ip(7)); the destination may be a broadcast or multicast address.
             (libc::IPPROTO_IP, libc::IP_PKTINFO) if data.len() >= 4 => data[..4].fill(0),
@@ -215,12 +213,8 @@ impl ControlMessages {
 
     /// Returns the receiving interface and the destination address; IPv4-mapped addresses become IPv4.
     pub fn destination(&self, length: usize) -> Option<(u32, IpAddr)> {
-        let header_len = size_of::<libc::cmsghdr>();
-        let data = self.0.get(header_len..length.min(CONTROL_SIZE))?;
-        // SAFETY: a whole header was written by the kernel, and `ControlMessages` is
-        // aligned for it; every bit pattern is a `cmsghdr`.
-        let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
-        let (ifindex, address) = match (header.cmsg_level, header.cmsg_type) {
+        let (kind, data) = self.first(length)?;
+        let (ifindex, address) = match kind {
             // struct in_pktinfo: interface, local address, destination.
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => (
                 data.first_chunk()?,
@@ -238,18 +232,24 @@ impl ControlMessages {
 
     /// Returns when the kernel received the packet, as time since 1970, with `SO_TIMESTAMPNS`.
     pub fn timestamp(&self, length: usize) -> Option<Duration> {
-        let header_len = size_of::<libc::cmsghdr>();
-        let data = self.0.get(header_len..length.min(CONTROL_SIZE))?;
-        // SAFETY: a whole header was written by the kernel, and `ControlMessages` is
-        // aligned for it; every bit pattern is a `cmsghdr`.
-        let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
-        if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
+        let (kind, data) = self.first(length)?;
+        if kind != (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) {
             return None;
         }
         // struct timespec of 64-bit programs: seconds, nanoseconds.
         let seconds = u64::from_ne_bytes(*data.first_chunk()?);
         let nanos = u64::from_ne_bytes(*data.get(8..)?.first_chunk()?);
         Some(Duration::new(seconds, u32::try_from(nanos).ok()?))
+    }
+
+    /// Returns level and type of the first message, and its data; `None` if `length` bytes hold no whole header.
+    #[inline]
+    fn first(&self, length: usize) -> Option<((libc::c_int, libc::c_int), &[u8])> {
+        let data = self.0.get(HEADER_SIZE..length.min(CONTROL_SIZE))?;
+        // SAFETY: a whole header was written by the kernel, and `ControlMessages` is
+        // aligned for it; every bit pattern is a `cmsghdr`.
+        let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
+        Some(((header.cmsg_level, header.cmsg_type), data))
     }
 
     /// Returns the pointer for `sendmsg` with a single reply.

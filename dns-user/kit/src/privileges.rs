@@ -76,8 +76,7 @@ fn become_user(user: &User, needed: &CapsHashSet) -> anyhow::Result<()> {
     shrink_bounding_set(needed)?;
     // Permitted capabilities survive the switch, effective ones do not.
     nix::sys::prctl::set_keepcaps(true).map_err(step("keeping capabilities"))?;
-    let name = std::ffi::CString::new(user.name.as_str()).unwrap_or_default();
-    let group_list = unistd::getgrouplist(&name, user.gid).map_err(step("reading its groups"))?;
+    let group_list = accounts::groups_of(user).map_err(step("reading its groups"))?;
     // The groups first: the user may not set them.
     unistd::setgroups(&group_list).map_err(step("setting its groups"))?;
     unistd::setresgid(user.gid, user.gid, user.gid).map_err(step("setting its group"))?;

@@ -3,6 +3,7 @@
 
 use std::future;
 
+use nix::unistd::{SysconfVar, sysconf};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The limit on open files.
@@ -23,6 +24,12 @@ pub mod limits {
             Err(_) => 1024,
         }
     }
+}
+
+/// Returns the size of a page of memory in bytes.
+pub(crate) fn page_size() -> usize {
+    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    size.map_or(4096, |size| size as usize)
 }
 
 /// Memory that the process would keep although it no longer needs it.
@@ -71,9 +78,7 @@ pub mod memory {
             .map_while(|pages| pages.parse().ok());
         let resident: u64 = fields.next().unwrap_or(0);
         let shared = fields.next().unwrap_or(resident);
-        // SAFETY: a plain system call.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        resident.saturating_sub(shared) * u64::try_from(page).unwrap_or(0)
+        resident.saturating_sub(shared) * super::page_size() as u64
     }
 
     /// Makes the allocator return each large buffer to the system when it is freed. glibc otherwise
@@ -117,11 +122,7 @@ pub mod memory {
                 std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()),
             )
         };
-        // SAFETY: a plain system call.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let Ok(page) = usize::try_from(page) else {
-            return 1;
-        };
+        let page = super::page_size();
         for segment in segments {
             if segment.p_type != libc::PT_LOAD || segment.p_flags & libc::PF_W != 0 {
                 continue;

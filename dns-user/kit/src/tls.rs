@@ -33,7 +33,7 @@ pub use self::configuration::{
     ClientCertificates, ClientIdentity, ServerTrust, certified_key, client_config,
     client_config_of_files, server_config,
 };
-use crate::files::FileStamp;
+use crate::{clock::every, files::FileStamp};
 use dns_core::config::TlsFiles;
 
 /// Interval between checks of the files. A rotation by the agent or an operator is never more
@@ -272,8 +272,7 @@ impl RotatingTls {
 
     /// Polls every [`POLL_INTERVAL`] until dropped or aborted. Calls `after` after every poll, for metrics.
     pub async fn watch(self: Arc<Self>, after: impl Fn(&Self) + Send + 'static) {
-        let mut ticks = tokio::time::interval(POLL_INTERVAL);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ticks = every(POLL_INTERVAL);
         loop {
             ticks.tick().await;
             let tls = self.clone();

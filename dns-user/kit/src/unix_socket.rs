@@ -5,7 +5,7 @@
 //! owner has access until the group is set. Clients can connect once the socket listens.
 
 use std::{
-    ffi::{CString, OsStr},
+    ffi::OsStr,
     fs::{self, DirBuilder, File, Permissions},
     io,
     os::{
@@ -27,11 +27,11 @@ use nix::{
         },
         stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat},
     },
-    unistd::{Gid, Uid, UnlinkatFlags, User, fchownat, getgrouplist, setfsgid, unlinkat},
+    unistd::{Gid, Uid, UnlinkatFlags, User, fchownat, setfsgid, unlinkat},
 };
 use tokio::net::UnixStream;
 
-use crate::logs::LineLimit;
+use crate::{accounts::groups_of, files::atomic, logs::LineLimit};
 
 /// Ownership of a socket, which determines the permitted clients.
 #[derive(Clone, Copy, Debug)]
@@ -45,22 +45,8 @@ pub struct Access {
 /// Listens at `path`, replacing an existing socket. A missing folder is created, writable only by this
 /// process's user. A folder that users other than root, this one and `trusted` can write to is rejected.
 pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixListener> {
-    let (folder, name) = match (path.parent(), path.file_name()) {
-        (Some(folder), Some(name)) => (
-            if folder.as_os_str().is_empty() {
-                Path::new(".")
-            } else {
-                folder
-            },
-            name,
-        ),
-        _ => {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "is not a valid socket path",
-            ));
-        }
-    };
+    let (folder, name) = atomic::parts(path)
+        .map_err(|error| io::Error::new(error.kind(), "is not a valid socket path"))?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o755)
@@ -248,19 +234,16 @@ impl Access {
             return false;
         };
         // SO_PEERCRED reports only the primary group; the others are in the user database.
-        wanted == group || supplementary(user).contains(&wanted)
+        wanted == group || is_in_group(user, wanted)
     }
 }
 
-/// Returns the groups of a user; empty if the user is unknown.
-fn supplementary(user: Uid) -> Vec<Gid> {
+/// Returns whether a user is in a group; `false` if the user is unknown.
+fn is_in_group(user: Uid, group: Gid) -> bool {
     let Ok(Some(user)) = User::from_uid(user) else {
-        return Vec::new();
+        return false;
     };
-    let Ok(name) = CString::new(user.name) else {
-        return Vec::new();
-    };
-    getgrouplist(&name, user.gid).unwrap_or_default()
+    groups_of(&user).is_ok_and(|groups| groups.contains(&group))
 }
 
 #[cfg(test)]
@@ -408,7 +391,6 @@ mod tests {
                 "{access:?} {asking}"
             );
         }
-        assert_eq!(supplementary(other), []);
     }
 
     #[test]
@@ -506,8 +488,9 @@ mod tests {
 
     #[test]
     fn database_gives_user_groups() {
-        assert!(supplementary(Uid::from_raw(0)).contains(&Gid::from_raw(0)));
-        assert_eq!(supplementary(Uid::from_raw(4_000_001)), []);
+        let root = Gid::from_raw(0);
+        assert!(is_in_group(Uid::from_raw(0), root));
+        assert!(!is_in_group(Uid::from_raw(4_000_001), root));
     }
 
     /// The mode of the socket is ignored by some file systems.

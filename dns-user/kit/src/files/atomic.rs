@@ -85,7 +85,7 @@ pub fn replace(
     attributes: Attributes,
 ) -> Result<Metadata, ReplaceError> {
     match target(path) {
-        Ok(target) => write_and_rename(&target, contents, attributes),
+        Ok(target) => replace_own(&target, contents, attributes),
         Err(cause) => Err(ReplaceError {
             path: path.to_owned(),
             cause,
@@ -98,14 +98,6 @@ pub fn replace(
 ///
 /// Works as [`replace`] does, but follows no symbolic link: one that was planted there is replaced.
 pub fn replace_own(
-    path: &Path,
-    contents: &[u8],
-    attributes: Attributes,
-) -> Result<Metadata, ReplaceError> {
-    write_and_rename(path, contents, attributes)
-}
-
-fn write_and_rename(
     path: &Path,
     contents: &[u8],
     attributes: Attributes,
@@ -170,7 +162,6 @@ fn create_unfinished(folder: &Path, name: &OsStr) -> io::Result<NamedTempFile> {
         let unfinished = tempfile::Builder::new()
             .prefix(&prefix(name))
             .rand_bytes(RANDOM_LETTERS)
-            .suffix("")
             .tempfile_in(folder)?;
         // A file system without locks has no second writer either: its sweeps come before its writes.
         let _ = unfinished.as_file().lock();
@@ -293,7 +284,7 @@ fn target(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Returns the folder of a file, and its name.
-fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
+pub(crate) fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => Ok((folder, name)),

@@ -151,13 +151,6 @@ pub fn spelt(name: &str) -> Option<&'static str> {
     names().find(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// Returns the module prefixes of a tag, given in any letter case; `None` if it is unknown.
-pub fn targets(name: &str) -> Option<&'static [&'static str]> {
-    let mut tags = TAGS.iter();
-    let tag = tags.find(|tag| tag.name.eq_ignore_ascii_case(name))?;
-    Some(tag.targets)
-}
-
 /// Returns the tag for lines from `target`.
 pub fn of_target(target: &str) -> &'static str {
     let mut name = LIBRARIES;
@@ -251,12 +244,7 @@ mod tests {
     #[test]
     fn names_ignore_letter_case() {
         for tag in TAGS {
-            assert_eq!(
-                targets(&tag.name.to_uppercase()),
-                Some(tag.targets),
-                "{}",
-                tag.name
-            );
+            assert_eq!(spelt(&tag.name.to_uppercase()), Some(tag.name));
             assert_eq!(
                 TAGS.iter()
                     .filter(|other| other.name.eq_ignore_ascii_case(tag.name))
@@ -264,7 +252,7 @@ mod tests {
                 1
             );
         }
-        assert_eq!(targets("nothing"), None);
+        assert_eq!(spelt("nothing"), None);
     }
 
     #[test]
@@ -278,7 +266,6 @@ mod tests {
         ] {
             assert_eq!(spelt(name), expected, "{name}");
         }
-        assert_eq!(targets("Libraries"), Some(&[][..]));
         assert_eq!(names().count(), TAGS.len());
     }
 }

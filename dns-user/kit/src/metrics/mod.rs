@@ -19,6 +19,8 @@ use prometheus::{
 
 pub use self::names::families;
 
+use crate::process::page_size;
+
 //----------- Families -------------------------------------------------------
 
 /// A metric family with `LABELS` labels.
@@ -298,7 +300,7 @@ pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
         if let Some(stat) = Stat::read("self") {
             families.push(CPU_SECONDS.is(stat.cpu / ticks_per_second()));
             families.push(VIRTUAL_MEMORY.is(stat.virtual_memory));
-            families.push(RESIDENT_MEMORY.is(stat.resident_pages * page_size()));
+            families.push(RESIDENT_MEMORY.is(stat.resident_pages * page_size() as f64));
             families.push(THREADS.is(stat.threads));
             if let Some(boot) = boot {
                 families.push(STARTED.is((boot + stat.start / ticks_per_second()).floor()));
@@ -360,18 +362,8 @@ fn boot_time() -> Option<f64> {
 }
 
 fn ticks_per_second() -> f64 {
-    setting(SysconfVar::CLK_TCK, 100.0)
-}
-
-fn page_size() -> f64 {
-    setting(SysconfVar::PAGE_SIZE, 4096.0)
-}
-
-fn setting(name: SysconfVar, usual: f64) -> f64 {
-    sysconf(name)
-        .ok()
-        .flatten()
-        .map_or(usual, |value| value as f64)
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten();
+    ticks.map_or(100.0, |ticks| ticks as f64)
 }
 
 #[cfg(test)]
@@ -520,6 +512,6 @@ mod tests {
         let ticks: u64 = process.split(' ').nth(21).unwrap().parse().unwrap();
         assert_eq!(started, (boot + ticks / 100) as f64);
         assert_eq!(ticks_per_second(), 100.0);
-        assert!([4096.0, 16_384.0, 65_536.0].contains(&page_size()));
+        assert!([4096, 16_384, 65_536].contains(&page_size()));
     }
 }

@@ -25,7 +25,7 @@ use x509_cert::{
 };
 
 use super::{AUTHORITIES, RotatingTls, TlsError, read_certificates, trusted};
-use crate::files::FileStamp;
+use crate::{files::FileStamp, logs::LineLimit};
 
 /// The names that a server's certificate may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,9 +131,13 @@ impl ServerVerifier {
             }
             // The stamp stays the old one, so that the next handshake reads the file again.
             (Err(error), Some((_, roots))) => {
-                tracing::warn!(
-                    "cannot use the new CA certificates; the last good ones stay in use: {error}"
-                );
+                static LIMIT: LineLimit = LineLimit::new();
+                if let Some(suppressed) = LIMIT.admit_any() {
+                    tracing::warn!(
+                        suppressed,
+                        "cannot use the new CA certificates; the last good ones stay in use: {error}"
+                    );
+                }
                 Ok(Some(roots.clone()))
             }
             (Err(error), None) => Err(error),
