@@ -26,12 +26,9 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
-use tokio::{
-    sync::{mpsc, watch},
-    task::AbortHandle,
-};
+use tokio::sync::{mpsc, watch};
 
-use self::{known::Demand, watcher::CatalogWatcher};
+use self::{known::Demand, progress::Running, watcher::CatalogWatcher};
 use dns_consul::{
     Lack,
     catalog::Place,
@@ -48,7 +45,7 @@ pub struct LiveConsul {
     /// Whether every service has a watch.
     watches_all: Arc<AtomicBool>,
     /// The watcher's task, which owns all others.
-    task: AbortHandle,
+    _task: Running,
 }
 
 impl LiveConsul {
@@ -57,7 +54,7 @@ impl LiveConsul {
         let (demands, demanded) = mpsc::channel(1024);
         let status = Arc::new(Mutex::new(LiveStatus::default()));
         let watches_all = Arc::new(AtomicBool::new(false));
-        let (views, task) = CatalogWatcher::spawn(
+        let (views, _task) = CatalogWatcher::spawn(
             settings,
             names,
             status.clone(),
@@ -69,7 +66,7 @@ impl LiveConsul {
             views,
             status,
             watches_all,
-            task,
+            _task,
         }
     }
 
@@ -104,12 +101,6 @@ impl LiveConsul {
     /// Returns the state for operators.
     pub fn status(&self) -> LiveStatus {
         self.status.lock().clone()
-    }
-}
-
-impl Drop for LiveConsul {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -89,7 +89,7 @@ async fn handle_forwards_demands_and_ends() {
         views,
         status: Arc::default(),
         watches_all: Arc::default(),
-        task: task.abort_handle(),
+        _task: Running(task.abort_handle()),
     };
     let place = || Place::Datacenter("dc1".into());
     let lack = || Lack {

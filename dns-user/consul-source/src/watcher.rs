@@ -6,7 +6,7 @@
 //! [`Phase`] is the state of one service.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,7 +17,6 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, watch},
-    task::AbortHandle,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
@@ -80,8 +79,6 @@ pub(crate) struct CatalogWatcher {
     fetching: usize,
     /// Services without a watch, least recently fetched first.
     idle: VecDeque<ServiceKey>,
-    /// Queried services whose place is not loaded as a whole.
-    demanded: HashSet<ServiceKey>,
     /// Time of the first change since the last snapshot.
     changed_since: Option<Instant>,
     /// Earliest time of the next snapshot.
@@ -102,11 +99,11 @@ impl CatalogWatcher {
         status: Arc<Mutex<LiveStatus>>,
         watches_all: Arc<AtomicBool>,
         demanded: mpsc::Receiver<Demand>,
-    ) -> (watch::Receiver<Arc<CatalogView>>, AbortHandle) {
+    ) -> (watch::Receiver<Arc<CatalogView>>, Running) {
         let (updates, updated) = mpsc::channel(256);
         let (watcher, views) = Self::new(settings, names, status, watches_all, updates);
         let task = tokio::spawn(watcher.run(updated, demanded));
-        (views, task.abort_handle())
+        (views, Running(task.abort_handle()))
     }
 
     fn new(
@@ -137,7 +134,6 @@ impl CatalogWatcher {
             queue: VecDeque::new(),
             fetching: 0,
             idle: VecDeque::new(),
-            demanded: HashSet::new(),
             changed_since: None,
             next_snapshot: Instant::now(),
             expired: false,
@@ -339,14 +335,13 @@ impl CatalogWatcher {
     fn apply_difference(&mut self, difference: Difference) {
         for key in difference.removed {
             self.tracked.remove(&key);
-            self.demanded.remove(&key);
             // A registration that is gone cannot be stale or invalid.
             self.freshness.retain(|topic, _| !topic.is_of(&key));
             self.invalid.retain(|topic, _| !topic.is_of(&key));
         }
         for key in difference.to_fetch {
             // Of other datacenters, only the queried services are kept.
-            if self.known.is_fully_loaded(&key.0) || self.demanded.contains(&key) {
+            if self.known.is_fully_loaded(&key.0) || self.tracked.contains_key(&key) {
                 self.queue_fetch(key, Priority::Refresh);
             }
         }
@@ -453,10 +448,11 @@ impl CatalogWatcher {
                 match (missing, &place) {
                     (Missing::Service(service), _) => {
                         let key = (place, service);
-                        if !self.known.is_fully_loaded(&key.0) {
-                            self.demanded.insert(key.clone());
+                        // Clients may ask for any name. One that is not listed yet is demanded again with the next
+                        // snapshot.
+                        if self.known.name_of(&key).is_some() {
+                            self.queue_fetch(key, Priority::QueryWaits);
                         }
-                        self.queue_fetch(key, Priority::QueryWaits);
                     }
                     (Missing::Queries, Place::Datacenter(name)) => {
                         self.watch(Topic::Queries(name.to_string()));
@@ -598,22 +594,13 @@ impl CatalogWatcher {
             catalog_failing,
             ..
         } = self.summary();
-        let mut oldest_stale_seconds = None;
-        let mut stale_problem = None;
-        if let Some((age, problem)) = oldest {
-            oldest_stale_seconds = Some(age.as_secs_f64());
-            stale_problem = Some(problem);
-        }
-        let mut invalid_problem: Option<String> = None;
-        for (topic, invalid) in &self.invalid {
-            for line in invalid.lines() {
-                let line = format!("{topic}: {line}");
-                // The least one, so that the status does not change without a reason.
-                if invalid_problem.as_ref().is_none_or(|least| line < *least) {
-                    invalid_problem = Some(line);
-                }
-            }
-        }
+        let (oldest_stale_seconds, stale_problem) = oldest
+            .map(|(age, problem)| (age.as_secs_f64(), problem))
+            .unzip();
+        let invalid_problems = self.invalid.iter().flat_map(|(topic, invalid)| {
+            let lines = invalid.lines();
+            lines.map(move |line| format!("{topic}: {line}"))
+        });
         let status = LiveStatus {
             address: self.agent.address().to_string(),
             away: self.was_away,
@@ -640,7 +627,8 @@ impl CatalogWatcher {
             oldest_stale_seconds,
             stale_problem,
             invalid_entries: self.invalid.values().map(Invalid::count).sum(),
-            invalid_problem,
+            // The least one, so that the status does not change without a reason.
+            invalid_problem: invalid_problems.min(),
         };
         *self.status.lock() = status;
     }
@@ -723,25 +711,17 @@ impl CatalogWatcher {
         if self.watch_count() < self.max_watches() {
             return true;
         }
-        let mut least_used = None;
-        for (key, tracked) in &self.tracked {
-            let is_less = least_used.is_none_or(|(_, queried_at)| tracked.queried_at < queried_at);
-            if tracked.is_watched() && is_less {
-                least_used = Some((key, tracked.queried_at));
-            }
-        }
-        let Some((least_used, queried_at)) = least_used else {
+        let watched = self.tracked.iter_mut();
+        let watched = watched.filter(|(_, tracked)| tracked.is_watched());
+        let Some((key, tracked)) = watched.min_by_key(|(_, tracked)| tracked.queried_at) else {
             return false;
         };
         // Services in use would displace one another, each at the cost of a request.
-        if queried_at.is_some_and(|at| at.elapsed() < IN_USE) {
+        if tracked.queried_at.is_some_and(|at| at.elapsed() < IN_USE) {
             return false;
         }
-        let least_used = least_used.clone();
-        if let Some(tracked) = self.tracked.get_mut(&least_used) {
-            tracked.phase = Phase::Idle;
-        }
-        self.idle.push_back(least_used);
+        tracked.phase = Phase::Idle;
+        self.idle.push_back(key.clone());
         true
     }
 
@@ -791,9 +771,8 @@ impl CatalogWatcher {
             let Some(key) = self.queue.pop_front() else {
                 return;
             };
+            // Deregistered in the meantime.
             let Some(topic) = self.topic_of(&key) else {
-                // Not registered (yet): the service list decides.
-                self.tracked.remove(&key);
                 continue;
             };
             match self.tracked.get_mut(&key) {

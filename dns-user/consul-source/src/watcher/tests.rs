@@ -514,20 +514,41 @@ async fn queries_for_other_datacenters_load_them() {
     bench.lacks("dc2", Missing::Service("web".to_owned()));
     let [nodes, services, queries] = ["nodes of dc2", "services of dc2", "prepared queries of dc2"];
     assert_eq!(bench.watched(), [nodes, services]);
-    assert_eq!(bench.queue(), ["web"]);
+    assert_eq!(bench.queue(), [""; 0], "the list decides");
     bench.lacks("dc2", Missing::Queries);
     assert_eq!(bench.watched(), [nodes, queries, services]);
-    // Not registered: the list decides.
-    bench.watcher.fetch_next();
-    assert_eq!(bench.phases(), "");
     let both = BTreeMap::from([("web".to_owned(), vec![]), ("db".to_owned(), vec![])]);
     let of_dc2 = || Topic::Services("dc2".to_owned());
-    assert!(bench.is_news(of_dc2(), Ok(Content::Services(both))));
+    assert!(bench.is_news(of_dc2(), Ok(Content::Services(both.clone()))));
+    bench.lacks("dc2", Missing::Service("web".to_owned()));
     assert_eq!(bench.queue(), ["web"], "only what was queried");
+    bench.watcher.fetch_next();
+    assert_eq!(bench.phases(), "web fetching");
+    let tagged = both.into_keys().map(|name| (name, vec!["v2".to_owned()]));
+    let tagged = tagged.collect();
+    assert!(bench.is_news(of_dc2(), Ok(Content::Services(tagged))));
+    assert_eq!(bench.phases(), "web again", "its tags changed");
     assert!(bench.is_news(of_dc2(), Ok(Content::Services(BTreeMap::new()))));
-    assert!(bench.watcher.demanded.is_empty());
-    bench.lacks("dc1", Missing::Service("web".to_owned()));
-    assert!(bench.watcher.demanded.is_empty(), "all of dc1 is loaded");
+    assert_eq!(bench.phases(), "");
+}
+
+#[tokio::test]
+async fn names_that_nobody_registered_take_no_memory() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    let names = vec!["dc1".to_owned(), "dc2".to_owned()];
+    bench.is_news(Topic::Datacenters, Ok(Content::Datacenters(names)));
+    for datacenter in ["dc1", "dc2"] {
+        for number in 0..1000 {
+            bench.lacks(datacenter, Missing::Service(format!("x{number}")));
+        }
+    }
+    let CatalogWatcher {
+        tracked,
+        queue,
+        freshness,
+        ..
+    } = &bench.watcher;
+    assert_eq!((tracked.len(), queue.len(), freshness.len()), (0, 0, 1));
 }
 
 #[tokio::test]
@@ -681,7 +702,6 @@ async fn removed_services_leave_no_trace() {
             .insert("no port".to_owned(), (1, service.to_owned()));
         let content = Ok(Content::Health(ServiceInstances::default()));
         bench.update(health(service), false, content, invalid);
-        bench.watcher.demanded.insert(key(service));
     }
     assert_eq!(bench.status().invalid_entries, 2);
     bench.register("", &["b"]);
@@ -690,8 +710,6 @@ async fn removed_services_leave_no_trace() {
     assert_eq!(bench.status().invalid_problem, problem);
     assert!(bench.watcher.freshness.contains_key(&health("b")));
     assert!(!bench.watcher.freshness.contains_key(&health("a")));
-    let demanded: Vec<&ServiceKey> = bench.watcher.demanded.iter().collect();
-    assert_eq!(demanded, [&key("b")]);
 }
 
 #[tokio::test]
