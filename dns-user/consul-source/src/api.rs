@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    io,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -20,6 +21,9 @@ use dns_consul::catalog::{
         PreparedQuery, TaggedAddress, Template, Weights,
     },
 };
+use dns_kit::files::bounded;
+
+use crate::connections::Reading;
 
 /// Tag of a service's virtual address.
 const VIRTUAL: &str = "consul-virtual";
@@ -150,16 +154,10 @@ pub(crate) fn services(
     invalid: &mut Invalid,
 ) -> serde_json::Result<BTreeMap<String, Vec<String>>> {
     let mut all = BTreeMap::new();
-    if let Ok(services) = serde_json::from_slice::<BTreeMap<String, Option<Vec<String>>>>(body) {
-        for (name, tags) in services {
-            // Go may write an empty list as null.
-            all.insert(name, tags.unwrap_or_default());
-        }
-        return Ok(all);
-    }
     let services: BTreeMap<String, Value> = serde_json::from_slice(body)?;
     for (name, value) in services {
         let tags = match serde_json::from_value::<Option<Vec<String>>>(value) {
+            // Go may write an empty list as null.
             Ok(tags) => tags.unwrap_or_default(),
             // The service exists; only changes of its tags go unnoticed.
             Err(error) => {
@@ -677,6 +675,9 @@ impl From<ApiQuery> for PreparedQuery {
 /// Time between two checks of the file.
 const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Maximum size of the file in bytes.
+const MAX_TOKEN_FILE: u64 = 64 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Token {
     /// The file; `None` to send requests without a token.
@@ -693,6 +694,7 @@ struct TokenState {
     at: Option<Instant>,
     /// Whether the last read failed; a failure is logged once.
     failed: bool,
+    reading: Reading<io::Result<Vec<u8>>>,
 }
 
 impl Token {
@@ -710,9 +712,9 @@ impl Token {
             .at
             .is_none_or(|at| at.elapsed() >= TOKEN_CHECK_INTERVAL)
         {
-            // Before the file is read, so that an unreadable one is not tried with every request.
-            last.at = Some(Instant::now());
             last.read(path).await;
+            // Also after a failure, so that an unreadable file is not tried with every request.
+            last.at = Some(Instant::now());
         }
         last.token.clone()
     }
@@ -720,17 +722,20 @@ impl Token {
 
 impl TokenState {
     async fn read(&mut self, path: &Path) {
-        let problem = match tokio::fs::read_to_string(path).await {
+        let file = path.to_owned();
+        let read = self
+            .reading
+            .result(move || bounded::read_at_most(&file, MAX_TOKEN_FILE))
+            .await
+            .flatten();
+        let problem = match read.as_deref().map(<[u8]>::trim_ascii) {
             // Other characters are invalid in a header.
-            Ok(text)
-                if text.trim().bytes().all(|byte| byte.is_ascii_graphic())
-                    && !text.trim().is_empty() =>
-            {
+            Ok(token) if !token.is_empty() && token.iter().all(u8::is_ascii_graphic) => {
                 if self.failed {
                     tracing::info!("consul.token_file: {}: readable again", path.display());
                 }
                 self.failed = false;
-                self.token = Some(text.trim().to_owned());
+                self.token = Some(String::from_utf8_lossy(token).into_owned());
                 return;
             }
             Ok(_) => "holds no token: one line of printable ASCII is needed".to_owned(),
@@ -1310,6 +1315,17 @@ mod token_tests {
             assert_eq!(token.now().await.as_deref(), Some(expected));
         }
         assert_eq!(Token::new(None).now().await, None);
+    }
+
+    #[tokio::test]
+    async fn fifo_does_not_hold_requests_up() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("token");
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.expect("mkfifo runs").success());
+        let token = Token::new(Some(path));
+        assert_eq!(token.now().await, None);
+        assert!(token.last.lock().await.failed);
     }
 
     #[test]

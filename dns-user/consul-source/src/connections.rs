@@ -1,14 +1,15 @@
 //! Connections to one agent at a time: a limited number, either HTTP/1.1 with one request each or
-//! HTTP/2 with many; TLS is configured from files that may change.
+//! HTTP/2 with many; TLS is configured from files that may change. [`Reading`] reads files without waiting for a mount
+//! that hangs.
 
 use std::{
     collections::HashMap,
-    fmt, fs, io,
+    fmt, io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use anyhow::anyhow;
@@ -20,19 +21,20 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
+    task::{JoinHandle, spawn_blocking},
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
 
 use dns_consul::config::{ApiAddress, HttpApi};
-use dns_kit::tls;
+use dns_kit::{files::FileStamp, tls};
 use dns_upstream::{HostName, HostNames};
 
 /// Timeout of connecting, including TLS.
@@ -49,6 +51,8 @@ const MAX_BODY: usize = 256 << 20;
 const MAX_STREAMS: usize = 100;
 /// Timeout until a connection is ready for its next request.
 const READY_TIMEOUT: Duration = Duration::from_millis(200);
+/// Timeout of reading files.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Ping interval of a silent HTTP/2 connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
@@ -172,7 +176,7 @@ impl Connections {
                     .get("connection")
                     .is_some_and(|value| value == "close");
                 if !closes && matches!(timeout(READY_TIMEOUT, sender.ready()).await, Ok(Ok(()))) {
-                    self.idle().push((address.clone(), sender));
+                    self.idle.lock().push((address.clone(), sender));
                 }
                 // After the connection is idle again, so that the next request finds it.
                 drop(permit);
@@ -198,7 +202,7 @@ impl Connections {
             let room = self.permits.available_permits() > shared.len();
             // The first connection shows whether the agent speaks HTTP/2; only then further ones
             // are shared.
-            if room && (shared.is_empty() && self.idle().is_empty() || self.multiplexes()) {
+            if room && (shared.is_empty() && self.idle.lock().is_empty() || self.multiplexes()) {
                 let permit = self.permit().await;
                 return Ok(match self.connect(address).await? {
                     Sender::Own(sender) => Lease::Own(sender, permit),
@@ -219,7 +223,7 @@ impl Connections {
         }
         let permit = self.permit().await;
         let found = {
-            let mut idle = self.idle();
+            let mut idle = self.idle.lock();
             // Connections to other agents would only occupy the pool.
             idle.retain(|(to, sender)| to == address && !sender.is_closed());
             idle.pop()
@@ -241,10 +245,6 @@ impl Connections {
             // The semaphore is never closed.
             Err(_) => std::future::pending().await,
         }
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<(ApiAddress, http1::SendRequest<Empty<Bytes>>)>> {
-        self.idle.lock()
     }
 
     async fn connect(&self, address: &ApiAddress) -> Result<Sender, ConnectionError> {
@@ -278,7 +278,8 @@ impl Connections {
         if !address.tls {
             return one_by_one(tcp, open).await;
         }
-        let connector = TlsConnector::from(self.tls.config().map_err(no_tls)?);
+        let config = self.tls.config().await.map_err(no_tls)?;
+        let connector = TlsConnector::from(config);
         let name = self.tls.server_name(address).map_err(no_tls)?;
         let tls = connector.connect(name, tcp).await.map_err(cannot_connect)?;
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
@@ -380,34 +381,42 @@ fn append(body: &mut BytesMut, data: &[u8], max: usize) -> Result<(), Connection
 #[derive(Debug)]
 pub(crate) struct Tls {
     api: HttpApi,
-    /// Last configuration, with the modification times of its files.
-    made: Mutex<Option<(Stamps, Arc<ClientConfig>)>>,
+    made: tokio::sync::Mutex<MadeTls>,
 }
 
-/// Modification times of the files; `None` if unreadable.
-type Stamps = Vec<Option<SystemTime>>;
+#[derive(Debug, Default)]
+struct MadeTls {
+    /// Last configuration, with the stamps of its files.
+    last: Option<Stamped>,
+    reading: Reading<anyhow::Result<Stamped>>,
+}
+
+type Stamped = (Stamps, Arc<ClientConfig>);
+
+/// Stamps of the files; `None` for a missing one, which is noticed when it appears.
+type Stamps = Vec<Option<FileStamp>>;
 
 impl Tls {
     /// Stores the file names; the files are read with the first connection.
     pub(crate) fn new(api: &HttpApi) -> Self {
         Self {
             api: api.clone(),
-            made: Mutex::new(None),
+            made: tokio::sync::Mutex::default(),
         }
     }
 
-    /// Returns the current configuration. Reads small files.
-    pub(crate) fn config(&self) -> anyhow::Result<Arc<ClientConfig>> {
-        let stamps = self.stamps();
-        let mut made = self.made.lock();
-        match &*made {
-            Some((of, config)) if *of == stamps => Ok(config.clone()),
-            _ => {
-                let config = Arc::new(self.load()?);
-                *made = Some((stamps, config.clone()));
-                Ok(config)
-            }
-        }
+    /// Returns the current configuration; the last one while its files cannot be reached.
+    pub(crate) async fn config(&self) -> anyhow::Result<Arc<ClientConfig>> {
+        let mut made = self.made.lock().await;
+        let MadeTls { last, reading } = &mut *made;
+        let api = self.api.clone();
+        let before = last.clone();
+        let current = match reading.result(move || current(&api, before)).await {
+            Ok(current) => current?,
+            Err(hangs) => last.clone().ok_or(hangs)?,
+        };
+        let (_, config) = last.insert(current);
+        Ok(config.clone())
     }
 
     /// Returns the expected name in this agent's certificate.
@@ -416,41 +425,64 @@ impl Tls {
         ServerName::try_from(name.clone())
             .map_err(|_| anyhow!("{name:?} is not a name that a certificate can contain"))
     }
+}
 
-    fn stamps(&self) -> Stamps {
-        let HttpApi {
-            ca_file, identity, ..
-        } = &self.api;
-        let mut files = Vec::new();
-        files.extend(ca_file);
-        if let Some((certificate, key)) = identity {
-            files.extend([certificate, key]);
-        }
-        let mut stamps = Stamps::new();
-        for path in files {
-            // A file that is missing is noticed when it appears.
-            let modified = fs::metadata(path).and_then(|about| about.modified());
-            stamps.push(modified.ok());
-        }
-        stamps
+/// Returns the configuration of the present files: `last` if it is theirs.
+fn current(api: &HttpApi, last: Option<Stamped>) -> anyhow::Result<Stamped> {
+    let HttpApi {
+        ca_file, identity, ..
+    } = api;
+    let mut stamps = Stamps::new();
+    stamps.extend(ca_file.as_ref().map(FileStamp::of));
+    if let Some((certificate, key)) = identity {
+        stamps.extend([certificate, key].map(FileStamp::of));
     }
+    if let Some(last) = last
+        && last.0 == stamps
+    {
+        return Ok(last);
+    }
+    let identity = identity
+        .as_ref()
+        .map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+    let mut config = tls::client_config_of_files(ca_file.as_deref(), identity)?;
+    // Many blocking queries share one HTTP/2 connection.
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok((stamps, Arc::new(config)))
+}
 
-    fn load(&self) -> anyhow::Result<ClientConfig> {
-        let HttpApi {
-            ca_file, identity, ..
-        } = &self.api;
-        let identity = identity
-            .as_ref()
-            .map(|(certificate, key)| (certificate.as_path(), key.as_path()));
-        let mut config = tls::client_config_of_files(ca_file.as_deref(), identity)?;
-        // Many blocking queries share one HTTP/2 connection.
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(config)
+/// A read of files, which may be on a mount that hangs.
+#[derive(Debug)]
+pub(crate) struct Reading<T>(Option<JoinHandle<T>>);
+
+impl<T> Default for Reading<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: Send + 'static> Reading<T> {
+    /// Returns the result of `read`, or an error if that takes too long.
+    pub(crate) async fn result(
+        &mut self,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        // A call that hangs cannot be cancelled. It is waited for again, so that it takes one thread.
+        let reading = self.0.get_or_insert_with(|| spawn_blocking(read));
+        let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
+            return Err(io::Error::other(format!(
+                "not finished within {READ_TIMEOUT:?}, its folder does not respond; if it is mounted, check its server"
+            )));
+        };
+        self.0 = None;
+        read.map_err(io::Error::other)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, time::SystemTime};
+
     use super::*;
 
     #[test]
@@ -512,7 +544,7 @@ mod tests {
                 .get(&address, "/v1/x", Some("secret"), limit)
                 .await;
             assert_eq!(&reply.unwrap().body()[..], b"{}");
-            assert_eq!(connections.idle().len(), kept, "{header}");
+            assert_eq!(connections.idle.lock().len(), kept, "{header}");
             assert_eq!(connections.permits.available_permits(), 1);
             if kept == 1 {
                 assert_eq!(connections.open(), 1);
@@ -521,7 +553,7 @@ mod tests {
                 let Ok(Lease::Own(sender, _)) = again else {
                     panic!("no connection")
                 };
-                connections.idle().push((address.clone(), sender));
+                connections.idle.lock().push((address.clone(), sender));
             }
             // Connections to another agent would only occupy the pool.
             let other = agent("").await;
@@ -530,7 +562,8 @@ mod tests {
                 .await;
             assert!(reply.is_ok(), "{reply:?}");
             let idle: Vec<ApiAddress> = connections
-                .idle()
+                .idle
+                .lock()
                 .iter()
                 .map(|(to, _)| to.clone())
                 .collect();
@@ -601,7 +634,7 @@ mod tests {
             assert!(matches!(error, ConnectionError::Unreachable(_)));
             assert_eq!(error.to_string(), expected);
         }
-        assert_eq!((connections.open(), connections.idle().len()), (0, 0));
+        assert_eq!((connections.open(), connections.idle.lock().len()), (0, 0));
         assert_eq!(connections.permits.available_permits(), 150);
     }
 
@@ -634,8 +667,8 @@ mod tests {
         assert_eq!(name(Some("a b"), "10.0.0.1"), Err(wrong.to_owned()));
     }
 
-    #[test]
-    fn configuration_follows_its_files() {
+    #[tokio::test]
+    async fn configuration_follows_its_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let made = rcgen::generate_simple_self_signed(["consul.example".to_owned()]).unwrap();
@@ -646,26 +679,58 @@ mod tests {
             ..HttpApi::default()
         };
         let tls = Tls::new(&api);
-        assert!(tls.config().is_err(), "two files are missing");
-        let stamps = tls.stamps();
-        let is_there: Vec<bool> = stamps.iter().map(Option::is_some).collect();
-        assert_eq!(is_there, [true, false, false]);
+        assert!(tls.config().await.is_err(), "two files are missing");
         fs::write(path("cert"), made.cert.pem()).unwrap();
         fs::write(path("key"), made.signing_key.serialize_pem()).unwrap();
-        let first = tls.config().unwrap();
+        let first = tls.config().await.unwrap();
         assert_eq!(first.alpn_protocols, [&b"h2"[..], b"http/1.1"]);
-        assert!(Arc::ptr_eq(&first, &tls.config().unwrap()));
+        assert!(Arc::ptr_eq(&first, &tls.config().await.unwrap()));
         for (name, seconds) in [("ca", 1), ("cert", 2), ("key", 3)] {
-            let before = tls.config().unwrap();
+            let before = tls.config().await.unwrap();
             let file = fs::File::options().write(true).open(path(name)).unwrap();
             file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
                 .unwrap();
-            let after = tls.config().unwrap();
+            let after = tls.config().await.unwrap();
             assert!(!Arc::ptr_eq(&before, &after), "{name}");
-            assert!(Arc::ptr_eq(&after, &tls.config().unwrap()));
+            assert!(Arc::ptr_eq(&after, &tls.config().await.unwrap()));
         }
-        let without = Tls::new(&HttpApi::default());
-        assert_eq!(without.stamps(), []);
+        // A replacement may have the time of the file before.
+        let before = tls.config().await.unwrap();
+        fs::write(path("new"), made.cert.pem()).unwrap();
+        let file = fs::File::options().write(true).open(path("new")).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1))
+            .unwrap();
+        fs::rename(path("new"), path("ca")).unwrap();
+        assert!(!Arc::ptr_eq(&before, &tls.config().await.unwrap()));
+        // The last one stays in use while its folder hangs.
+        let before = tls.config().await.unwrap();
+        tls.made.lock().await.reading = hanging();
+        assert!(Arc::ptr_eq(&before, &tls.config().await.unwrap()));
+        let none = Tls::new(&api);
+        none.made.lock().await.reading = hanging();
+        assert!(none.config().await.is_err());
+        let (stamps, _) = current(&HttpApi::default(), None).unwrap();
+        assert_eq!(stamps, []);
+    }
+
+    /// Returns a read that never ends.
+    fn hanging<T: Send + 'static>() -> Reading<T> {
+        Reading(Some(tokio::spawn(std::future::pending())))
+    }
+
+    #[tokio::test]
+    async fn hanging_read_takes_one_thread() {
+        let mut reading: Reading<u8> = hanging();
+        let id = reading.0.as_ref().map(JoinHandle::id);
+        for _ in 0..2 {
+            let error = reading.result(|| 7).await.unwrap_err().to_string();
+            assert!(
+                error.starts_with("not finished within 1s, its folder"),
+                "{error}"
+            );
+            assert_eq!(reading.0.as_ref().map(JoinHandle::id), id);
+        }
+        assert_eq!(Reading::default().result(|| 7).await.unwrap(), 7);
     }
 
     #[test]

@@ -74,34 +74,19 @@ impl Topic {
 
     /// Returns the path of the request; `index` holds the index and the maximum wait of a blocking query.
     pub(crate) fn path(&self, options: &QueryOptions, index: Option<(u64, Duration)>) -> String {
-        let (mut path, datacenter) = match self {
-            Self::Agent => ("/v1/agent/self".to_owned(), None),
-            Self::Datacenters => ("/v1/catalog/datacenters".to_owned(), None),
-            Self::Nodes(datacenter) => ("/v1/catalog/nodes".to_owned(), Some(datacenter.as_str())),
-            Self::Services(datacenter) => {
-                ("/v1/catalog/services".to_owned(), Some(datacenter.as_str()))
-            }
-            Self::Health { place, service } => {
-                let path = format!("/v1/health/service/{}", percent_encoded(service));
-                match place {
-                    Place::Datacenter(datacenter) => (path, Some(&**datacenter)),
-                    Place::Peer(peer) => (format!("{path}?peer={}", percent_encoded(peer)), None),
-                }
-            }
-            Self::Ingress => ("/v1/config/ingress-gateway".to_owned(), None),
-            Self::Queries(datacenter) => ("/v1/query".to_owned(), Some(datacenter.as_str())),
-            Self::Peerings => ("/v1/peerings".to_owned(), None),
-            Self::NodeCoordinates(datacenter) => {
-                ("/v1/coordinate/nodes".to_owned(), Some(datacenter.as_str()))
-            }
-            Self::ServerCoordinates => ("/v1/coordinate/datacenters".to_owned(), None),
-        };
         let mut parameters = Vec::new();
-        if let Some(datacenter) = datacenter
-            // The agent's own datacenter is the default.
-            && Some(datacenter) != options.own.as_deref()
-        {
-            parameters.push(format!("dc={}", percent_encoded(datacenter)));
+        match self {
+            Self::Nodes(datacenter)
+            | Self::Services(datacenter)
+            | Self::Queries(datacenter)
+            | Self::NodeCoordinates(datacenter) => {
+                parameters.extend(options.datacenter(datacenter))
+            }
+            Self::Health { place, .. } => match place {
+                Place::Datacenter(datacenter) => parameters.extend(options.datacenter(datacenter)),
+                Place::Peer(peer) => parameters.push(format!("peer={}", percent_encoded(peer))),
+            },
+            _ => {}
         }
         if self.can_be_watched() {
             if let Some((index, wait)) = index {
@@ -112,11 +97,24 @@ impl Topic {
                 parameters.push("stale".to_owned());
             }
         }
-        for parameter in parameters {
-            path.push(if path.contains('?') { '&' } else { '?' });
-            path.push_str(&parameter);
+        let path = match self {
+            Self::Agent => "/v1/agent/self",
+            Self::Datacenters => "/v1/catalog/datacenters",
+            Self::Nodes(_) => "/v1/catalog/nodes",
+            Self::Services(_) => "/v1/catalog/services",
+            Self::Health { service, .. } => {
+                &format!("/v1/health/service/{}", percent_encoded(service))
+            }
+            Self::Ingress => "/v1/config/ingress-gateway",
+            Self::Queries(_) => "/v1/query",
+            Self::Peerings => "/v1/peerings",
+            Self::NodeCoordinates(_) => "/v1/coordinate/nodes",
+            Self::ServerCoordinates => "/v1/coordinate/datacenters",
+        };
+        if parameters.is_empty() {
+            return path.to_owned();
         }
-        path
+        format!("{path}?{}", parameters.join("&"))
     }
 }
 
@@ -233,6 +231,11 @@ pub(crate) struct QueryOptions {
 }
 
 impl QueryOptions {
+    /// Returns the parameter that selects a datacenter. The agent's own one is the default.
+    fn datacenter(&self, name: &str) -> Option<String> {
+        (self.own.as_deref() != Some(name)).then(|| format!("dc={}", percent_encoded(name)))
+    }
+
     /// Sends one request, starting at the position of `cursor`, and parses the response. After a malformed one,
     /// the next request starts over.
     async fn request(
@@ -261,7 +264,7 @@ impl QueryOptions {
             Err(error) => {
                 *cursor = Cursor::default();
                 let problem = FetchError::Json(error);
-                agent.count_unreadable(&problem.to_string());
+                agent.count_failure(&problem);
                 Err(problem)
             }
         }

@@ -607,7 +607,7 @@ async fn single_change_of_many_arrives() {
     .await;
     let json = dns_core::config::reader::Json::parse(b"{}").unwrap();
     let reader = dns_core::config::reader::ObjectReader::document("test", &json).unwrap();
-    let config = dns_consul::config::Config::read(&reader).unwrap();
+    let (config, _) = dns_consul::config::Config::read(&reader).unwrap();
     let build = |live: &Live| {
         let mut catalog = Catalog::build(Registrations::default(), &config, Visibility::all());
         catalog.update(Some(live.clone()));
