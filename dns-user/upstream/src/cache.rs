@@ -25,7 +25,7 @@ use dns_core::{
         remaining_ttl,
     },
 };
-use dns_kit::clock::BootInstant;
+use dns_kit::clock::{BootInstant, milliseconds};
 
 /// Minimum TTL in seconds: lower ones except 0 are raised to it (observed). Also the lifetime of an
 /// empty answer without SOA (observed).
@@ -509,8 +509,7 @@ impl Entry {
     /// Records a failed renewal: for a short time the entry is served stale without another
     /// attempt.
     pub(crate) fn renewal_failed(&self) {
-        let until = self.since.elapsed() + STALE_RECHECK;
-        let until = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
+        let until = milliseconds(self.since.elapsed() + STALE_RECHECK);
         self.no_recheck_before_ms.store(until, Ordering::Relaxed);
     }
 }

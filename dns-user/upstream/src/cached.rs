@@ -743,8 +743,7 @@ impl Fetched {
 
     /// Returns the reply to a query whose client has too many others waiting.
     fn refused(query: &Query<'_>) -> Self {
-        let Forwarded { mut reply, .. } =
-            Forwarded::bare(query, message::SERVFAIL, ReplyFlags::RECURSION);
+        let mut reply = begin_reply(query, message::SERVFAIL, ReplyFlags::RECURSION);
         append_opt(query, &mut reply);
         ExtendedError::new(InfoCode::Other, "too many queries of this client wait")
             .push(query, &mut reply);

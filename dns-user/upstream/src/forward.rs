@@ -18,7 +18,7 @@ use super::{
     recursor::{PreparedQuery, ProbeDecision, Recursor, RecursorOptions, TryResult},
     udp::SentQuery,
 };
-use crate::message::{Forwarded, QueryMessage, ValidatedReply};
+use crate::message::{Form, Forwarded, QueryMessage, ValidatedReply};
 use dns_core::{
     config::{Compat, RecursorSelection},
     wire::{ExtendedError, InfoCode, Query, ReplyFlags, Transport},
@@ -182,7 +182,7 @@ impl Forwarder {
                 ..
             } if is_final => {
                 first.set.order.record(first.index, false);
-                FirstOutcome::Answer(first.recursor().answer(validated, query, form))
+                FirstOutcome::Answer(first.recursor().answer(validated, query))
             }
             landed => FirstOutcome::Unfinished(landed),
         }
@@ -245,7 +245,7 @@ impl Forwarder {
             set.order.record(index, self.counts_as_failure(&outcome));
             match outcome {
                 Ok(validated) if validated.rcode() == message::NOERROR => {
-                    return recursor.answer(validated, query, form);
+                    return recursor.answer(validated, query);
                 }
                 Ok(validated) => {
                     let failure = Failure {
@@ -275,7 +275,7 @@ impl Forwarder {
             };
         }
         match best {
-            Some(failure) => failure.finish(query, self.options),
+            Some(failure) => failure.finish(query, form),
             None => Forwarded {
                 busy,
                 ..unanswered(query, last_error)
@@ -384,7 +384,7 @@ impl Failure {
 
     /// Returns the reply for the client: unchanged, or a new one if it does not repeat the question
     /// or concerns only the exchange with the recursor.
-    fn finish(self, query: &Query<'_>, options: RecursorOptions) -> Forwarded {
+    fn finish(self, query: &Query<'_>, form: Form) -> Forwarded {
         let failed = self.rank() == 0;
         let Self {
             validated,
@@ -396,7 +396,7 @@ impl Failure {
             return Forwarded {
                 failed,
                 recursor,
-                ..validated.finish(query, options.form)
+                ..validated.finish(query, form)
             };
         }
         let rcode = validated.rcode();
@@ -670,7 +670,7 @@ mod failover_tests {
             assert_eq!(failure.rank(), rank, "{rcode} {soa:?}");
             let message = query(b"\x01A\0", 1);
             let compat = Compat::default();
-            let finished = failure.finish(&parsed(&message), options(0, compat));
+            let finished = failure.finish(&parsed(&message), options(0, compat).form);
             assert_eq!(finished.failed, rank == 0);
             assert_eq!(finished.recursor.as_deref(), Some("r"));
             assert_eq!(finished.reply[12..15], *b"\x01A\0");
@@ -699,7 +699,7 @@ mod failover_tests {
                 validated: ValidatedReply::new(received).unwrap(),
                 recursor: "r".into(),
             };
-            let finished = failure.finish(&parsed(&message), options);
+            let finished = failure.finish(&parsed(&message), options.form);
             let mut expected = message.clone();
             expected[2..4].copy_from_slice(&[0x81, 0x80 | rcode]);
             assert_eq!(finished.reply, expected);

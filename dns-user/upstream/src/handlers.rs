@@ -17,8 +17,8 @@ use super::{
 use dns_core::{
     config::{
         Config, ConfigError, ParsedFiles,
-        reader::{Json, ObjectReader},
-        values::with_port,
+        parse::recursors,
+        reader::{ObjectReader, parse_list},
     },
     name::Name,
 };
@@ -148,23 +148,7 @@ impl Handler {
 
 /// Parses one file: a list of handlers. Returns every error, not just the first.
 fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, Vec<ConfigError>> {
-    let list = match Json::parse(bytes) {
-        // Go reads null as an empty list.
-        Ok(list @ (Json::List(_) | Json::Null)) => list,
-        Ok(other) => {
-            let problem = format!("is {}, not a list of handlers", other.kind());
-            return Err(vec![ConfigError::of_file(file, problem)]);
-        }
-        Err(reason) => {
-            let problem = format!("no JSON: {reason}");
-            return Err(vec![ConfigError::of_file(file, problem)]);
-        }
-    };
-    // Read through the parent, so that errors name `handlers[3].source.type`.
-    let document = Json::Object(vec![("handlers".to_owned(), list)]);
-    ObjectReader::document(file, &document)
-        .map_err(|error| vec![error])?
-        .parse_objects("handlers", parse_handler)
+    parse_list(file, bytes, "handlers", "a list of handlers", parse_handler)
 }
 
 fn parse_handler(handler: &ObjectReader<'_>) -> Result<HandlerConfig, Vec<ConfigError>> {
@@ -187,8 +171,7 @@ fn parse_handler(handler: &ObjectReader<'_>) -> Result<HandlerConfig, Vec<Config
 
 fn parse_domain(handler: &ObjectReader<'_>) -> Result<Name, ConfigError> {
     // bosh-dns panics at an empty domain.
-    let domain = handler.text("domain")?.filter(|domain| !domain.is_empty());
-    let domain = domain.ok_or_else(|| {
+    let domain = handler.filled("domain")?.ok_or_else(|| {
         handler.error(
             "domain",
             "is missing; expected a domain such as \"corp.example.\", or \".\" for all",
@@ -239,19 +222,12 @@ enum Kind {
 }
 
 fn parse_recursors(source: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError> {
-    let texts = source.texts("recursors")?.unwrap_or_default();
-    if texts.is_empty() {
+    let recursors = recursors(source, "recursors")?;
+    if recursors.is_empty() {
         return Err(source.error(
             "recursors",
             "is empty; a handler of type \"dns\" needs at least one",
         ));
-    }
-    let mut recursors = Vec::new();
-    for text in texts {
-        match with_port(text) {
-            Ok(recursor) => recursors.push(recursor),
-            Err(problem) => return Err(source.error("recursors", &problem.to_string())),
-        }
     }
     Ok(recursors)
 }
@@ -259,8 +235,9 @@ fn parse_recursors(source: &ObjectReader<'_>) -> Result<Vec<String>, ConfigError
 fn parse_url(source: &ObjectReader<'_>) -> Result<Url, ConfigError> {
     const ALLOWED: &str =
         "expected a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
-    let text = source.text("url")?.filter(|text| !text.is_empty());
-    let text = text.ok_or_else(|| source.error("url", &format!("is missing; {ALLOWED}")))?;
+    let text = source
+        .filled("url")?
+        .ok_or_else(|| source.error("url", &format!("is missing; {ALLOWED}")))?;
     let url = Url::parse(text)
         .map_err(|reason| source.error("url", &format!("{text:?}: {reason}; {ALLOWED}")))?;
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
@@ -273,7 +250,7 @@ fn parse_url(source: &ObjectReader<'_>) -> Result<Url, ConfigError> {
 }
 
 fn parse_trust(source: &ObjectReader<'_>) -> Result<Trust, ConfigError> {
-    let file = source.text("ca_file")?.filter(|file| !file.is_empty());
+    let file = source.path("ca_file")?;
     match (source.boolean("insecure_skip_verify")?, file) {
         (Some(true), Some(_)) => Err(source.error(
             "insecure_skip_verify",
@@ -281,7 +258,7 @@ fn parse_trust(source: &ObjectReader<'_>) -> Result<Trust, ConfigError> {
         )),
         // As bosh-dns, which accepts any certificate.
         (Some(true), None) => Ok(Trust::Anyone),
-        (_, Some(file)) => Ok(Trust::File(file.into())),
+        (_, Some(file)) => Ok(Trust::File(file)),
         (_, None) => Ok(Trust::System),
     }
 }
@@ -403,11 +380,11 @@ mod tests {
     #[test]
     fn errors_name_file_and_place() {
         for (text, expected) in [
-            ("", "h.json: no JSON"),
-            ("[}", "h.json: no JSON"),
+            ("", "h.json: is not JSON"),
+            ("[}", "h.json: is not JSON"),
             (
                 r#"{"domain": "x."}"#,
-                "h.json: is an object, not a list of handlers",
+                "h.json: is an object; expected a list of handlers",
             ),
             ("[1]", "h.json: handlers[0]: is 1; expected an object"),
             (

@@ -6,10 +6,11 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::message::{self, QUESTION_NAME};
+use super::message;
 use dns_core::{
     config::reader::Json,
-    wire::{Query, ReplyFlags, begin_reply},
+    name::Name,
+    wire::{Query, ReplyFlags, begin_reply, owner_of_answers},
 };
 
 /// Reason why a JSON document is not an answer.
@@ -35,7 +36,7 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
         Some(_) => return Err(JsonAnswerError::Kind("TC")),
     };
     // The header has four bits for it, and JSON no OPT that would extend them.
-    let rcode = number(find(document, "Status"), "Status", 15)?.unwrap_or(0) as u8;
+    let rcode = number(document, "Status", 15)? as u8;
     let items: &[Json] = match find(document, "Answer") {
         None => &[],
         Some(Json::List(items)) => items,
@@ -51,11 +52,7 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
     message::set_truncated(&mut reply, truncated);
     // The first owner is the question's name whatever the JSON says (observed); after an alias it
     // is the alias's target.
-    let mut owner = if query.question.raw_name.len() > 1 {
-        QUESTION_NAME.to_vec()
-    } else {
-        vec![0]
-    };
+    let mut owner = owner_of_answers(query).to_vec();
     let mut written = 0;
     for answer in &answers {
         let Some(data) = rdata(answer.rtype, answer.data) else {
@@ -101,8 +98,8 @@ struct JsonRecord<'a> {
 impl<'a> JsonRecord<'a> {
     fn parse(json: &'a Json) -> Result<Self, JsonAnswerError> {
         let answer = members(json).ok_or(JsonAnswerError::Kind("an answer"))?;
-        let rtype = number(find(answer, "type"), "type", u16::MAX.into())?.unwrap_or(0) as u16;
-        let ttl = number(find(answer, "TTL"), "TTL", u32::MAX.into())?.unwrap_or(0) as u32;
+        let rtype = number(answer, "type", u16::MAX.into())? as u16;
+        let ttl = number(answer, "TTL", u32::MAX.into())? as u32;
         let data = match find(answer, "data") {
             None => "",
             Some(Json::Text(text)) => text,
@@ -132,18 +129,18 @@ fn find<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
     None
 }
 
-/// Parses an integer from 0 to `max`.
+/// Returns the member of this name, an integer from 0 to `max`; 0 if it is absent.
 fn number(
-    json: Option<&Json>,
+    members: &[(String, Json)],
     name: &'static str,
     max: u64,
-) -> Result<Option<u64>, JsonAnswerError> {
-    let number = match json {
-        None => return Ok(None),
-        Some(Json::Number(number)) => number.as_u64().filter(|number| *number <= max),
-        Some(_) => None,
-    };
-    number.map(Some).ok_or(JsonAnswerError::Kind(name))
+) -> Result<u64, JsonAnswerError> {
+    match find(members, name) {
+        None => Ok(0),
+        Some(value) => value
+            .number_within(0, max)
+            .ok_or(JsonAnswerError::Kind(name)),
+    }
 }
 
 const CNAME: u16 = 5;
@@ -203,11 +200,7 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
 
 /// Appends a domain name in its letter case, uncompressed.
 fn push_name(data: &mut Vec<u8>, text: &str) -> Option<()> {
-    use hickory_proto::serialize::binary::BinEncodable;
-    let mut name = hickory_proto::rr::Name::from_ascii(text).ok()?;
-    // Some servers leave out the final dot, but a name of the wire has no relative form.
-    name.set_fqdn(true);
-    data.extend_from_slice(&name.to_bytes().ok()?);
+    data.extend_from_slice(&Name::wire_as_written(text).ok()?);
     Some(())
 }
 

@@ -21,7 +21,7 @@ use dns_core::wire::{
     ExtendedError, FLAG_CD, FLAG_RD, OPT_LEN, Query, ReplyFlags, UDP_PAYLOAD_SIZE, begin_reply,
     opt_record,
 };
-pub(crate) use dns_core::wire::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
+pub(crate) use dns_core::wire::{HEADER_LEN, QUESTION_NAME, TYPE_OPT, TYPE_SOA, u16_at};
 
 pub(crate) const NOERROR: u8 = 0;
 pub(crate) const FORMERR: u8 = 1;
@@ -669,9 +669,6 @@ pub(crate) fn keep_sound_answer(
     }
     is_sound
 }
-
-/// Pointer to the question's name, the owner of most answers.
-pub(crate) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER_LEN as u8];
 
 #[cfg(test)]
 mod tests {

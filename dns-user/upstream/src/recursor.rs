@@ -24,6 +24,7 @@ use super::{
 };
 use dns_core::wire::{OPTION_PADDING, Query, Transport, push_option};
 use dns_dnstap::{Exchange, Protocol};
+use dns_kit::clock::milliseconds;
 
 /// Consecutive tries without any answer after which a recursor counts as silent.
 const SILENT_TRIES: u32 = 5;
@@ -169,10 +170,6 @@ impl Silence {
     }
 }
 
-fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// The sockets for one address.
 #[derive(Debug)]
 struct Sockets {
@@ -306,15 +303,10 @@ impl Recursor {
     }
 
     /// Returns what a client gets for this recursor's reply.
-    pub(crate) fn answer(
-        &self,
-        validated: ValidatedReply,
-        query: &Query<'_>,
-        form: Form,
-    ) -> Forwarded {
+    pub(crate) fn answer(&self, validated: ValidatedReply, query: &Query<'_>) -> Forwarded {
         Forwarded {
             recursor: Some(Arc::clone(&self.name)),
-            ..validated.finish(query, form)
+            ..validated.finish(query, self.options.form)
         }
     }
 

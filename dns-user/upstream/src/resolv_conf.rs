@@ -1,13 +1,13 @@
 //! The nameservers of /etc/resolv.conf: as recursors, and as sources of host names.
 
 use std::{
-    fs,
+    fs, io,
     net::{IpAddr, SocketAddr, SocketAddrV6},
     sync::Arc,
     time::Duration,
 };
 
-use dns_kit::files::FileStamp;
+use dns_kit::{files::FileStamp, logs::LineLimit};
 
 use crate::{
     endpoint::interface_index,
@@ -41,8 +41,7 @@ impl Nameservers {
             seen: Default::default(),
             names: Vec::new(),
         };
-        new.seen = new.version();
-        new.names = new.read();
+        new.names = new.read().unwrap_or_default();
         new
     }
 
@@ -63,9 +62,7 @@ impl Nameservers {
             if now.0 == self.seen.0 && same_own {
                 continue;
             }
-            // Taken before the file is read, so that a change in between is noticed next time.
-            self.seen = now;
-            let new = self.read();
+            let Some(new) = self.read() else { continue };
             // If this server's addresses have changed, an empty list is better than forwarding to
             // itself.
             if new.is_empty() && same_own {
@@ -89,15 +86,27 @@ impl Nameservers {
         (FileStamp::of(RESOLV_CONF), self.own.current())
     }
 
-    fn read(&self) -> Vec<String> {
-        let names = match fs::read(RESOLV_CONF) {
-            Ok(bytes) => parse_resolv_conf(&String::from_utf8_lossy(&bytes), &self.seen.1, false),
+    /// Returns the nameservers of the file, none if it is missing; `None` if it cannot be read now.
+    fn read(&mut self) -> Option<Vec<String>> {
+        // Taken before the file is read, so that a change in between is noticed next time.
+        self.seen = self.version();
+        let bytes = match fs::read(RESOLV_CONF) {
+            Ok(bytes) => bytes,
             Err(error) => {
-                tracing::warn!(file = RESOLV_CONF, %error, "cannot read the file");
+                static LIMIT: LineLimit = LineLimit::new();
+                if let Some(suppressed) = LIMIT.admit_per_minute() {
+                    tracing::warn!(file = RESOLV_CONF, %error, suppressed, "cannot read the file");
+                }
+                if error.kind() != io::ErrorKind::NotFound {
+                    // It has not been seen: the reason may pass, such as a lack of descriptors.
+                    self.seen.0 = None;
+                    return None;
+                }
                 Vec::new()
             }
         };
-        without_excluded(names, &self.excluded)
+        let names = parse_resolv_conf(&String::from_utf8_lossy(&bytes), &self.seen.1, false);
+        Some(without_excluded(names, &self.excluded))
     }
 }
 
@@ -144,6 +153,9 @@ fn parse_resolv_conf(text: &str, own: &Reached, with_loopback: bool) -> Vec<Stri
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    use test_support::own_process;
+
     use super::*;
 
     #[test]
@@ -200,6 +212,23 @@ mod tests {
         let replace = |names: &[String]| replaced.borrow_mut().push((rounds.get(), names.to_vec()));
         followed.follow(is_used, replace).await;
         assert_eq!(replaced.into_inner(), [(2, listed)]);
+    }
+
+    #[test]
+    fn failed_read_is_repeated() {
+        // The limit on open files belongs to the whole process.
+        if !own_process::is_here() {
+            let mut test = own_process::command(module_path!(), "failed_read_is_repeated");
+            return own_process::run(&mut test);
+        }
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
+        let mut nameservers = Nameservers::new(OwnAddresses::default(), Vec::new());
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        assert!(nameservers.seen.0.is_none() && nameservers.names().is_empty());
+        let expected = Nameservers::new(OwnAddresses::default(), Vec::new());
+        assert_eq!(nameservers.read().unwrap(), expected.names());
+        assert_eq!(nameservers.seen.0, expected.seen.0);
     }
 
     #[test]

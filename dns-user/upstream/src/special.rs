@@ -11,7 +11,7 @@ use std::{
 use futures_util::future::BoxFuture;
 
 use super::{
-    Answer,
+    Answer, WaitingQuery,
     message::{self, QUESTION_NAME},
 };
 use dns_core::{
@@ -156,6 +156,11 @@ impl Answer for SpecialNames {
         }
     }
 
+    fn begin(&self, waiting: Box<dyn WaitingQuery>) {
+        // A special name has its reply at once, so this query is the next answerer's.
+        self.next.begin(waiting);
+    }
+
     fn cached(&self, query: &Query<'_>) -> Option<ForwardedAnswer> {
         self.next.cached(query)
     }
@@ -168,7 +173,7 @@ impl Answer for SpecialNames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dns_core::wire::{Parsed, parse};
+    use dns_core::wire::{OwnedQuery, Parsed, parse};
 
     struct Refuses;
 
@@ -259,6 +264,7 @@ mod tests {
     #[derive(Default)]
     struct Everything {
         refreshed: std::sync::atomic::AtomicBool,
+        begun: std::sync::atomic::AtomicBool,
     }
 
     impl Answer for Everything {
@@ -269,6 +275,10 @@ mod tests {
         fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
             out.extend_from_slice(b"now");
             query.question.qtype == TYPE_A
+        }
+
+        fn begin(&self, _waiting: Box<dyn WaitingQuery>) {
+            self.begun.store(true, std::sync::atomic::Ordering::Relaxed);
         }
 
         fn cached(&self, query: &Query<'_>) -> Option<ForwardedAnswer> {
@@ -289,6 +299,25 @@ mod tests {
             self.refreshed
                 .store(true, std::sync::atomic::Ordering::Relaxed);
             Box::pin(std::future::ready(()))
+        }
+    }
+
+    /// A query that no task may wait for.
+    struct Taskless(OwnedQuery);
+
+    impl WaitingQuery for Taskless {
+        fn query(&self) -> Query<'_> {
+            self.0.as_query()
+        }
+
+        fn time_limit(&self) -> std::time::Duration {
+            std::time::Duration::ZERO
+        }
+
+        fn reply(self: Box<Self>, _reply: &mut Vec<u8>) {}
+
+        fn wait(self: Box<Self>, _begun: Option<BoxFuture<'static, Vec<u8>>>) {
+            panic!("the next answerer needs no task");
         }
     }
 
@@ -320,6 +349,8 @@ mod tests {
         assert_eq!(names.cached(&query), next.cached(&query));
         names.refresh(&query).await;
         assert!(next.refreshed.load(std::sync::atomic::Ordering::Relaxed));
+        names.begin(Box::new(Taskless(query.to_owned())));
+        assert!(next.begun.load(std::sync::atomic::Ordering::Relaxed));
         // The whole reply: question, then address with a TTL of three hours.
         let reply = names.reply(&crate::tests::parsed(&special)).unwrap();
         let mut expected = special.clone();
