@@ -4,7 +4,6 @@ use std::{
     collections::HashMap,
     fmt,
     net::IpAddr,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -95,7 +94,7 @@ impl HealthMetrics {
         self.seconds.observe(took.as_secs_f64());
     }
 
-    pub(super) fn count_instances(&self, states: &Arc<HealthStates>) {
+    pub(super) fn count_instances(&self, states: &HealthStates) {
         // In the order of `HealthStates::counts`.
         for (state, count) in ["running", "failing", "unknown", "unchecked"]
             .iter()
@@ -463,7 +462,7 @@ mod tests {
         }
         metrics.observe(CheckResult::Timeout, Duration::from_secs(1));
         assert_eq!(metrics.checks(), 5);
-        let states = Arc::new(HealthStates::default());
+        let states = HealthStates::default();
         states.set(
             IpAddr::from([10, 0, 0, 1]),
             super::super::states::InstanceHealth::unknown(),

@@ -193,11 +193,6 @@ impl HealthService {
             .outage(&self.checks.tls.current(), SystemTime::now())
     }
 
-    /// Returns [`Self::outage`] in words.
-    pub fn why_none_answers(&self) -> Option<String> {
-        self.outage().map(|outage| outage.to_string())
-    }
-
     /// Checks one instance now, independently of the watcher, without storing the result. Returns
     /// `unknown` without a usable answer.
     pub async fn ask_once(&self, ip: IpAddr) -> InstanceHealth {
@@ -348,7 +343,7 @@ mod tests {
         service.start().unwrap();
         service.start().unwrap();
         until(|| states.state(here, None) == HealthState::Running).await;
-        assert_eq!((service.outage(), service.why_none_answers()), (None, None));
+        assert_eq!(service.outage(), None);
         until(|| service.metrics().tracked_names.get() == 1).await;
         machine.say("failing now");
         until(|| states.state(here, None) == HealthState::Failing).await;
@@ -368,7 +363,7 @@ mod tests {
         until(|| service.outage().is_some()).await;
         assert!(!states.is_checked(here) && tracker.instance_count() == 1);
         assert_eq!(
-            service.why_none_answers().unwrap(),
+            service.outage().unwrap().to_string(),
             "no checked instance answers its health check (1 are checked)"
         );
         service.stop();

@@ -29,7 +29,11 @@ use super::{
 };
 use dns_core::catalog::Snapshot;
 use dns_fastpath::FastPathHandle;
-use dns_kit::{logs::LineLimit, tls::RotatingTls};
+use dns_kit::{
+    clock::{every, milliseconds},
+    logs::LineLimit,
+    tls::RotatingTls,
+};
 
 /// Time for which a check may stay in the fast lane. An instance in the same data centre answers
 /// within a few milliseconds, including the handshake.
@@ -102,10 +106,8 @@ impl Watcher {
         });
         let mut records: Option<Arc<Snapshot>> = None;
         let mut batch = Vec::with_capacity(COMMANDS_AT_ONCE);
-        let mut expiry = tokio::time::interval(expire_every);
-        expiry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut beats = tokio::time::interval(BEAT);
-        beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut expiry = every(expire_every);
+        let mut beats = every(BEAT);
         loop {
             work.watcher.checks.heartbeat.beat();
             work.start_checks();
@@ -374,7 +376,7 @@ impl Heartbeat {
     }
 
     fn elapsed_ms(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+        milliseconds(self.epoch.elapsed())
     }
 
     /// Creates a heartbeat that has been silent for this long.

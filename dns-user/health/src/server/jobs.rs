@@ -19,9 +19,13 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
 use dns_core::config::reader::Json;
+use dns_kit::{clock::every, files::bounded, logs::LineLimit};
 
 /// Path of the file with a job's links, below the job's folder (observed).
 const LINKS_FILE: &str = ".bosh/links.json";
+
+/// Maximum size of that file in bytes.
+const MAX_LINKS: u64 = 1 << 20;
 
 /// Minimum time limit of a script.
 const MIN_TIME_LIMIT: Duration = Duration::from_secs(1);
@@ -81,8 +85,7 @@ impl Jobs {
 
     /// Reads the jobs and runs their scripts at every interval, until dropped.
     pub(super) async fn run(self: Arc<Self>) {
-        let mut ticks = tokio::time::interval(self.interval.max(Duration::from_millis(10)));
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ticks = every(self.interval.max(Duration::from_millis(10)));
         let permits = Arc::new(Semaphore::new(MAX_RUNNING_SCRIPTS));
         let mut scripts = tokio::task::JoinSet::new();
         loop {
@@ -93,9 +96,6 @@ impl Jobs {
             let due = tokio::task::spawn_blocking(move || jobs.due_scripts())
                 .await
                 .unwrap_or_default();
-            if due.is_empty() {
-                self.set_ready();
-            }
             for (name, path) in due {
                 let jobs = self.clone();
                 let permits = permits.clone();
@@ -138,6 +138,7 @@ impl Jobs {
     /// Reads the jobs' folder; returns the scripts to run now.
     fn due_scripts(&self) -> Vec<(OsString, PathBuf)> {
         let Some(folder) = &self.folder else {
+            self.set_ready_if_ended(&BTreeMap::new());
             return Vec::new();
         };
         let found = find_jobs(folder, &self.script);
@@ -145,7 +146,11 @@ impl Jobs {
         let found = match found {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(folder = %folder.display(), "cannot list the jobs: {error}");
+                static LIMIT: LineLimit = LineLimit::new();
+                // Tried again at every interval.
+                if let Some(suppressed) = LIMIT.admit_per_minute() {
+                    tracing::warn!(folder = %folder.display(), suppressed, "cannot list the jobs: {error}");
+                }
                 match error.kind() {
                     io::ErrorKind::NotFound => BTreeMap::new(),
                     // Without its jobs, a machine with a failing one would report itself healthy,
@@ -169,6 +174,7 @@ impl Jobs {
             current.insert(name, job);
         }
         *known = current;
+        self.set_ready_if_ended(&known);
         due
     }
 
@@ -190,18 +196,15 @@ impl Jobs {
                 running: false,
             };
         }
+        self.set_ready_if_ended(&known);
+    }
+
+    fn set_ready_if_ended(&self, known: &BTreeMap<OsString, Job>) {
         let all_ended = known
             .values()
             .all(|job| job.script.is_none_or(|script| script.healthy.is_some()));
-        drop(known);
-        if all_ended {
-            self.set_ready();
-        }
-    }
-
-    fn set_ready(&self) {
         self.ready
-            .send_if_modified(|ready| !std::mem::replace(ready, true));
+            .send_if_modified(|ready| all_ended && !std::mem::replace(ready, true));
     }
 }
 
@@ -229,27 +232,27 @@ fn find_jobs(folder: &Path, script: &Path) -> io::Result<BTreeMap<OsString, Job>
     Ok(jobs)
 }
 
-/// Returns the groups of a job's links; empty without the file.
+/// Returns the groups of a job's links; empty without a usable file.
 fn groups(path: &Path) -> BTreeSet<String> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return BTreeSet::new(),
-        Err(error) => {
-            tracing::warn!(file = %path.display(), "cannot read the links of a job: {error}");
-            return BTreeSet::new();
+    read_groups(path).unwrap_or_else(|problem| {
+        static LIMIT: LineLimit = LineLimit::new();
+        // Read again at every interval.
+        if let Some(suppressed) = LIMIT.admit_per_minute() {
+            tracing::warn!(file = %path.display(), suppressed, "the links of a job are left out: {problem:#}");
         }
+        BTreeSet::new()
+    })
+}
+
+fn read_groups(path: &Path) -> anyhow::Result<BTreeSet<String>> {
+    let bytes = match bounded::read_at_most(path, MAX_LINKS) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        bytes => bytes?,
     };
-    let links = match Json::parse(&bytes) {
-        Ok(Json::List(links)) => links,
-        Ok(Json::Null) => Vec::new(),
-        Ok(other) => {
-            tracing::warn!(file = %path.display(), "the links of a job are {}; a list is needed", other.kind());
-            Vec::new()
-        }
-        Err(error) => {
-            tracing::warn!(file = %path.display(), "the links of a job are not JSON: {error}");
-            Vec::new()
-        }
+    let links = match Json::parse(&bytes).context("is not JSON")? {
+        Json::List(links) => links,
+        Json::Null => Vec::new(),
+        other => bail!("is {}; a list is needed", other.kind()),
     };
     let mut groups = BTreeSet::new();
     for link in links {
@@ -266,7 +269,7 @@ fn groups(path: &Path) -> BTreeSet<String> {
             });
         groups.extend(group.filter(|group| !group.is_empty()));
     }
-    groups
+    Ok(groups)
 }
 
 /// Runs a script in its own process group; `Ok` for exit status 0. After `limit`, the script is
@@ -416,6 +419,19 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert_eq!(jobs.due_scripts(), []);
         assert!(jobs.summary().all_healthy);
+    }
+
+    #[tokio::test]
+    async fn every_script_ends_before_the_first_report() {
+        let folder = tempfile::tempdir().unwrap();
+        // Longer than several intervals, at each of which no script is due.
+        job(folder.path(), "slow", Some("#!/bin/sh\nsleep 0.3\n"), None);
+        let jobs = jobs(folder.path());
+        let work = tokio::spawn(jobs.clone().run());
+        jobs.ready().await;
+        let slow = jobs.known.lock()[&OsString::from("slow")].script.unwrap();
+        assert!(slow.healthy.is_some());
+        work.abort();
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod jobs;
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -245,9 +245,12 @@ impl AgentFile {
         // A panic cannot leave the value half changed.
         let mut last = self.last.lock();
         if last.0 != stamp {
-            let content = bounded::read_at_most(&self.path, MAX_FILE);
-            // A missing or invalid file does not count as such (observed).
-            *last = (stamp, content.is_ok_and(|bytes| says_running(&bytes)));
+            *last = match bounded::read_at_most(&self.path, MAX_FILE) {
+                Ok(bytes) => (stamp, says_running(&bytes)),
+                // As without the file (observed), but not for good: the reason may pass, such as a lack of
+                // descriptors, and the agent seldom writes the file.
+                Err(_) => (None, false),
+            };
         }
         last.1
     }
@@ -301,7 +304,7 @@ impl HealthServerConfig {
     /// Reads and parses a file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let file = path.display().to_string();
-        match fs::read(path) {
+        match bounded::read(path) {
             Ok(bytes) => Self::parse(&file, &bytes),
             Err(error) => Err(ConfigError::of_file(
                 file,
@@ -312,8 +315,7 @@ impl HealthServerConfig {
 
     /// Parses the text of a file; `file` is used in messages.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
-        let json = Json::parse(bytes)
-            .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
+        let json = Json::of_file(file, bytes)?;
         let root = ObjectReader::document(file, &json)?;
         let address = root
             .address("address")?
@@ -323,16 +325,14 @@ impl HealthServerConfig {
             .ok_or_else(|| root.error("port", "is missing; the usual port is 8853"))?;
         let tls = tls_files(&root)?
             .map_err(|NoFile(name)| root.error(name, "is missing; set it to a PEM file"))?;
-        let interval = root.duration("health_executable_interval")?;
-        let timeout = root.duration("request_timeout")?;
         let executable = root.path("health_executable_path")?;
         Ok(Self {
             listen: SocketAddr::new(address, port),
             tls,
             jobs_dir: root.path("jobs_dir")?,
             executable_path: executable.unwrap_or_else(|| PathBuf::from("bin/dns/healthy")),
-            executable_interval: interval
-                .filter(|time| !time.is_zero())
+            executable_interval: root
+                .nonzero("health_executable_interval")?
                 .unwrap_or(Duration::from_secs(5)),
             health_file: root.path("health_file_name")?.ok_or_else(|| {
                 root.error(
@@ -340,8 +340,8 @@ impl HealthServerConfig {
                     "is missing; name the agent's health.json",
                 )
             })?,
-            request_timeout: timeout
-                .filter(|time| !time.is_zero())
+            request_timeout: root
+                .nonzero("request_timeout")?
                 .unwrap_or(Duration::from_secs(5)),
             logging: logging(&root)?,
         })
@@ -388,6 +388,8 @@ fn start(file: &Path, format: LogFormat) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use axum::body::to_bytes;
 
     use super::*;
@@ -489,6 +491,11 @@ mod tests {
 
 #[cfg(test)]
 mod agent_tests {
+    use std::fs;
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    use test_support::own_process;
+
     use super::*;
 
     #[test]
@@ -514,6 +521,25 @@ mod agent_tests {
     }
 
     #[test]
+    fn failed_read_is_repeated() {
+        // The limit on open files belongs to the whole process.
+        if !own_process::is_here() {
+            let mut test = own_process::command(module_path!(), "failed_read_is_repeated");
+            return own_process::run(&mut test);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("health.json");
+        fs::write(&path, r#"{"state":"running"}"#).unwrap();
+        let file = AgentFile::new(path);
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
+        let is_running_without_descriptors = file.is_running();
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        assert!(!is_running_without_descriptors);
+        assert!(file.is_running());
+    }
+
+    #[test]
     fn changes_are_seen_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("health.json");
@@ -532,6 +558,8 @@ mod agent_tests {
 
 #[cfg(test)]
 mod config_tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
