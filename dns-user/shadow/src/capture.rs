@@ -3,12 +3,15 @@
 use std::{
     io,
     net::SocketAddr,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     time::Duration,
 };
 
 use dns_kit::mmsg::{Datagram, Incoming, ReceiveMetadata};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::{
+    errno::Errno,
+    sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt},
+};
 
 use crate::{
     filter::{MAX_ENDPOINTS, Share, program},
@@ -76,19 +79,15 @@ impl Capture {
         if endpoints.len() > MAX_ENDPOINTS {
             return Err(CaptureError::TooManyEndpoints(endpoints.len()));
         }
-        // Protocol 0 receives nothing, so that no packet comes before the filter is attached.
-        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: takes plain numbers.
-        let descriptor = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-        if descriptor < 0 {
-            let error = io::Error::last_os_error();
-            return Err(match error.kind() {
-                io::ErrorKind::PermissionDenied => CaptureError::NotPermitted(error),
-                _ => CaptureError::Other(error),
-            });
-        }
-        // SAFETY: the descriptor is new, and nothing else owns it.
-        let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        // Without a protocol it receives nothing, so that no packet comes before the filter is attached.
+        let socket = match socket(AddressFamily::Packet, SockType::Datagram, flags, None) {
+            Ok(socket) => socket,
+            Err(error @ (Errno::EPERM | Errno::EACCES)) => {
+                return Err(CaptureError::NotPermitted(error.into()));
+            }
+            Err(error) => return Err(CaptureError::Other(error.into())),
+        };
         let capture = Self {
             socket,
             endpoints: endpoints.to_vec(),
@@ -169,14 +168,10 @@ impl Capture {
 
     /// Returns the packets since the last call.
     pub fn statistics(&self) -> io::Result<Statistics> {
-        /// `struct tpacket_stats`.
-        #[repr(C)]
-        #[derive(Default)]
-        struct TpacketStats {
-            packets: libc::c_uint,
-            drops: libc::c_uint,
-        }
-        let mut statistics = TpacketStats::default();
+        let mut statistics = libc::tpacket_stats {
+            tp_packets: 0,
+            tp_drops: 0,
+        };
         let mut length = size_of_val(&statistics) as libc::socklen_t;
         // SAFETY: the kernel writes at most `length` bytes to the structure.
         let result = unsafe {
@@ -190,8 +185,8 @@ impl Capture {
         };
         checked(result)?;
         Ok(Statistics {
-            passed: statistics.packets.into(),
-            dropped: statistics.drops.into(),
+            passed: statistics.tp_packets.into(),
+            dropped: statistics.tp_drops.into(),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The findings in which two replies to the same query differ. Pure.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap, fmt::Display};
 
 use hickory_proto::rr::RecordType;
 
@@ -11,8 +11,6 @@ use crate::reply::{FLAGS, Record, Reply};
 pub enum Cause {
     /// It cannot be parsed.
     Unparsable,
-    /// There is one, and we would send none.
-    ReplyToNothing,
     /// There is none, and we would send one.
     NoReply,
     /// Another source answered, such as a recursor instead of the fleet.
@@ -79,7 +77,6 @@ impl Cause {
     pub fn text(self) -> &'static str {
         match self {
             Self::Unparsable => "reply cannot be parsed",
-            Self::ReplyToNothing => "reply where none is due",
             Self::NoReply => "no reply",
             Self::Route => "answered by another source",
             Self::Rcode => "another RCODE",
@@ -123,21 +120,22 @@ impl Finding {
             detail: detail.into(),
         }
     }
+
+    /// Returns a finding of an observed value that differs from ours.
+    pub fn of_values(cause: Cause, theirs: impl Display, ours: impl Display) -> Self {
+        Self::new(cause, format!("{theirs} instead of {ours}"))
+    }
 }
 
-/// Size of a reply without EDNS that servers may send at most (RFC 1035, section 4.2.1), or the client's.
-#[derive(Clone, Copy, Debug)]
-pub struct ReplyLimit {
-    /// Maximum size in bytes.
-    pub size: usize,
-}
-
-/// Compares an observed reply with ours. `whole` is our reply without truncation.
-pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limits: ReplyLimit) -> Vec<Finding> {
+/// Compares an observed reply with ours. `whole` is our reply without truncation; the client accepts `limit` bytes.
+pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limit: usize) -> Vec<Finding> {
     let mut found = Vec::new();
     if theirs.rcode != ours.rcode {
-        let detail = format!("{} instead of {}", theirs.rcode_name(), ours.rcode_name());
-        found.push(Finding::new(Cause::Rcode, detail));
+        found.push(Finding::of_values(
+            Cause::Rcode,
+            theirs.rcode_name(),
+            ours.rcode_name(),
+        ));
     }
     // TC is compared with the records, because only they tell whether it is right.
     for (bit, name) in FLAGS {
@@ -151,11 +149,14 @@ pub fn compare(theirs: &Reply, ours: &Reply, whole: &Reply, limits: ReplyLimit) 
         }
     }
     if theirs.question != ours.question {
-        let detail = format!("{} instead of {}", asked_in(theirs), asked_in(ours));
-        found.push(Finding::new(Cause::Question, detail));
+        found.push(Finding::of_values(
+            Cause::Question,
+            asked_in(theirs),
+            asked_in(ours),
+        ));
     }
-    if theirs.length > limits.size {
-        let detail = format!("{} bytes, {} accepted", theirs.length, limits.size);
+    if theirs.length > limit {
+        let detail = format!("{} bytes, {limit} accepted", theirs.length);
         found.push(Finding::new(Cause::TooLarge, detail));
     }
     compare_answers(theirs, ours, whole, &mut found);
@@ -202,25 +203,23 @@ fn compare_answers(theirs: &Reply, ours: &Reply, whole: &Reply, found: &mut Vec<
     } else {
         ours
     };
-    let observed = counts(&theirs.answers);
-    let expected = counts(&reference.answers);
-    let mut by_cause: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
-    for (record, &count) in &observed {
-        let wanted = expected.get(record).copied().unwrap_or(0);
-        // Fewer ones are found by the second loop.
-        if count <= wanted {
-            continue;
+    // How often each record is in both.
+    let mut counts: BTreeMap<Fields<'_>, [usize; 2]> = BTreeMap::new();
+    for (side, reply) in [theirs, reference].into_iter().enumerate() {
+        for record in &reply.answers {
+            counts.entry(Fields::of(record)).or_default()[side] += 1;
         }
-        let cause = record.cause(wanted, Cause::ExtraAddresses);
-        by_cause.entry(cause).or_default().push(record.shown());
     }
-    for (record, &count) in &expected {
-        let got = observed.get(record).copied().unwrap_or(0);
-        // Truncation leaves records out by itself.
-        if got >= count || theirs.is_truncated() {
-            continue;
-        }
-        let cause = record.cause(got, Cause::MissingAddresses);
+    let mut by_cause: BTreeMap<Cause, Vec<String>> = BTreeMap::new();
+    for (record, [observed, expected]) in counts {
+        let cause = match observed.cmp(&expected) {
+            Ordering::Greater => record.cause(expected, Cause::ExtraAddresses),
+            // Truncation leaves records out by itself.
+            Ordering::Less if !theirs.is_truncated() => {
+                record.cause(observed, Cause::MissingAddresses)
+            }
+            Ordering::Less | Ordering::Equal => continue,
+        };
         by_cause.entry(cause).or_default().push(record.shown());
     }
     for (cause, mut records) in by_cause {
@@ -246,9 +245,8 @@ fn compare_ttl(theirs: &Reply, ours: &Reply, found: &mut Vec<Finding>) {
     // Local answers have one TTL. If ours differ, theirs are not compared with any of them.
     let is_uniform = ours.answers.iter().all(|record| record.ttl == first.ttl);
     let other = theirs.answers.iter().find(|record| record.ttl != first.ttl);
-    if let (true, Some(other)) = (is_uniform, other) {
-        let detail = format!("{} instead of {}", other.ttl, first.ttl);
-        found.push(Finding::new(Cause::Ttl, detail));
+    if is_uniform && let Some(other) = other {
+        found.push(Finding::of_values(Cause::Ttl, other.ttl, first.ttl));
     }
 }
 
@@ -260,35 +258,22 @@ fn compare_opt(theirs: &Reply, ours: &Reply, found: &mut Vec<Finding>) {
         (Some(theirs), Some(ours)) => (theirs, ours),
     };
     if theirs.size != ours.size {
-        let detail = format!("{} instead of {}", theirs.size, ours.size);
-        found.push(Finding::new(Cause::OptSize, detail));
+        found.push(Finding::of_values(Cause::OptSize, theirs.size, ours.size));
     }
     if theirs.dnssec_ok != ours.dnssec_ok {
         found.push(Finding::new(Cause::OptDo, ""));
     }
     if theirs.version != ours.version {
-        let detail = format!("{} instead of {}", theirs.version, ours.version);
-        found.push(Finding::new(Cause::OptVersion, detail));
+        found.push(Finding::of_values(
+            Cause::OptVersion,
+            theirs.version,
+            ours.version,
+        ));
     }
     if theirs.options != ours.options {
         let detail = format!("{:?} instead of {:?}", theirs.options, ours.options);
         found.push(Finding::new(Cause::OptOptions, detail));
     }
-}
-
-/// Counts records by everything but their TTL.
-fn counts(records: &[Record]) -> BTreeMap<Fields<'_>, usize> {
-    let mut counts = BTreeMap::new();
-    for record in records {
-        let fields = Fields {
-            owner: &record.owner,
-            rtype: record.rtype,
-            class: record.class,
-            data: &record.data,
-        };
-        *counts.entry(fields).or_default() += 1;
-    }
-    counts
 }
 
 /// A record without its TTL.
@@ -300,7 +285,16 @@ struct Fields<'a> {
     data: &'a str,
 }
 
-impl Fields<'_> {
+impl<'a> Fields<'a> {
+    fn of(record: &'a Record) -> Self {
+        Self {
+            owner: &record.owner,
+            rtype: record.rtype,
+            class: record.class,
+            data: &record.data,
+        }
+    }
+
     /// Returns the cause of a different number of this record; `alone` is that of an address which the other reply
     /// lacks.
     fn cause(self, in_other: usize, alone: Cause) -> Cause {

@@ -8,9 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use dns_core::wire::u16_at;
 
 /// EtherType of IPv4.
-pub const IPV4: u16 = 0x0800;
+const IPV4: u16 = 0x0800;
 /// EtherType of IPv6.
-pub const IPV6: u16 = 0x86dd;
+const IPV6: u16 = 0x86dd;
 /// EtherTypes of an inner VLAN tag (IEEE 802.1Q and 802.1ad).
 const VLAN: [u16; 2] = [0x8100, 0x88a8];
 

@@ -34,8 +34,10 @@ pub fn page(report: &Report) -> String {
 
 fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
     let verdicts = &report.verdicts;
-    let (class, result) = if report.has_unexplained() {
+    let (class, result) = if verdicts.unexplained > 0 {
         ("bad", "There are unexplained differences")
+    } else if verdicts.unjudged > 0 {
+        ("bad", "Differences were not judged")
     } else if verdicts.compared == 0 {
         ("bad", "Nothing was compared")
     } else {

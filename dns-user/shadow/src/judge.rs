@@ -13,13 +13,13 @@ use dns_core::{
     name::Name,
     wire::{
         CLASS_ANY, CLASS_IN, HEADER_LEN, MAX_TCP_SIZE, MAX_UDP_SIZE, MIN_UDP_SIZE, Parsed,
-        ReplySettings, RequestInfo, Transport, parse_from,
+        Transport, parse_by,
     },
 };
 use serde::Serialize;
 
 use crate::{
-    compare::{Cause, Finding, ReplyLimit, compare},
+    compare::{Cause, Finding, compare},
     pairs::Exchange,
     question::Question,
     reference::{Asked, HealthKnowledge, OurReply, Ours, Reference, Route, Settings},
@@ -48,8 +48,7 @@ const MAX_ORDERS: usize = 4096;
 const FIXED_ORDER: u64 = 40;
 
 /// The verdict on an exchange.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+enum Verdict {
     /// Our reply would be the same.
     Equal,
     /// Our server would ask the same kind of source.
@@ -114,7 +113,7 @@ pub struct Verdicts {
     pub documented: u64,
     /// Exchanges that differ without an explanation.
     pub unexplained: u64,
-    /// Differences that were not judged, because too many waited.
+    /// Differences that were not judged, because too many waited or the user did not.
     pub unjudged: u64,
 }
 
@@ -202,12 +201,10 @@ impl<R: Reference> Judge<R> {
 
     /// Judges the differences a second time for which `now` is late enough.
     pub fn settle(&mut self, now: Instant) {
-        while let Some(suspect) = self.suspects.front()
-            && now.duration_since(suspect.replied) >= TRANSITION
+        while let Some(suspect) = self
+            .suspects
+            .pop_front_if(|suspect| now.duration_since(suspect.replied) >= TRANSITION)
         {
-            let Some(suspect) = self.suspects.pop_front() else {
-                return;
-            };
             let (verdict, case) = self.verdict(&suspect, usize::MAX);
             self.count(&suspect, verdict, case);
         }
@@ -218,8 +215,10 @@ impl<R: Reference> Judge<R> {
         self.suspects.is_empty()
     }
 
-    /// Adds the findings that need all replies.
+    /// Adds the findings that need all replies. Differences that still wait are not judged any more.
     pub fn finish(&mut self) {
+        self.tally.verdicts.unjudged += self.suspects.len() as u64;
+        self.suspects.clear();
         for ((name, qtype), order) in std::mem::take(&mut self.orders) {
             // Clients take the first address, so a fixed order would put all load on one instance.
             if order.others > 0 || order.same < FIXED_ORDER {
@@ -271,39 +270,42 @@ impl<R: Reference> Judge<R> {
         (first, case)
     }
 
-    /// Returns what a query means in a state: RCODE and all records.
-    fn meaning(&mut self, exchange: &Exchange, state: usize) -> Option<(u16, Vec<Record>)> {
+    /// Answers the query of an exchange over a transport.
+    fn answer(
+        &mut self,
+        exchange: &Exchange,
+        transport: Transport,
+        settings: Settings,
+        state: usize,
+    ) -> Ours {
         let asked = Asked {
             query: &exchange.query,
             client: exchange.client,
-            transport: Transport::Tcp,
+            transport,
         };
+        self.reference.answer(&asked, settings, state)
+    }
+
+    /// Returns what a query means in a state: RCODE and all records.
+    fn meaning(&mut self, exchange: &Exchange, state: usize) -> Option<(u16, Vec<Record>)> {
         // Over TCP, because a truncated reply holds other records each time.
-        let ours = self.reference.answer(&asked, Settings::Configured, state);
-        let OurReply::Message(message) = ours.reply else {
-            return None;
-        };
-        let mut reply = Reply::read(&message)?;
+        let ours = self.answer(exchange, Transport::Tcp, Settings::Configured, state);
+        let mut reply = read_ours(&ours)?;
         // Answers are shuffled.
         reply.answers.sort();
         Some((reply.rcode, reply.answers))
     }
 
     fn verdict_of(&mut self, exchange: &Exchange, state: usize) -> (Verdict, Case) {
-        let asked = Asked {
-            query: &exchange.query,
-            client: exchange.client,
-            transport: exchange.transport,
-        };
-        let ours = self.reference.answer(&asked, Settings::Configured, state);
+        let ours = self.answer(exchange, exchange.transport, Settings::Configured, state);
         let mut case = Case {
             theirs: Reply::read(&exchange.reply),
-            our_reply: None,
+            our_reply: read_ours(&ours),
             findings: Vec::new(),
             ours,
         };
-        match &case.ours.reply {
-            OurReply::Message(message) => case.our_reply = Reply::read(message),
+        match case.ours.reply {
+            OurReply::Message(_) => {}
             OurReply::Elsewhere => return self.judge_route(exchange, case),
             OurReply::Silence if exchange.reply.is_empty() => return (Verdict::Equal, case),
             // Only messages that are no queries get no reply here.
@@ -343,19 +345,12 @@ impl<R: Reference> Judge<R> {
         let Some(theirs) = &case.theirs else {
             return vec![Finding::new(Cause::Unparsable, "")];
         };
-        let mut asked = Asked {
-            query: &exchange.query,
-            client: exchange.client,
-            transport: exchange.transport,
+        let ours = match settings {
+            Settings::Configured => case.our_reply.clone(),
+            Settings::Compatible => {
+                read_ours(&self.answer(exchange, exchange.transport, settings, state))
+            }
         };
-        let mut ours = None;
-        if settings == Settings::Configured {
-            ours.clone_from(&case.our_reply);
-        } else if let OurReply::Message(message) =
-            self.reference.answer(&asked, settings, state).reply
-        {
-            ours = Reply::read(&message);
-        }
         let Some(ours) = ours else {
             return vec![Finding::new(Cause::Route, "")];
         };
@@ -363,17 +358,10 @@ impl<R: Reference> Judge<R> {
         // Which records a truncated reply holds is a matter of chance. The whole answer over TCP
         // tells whether they belong to it.
         if theirs.is_truncated() || ours.is_truncated() {
-            asked.transport = Transport::Tcp;
-            if let OurReply::Message(message) = self.reference.answer(&asked, settings, state).reply
-            {
-                whole = Reply::read(&message);
-            }
+            whole = read_ours(&self.answer(exchange, Transport::Tcp, settings, state));
         }
-        let limits = ReplyLimit {
-            size: limit(exchange),
-        };
         let whole = whole.as_ref().unwrap_or(&ours);
-        let mut findings = compare(theirs, &ours, whole, limits);
+        let mut findings = compare(theirs, &ours, whole, limit(exchange));
         let is_local = matches!(case.ours.route, Route::Fleet | Route::Upcheck);
         if !findings.is_empty() && is_local && looks_forwarded(theirs) {
             let detail = format!("like a recursor, instead of {}", case.ours.route.text());
@@ -384,15 +372,16 @@ impl<R: Reference> Judge<R> {
     }
 
     /// Judges a reply to a name that our server would forward: by its form and its likely source.
-    fn judge_route(&mut self, exchange: &Exchange, mut case: Case) -> (Verdict, Case) {
-        // A recursor, or the network before it, may lose any query.
-        if exchange.reply.is_empty() {
-            return (Verdict::SameRoute, case);
-        }
+    fn judge_route(&mut self, exchange: &Exchange, case: Case) -> (Verdict, Case) {
+        // A recursor, or the network before it, may lose any query; and whether a reply that was passed on can be
+        // parsed is not the server's doing.
         let Some(theirs) = &case.theirs else {
-            // Passed on from a recursor; whether it can be parsed is not the server's doing.
             return (Verdict::SameRoute, case);
         };
+        // In some cases bosh-dns passes on a reply that is larger than its client accepts.
+        if theirs.length > limit(exchange) {
+            return (Verdict::Documented(vec![Row::LargeReplies]), case);
+        }
         let mut findings = Vec::new();
         let asked = Question::read(&exchange.query).unwrap_or_default();
         if theirs.question.is_some()
@@ -400,16 +389,15 @@ impl<R: Reference> Judge<R> {
                         // Recursors may change the letter case.
             && !repeated.wire.eq_ignore_ascii_case(&asked.wire)
         {
-            let detail = format!("{} instead of {}", repeated.name, asked.name);
-            findings.push(Finding::new(Cause::Question, detail));
+            findings.push(Finding::of_values(
+                Cause::Question,
+                repeated.name,
+                &asked.name,
+            ));
         }
         if self.is_like_fleet(theirs) {
             let detail = format!("like the fleet, instead of {}", case.ours.route.text());
             findings.push(Finding::new(Cause::Route, detail));
-        }
-        // In some cases bosh-dns passes on a reply that is larger than its client accepts.
-        if theirs.length > limit(exchange) {
-            return (Verdict::Documented(vec![Row::LargeReplies]), case);
         }
         if findings.is_empty() {
             return (Verdict::SameRoute, case);
@@ -418,7 +406,6 @@ impl<R: Reference> Judge<R> {
         if name.is_ok_and(|(name, _)| self.reference.nature(&name).has_other_domain) {
             return (Verdict::Documented(vec![Row::TextualSuffix]), case);
         }
-        case.findings.clone_from(&findings);
         (Verdict::Unexplained(findings), case)
     }
 
@@ -481,19 +468,15 @@ impl<R: Reference> Judge<R> {
         /// An AAAA record of class IN with TTL 0 and no data, behind its owner.
         const EMPTY_ADDRESS: &[u8] = &[0, 28, 0, 1, 0, 0, 0, 0, 0, 0];
         let question = Question::read(&exchange.query).unwrap_or_default();
-        let from = RequestInfo {
-            client: None,
-            transport: exchange.transport,
-        };
-        let parsed = parse_from(&exchange.query, from, &ReplySettings::default());
+        let parsed = parse_by(exchange.transport, &exchange.query);
         let name = Name::from_wire(&question.wire);
-        let is_reverse = question.wire.to_ascii_lowercase().ends_with(ARPA);
+        let lower = question.wire.to_ascii_lowercase();
         Circumstances {
             is_other_class: !matches!(question.qclass, CLASS_IN | CLASS_ANY)
                 && exchange.query.len() > HEADER_LEN,
             qtype: question.qtype,
-            is_reverse,
-            is_of_ipv6: is_reverse && question.wire.to_ascii_lowercase().ends_with(IP6_ARPA),
+            is_reverse: lower.ends_with(ARPA),
+            is_of_ipv6: lower.ends_with(IP6_ARPA),
             is_fleet: case.ours.route == Route::Fleet,
             nature: name
                 .map(|(name, _)| self.reference.nature(&name))
@@ -640,23 +623,24 @@ struct Case {
     ours: Ours,
 }
 
-/// Returns the maximum size of a reply that the client accepts.
+/// Returns our reply in its parts, if it is made from local data.
+fn read_ours(ours: &Ours) -> Option<Reply> {
+    match &ours.reply {
+        OurReply::Message(message) => Reply::read(message),
+        OurReply::Elsewhere | OurReply::Silence => None,
+    }
+}
+
+/// Returns the maximum size of a reply that the client accepts. Limits for some clients are settings of ours, and do
+/// not count.
 fn limit(exchange: &Exchange) -> usize {
     if exchange.transport == Transport::Tcp {
         return MAX_TCP_SIZE;
     }
-    let from = RequestInfo {
-        // Only the message and its transport count here: limits for some clients are settings of
-        // ours.
-        client: None,
-        transport: Transport::Udp,
-    };
-    match parse_from(&exchange.query, from, &ReplySettings::default()) {
+    match parse_by(exchange.transport, &exchange.query) {
         Parsed::Query(query) => query.limit(),
         // Rejected here because of its OPT, whose size the observed server may have accepted.
-        Parsed::Reply(_)
-            if Question::read(&exchange.query).is_some_and(|asked| asked.opts.0 > 0) =>
-        {
+        Parsed::Reply(_) if Question::read(&exchange.query).is_some_and(|asked| asked.opts > 0) => {
             MAX_UDP_SIZE
         }
         Parsed::Reply(_) | Parsed::Drop => MIN_UDP_SIZE,
@@ -706,7 +690,11 @@ fn is_due_to_health(case: &Case) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use dns_core::wire::{FLAG_RD, TYPE_A, error_reply, query_message};
+    use hickory_proto::op::ResponseCode;
+
     use super::*;
+    use crate::reference::Nature;
 
     fn reply(addresses: &[&str]) -> Reply {
         Reply {
@@ -749,6 +737,68 @@ mod tests {
         assert!(is_due_to_health(&left_out));
         let foreign = case(&["10.0.0.1", "10.0.0.9"], Cause::ExtraAddresses);
         assert!(!is_due_to_health(&foreign));
+    }
+
+    /// A server that refuses everything.
+    struct Refusing;
+
+    impl Reference for Refusing {
+        fn states(&self, _since: Instant) -> usize {
+            1
+        }
+
+        fn answer(&mut self, asked: &Asked<'_>, _settings: Settings, _state: usize) -> Ours {
+            Ours {
+                reply: OurReply::Message(answered(asked.query, ResponseCode::Refused)),
+                route: Route::Nobody,
+                instances: Vec::new(),
+                health: HealthKnowledge::Settled,
+                interface: Ok(()),
+            }
+        }
+
+        fn is_of_fleet(&self, _address: IpAddr) -> bool {
+            false
+        }
+
+        fn steps(&self, _name: &Name) -> String {
+            String::new()
+        }
+
+        fn nature(&self, _name: &Name) -> Nature {
+            Nature::default()
+        }
+    }
+
+    fn answered(query: &[u8], rcode: ResponseCode) -> Vec<u8> {
+        let Parsed::Query(query) = parse_by(Transport::Udp, query) else {
+            panic!("not a query");
+        };
+        error_reply(&query, rcode)
+    }
+
+    /// A user who does not wait for the second judgement must not read that everything is equal.
+    #[test]
+    fn waiting_differences_are_not_judged() {
+        let name = Name::from_text("web.bosh.").unwrap();
+        let query = query_message(7, FLAG_RD, name.as_wire(), TYPE_A);
+        let now = Instant::now();
+        let mut judge = Judge::new(Refusing);
+        judge.judge(Exchange {
+            client: "10.9.9.9:4000".parse().unwrap(),
+            transport: Transport::Udp,
+            reply: answered(&query, ResponseCode::NXDomain),
+            query,
+            asked: now,
+            replied: now,
+            latency: None,
+        });
+        judge.settle(now);
+        assert!(!judge.is_settled());
+        judge.finish();
+        assert!(judge.is_settled());
+        assert_eq!(judge.tally.verdicts.unjudged, 1);
+        assert_eq!(judge.tally.verdicts.unexplained, 0);
     }
 
     #[test]

@@ -33,8 +33,7 @@ impl Latencies {
     /// Counts the latency of a reply.
     pub fn add(&mut self, latency: Duration) {
         let micros = latency.as_micros();
-        let bucket = BOUNDS.iter().position(|&bound| micros <= u128::from(bound));
-        self.counts[bucket.unwrap_or(BOUNDS.len())] += 1;
+        self.counts[BOUNDS.partition_point(|&bound| u128::from(bound) < micros)] += 1;
     }
 
     /// Returns the latencies for a report.

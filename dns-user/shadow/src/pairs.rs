@@ -10,13 +10,14 @@ use std::{
 };
 
 use dns_core::wire::{HEADER_LEN, Transport, u16_at};
+use serde::Serialize;
 
 /// Time after which a query counts as unanswered; resolvers of clients give up after five seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time for which copies of an answered query are recognised.
 const COPIES: Duration = Duration::from_secs(2);
 /// Maximum number of queries that wait, and of answered ones whose copies are recognised.
-pub const MAX_WAITING: usize = 8192;
+const MAX_WAITING: usize = 8192;
 /// Maximum length of a query that is kept; the server itself reads no longer ones.
 const MAX_QUERY: usize = 4096;
 
@@ -74,7 +75,7 @@ struct Waiting {
 }
 
 /// Counts of messages that made no pair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Unpaired {
     /// Copies of a message on another interface, and repetitions by the client.
     pub copies: u64,
@@ -178,10 +179,10 @@ impl Pairs {
 
     /// Removes the queries that waited too long; returns their number.
     pub fn expire(&mut self, now: Instant) -> u64 {
-        while let Some(&(at, key)) = self.answered_order.front()
-            && now.duration_since(at) > COPIES
+        while let Some((at, key)) = self
+            .answered_order
+            .pop_front_if(|(at, _)| now.duration_since(*at) > COPIES)
         {
-            self.answered_order.pop_front();
             // The port and id may have been used again since.
             if let Some((last, _)) = self.answered.get(&key)
                 && *last == at
@@ -190,10 +191,10 @@ impl Pairs {
             }
         }
         let mut expired = 0;
-        while let Some(&(at, key)) = self.asked_order.front()
-            && now.duration_since(at) > PATIENCE
+        while let Some((at, key)) = self
+            .asked_order
+            .pop_front_if(|(at, _)| now.duration_since(*at) > PATIENCE)
         {
-            self.asked_order.pop_front();
             // The port and id may belong to a later query, which is listed by itself.
             if let Some(waiting) = self.waiting.get(&key)
                 && waiting.asked == at

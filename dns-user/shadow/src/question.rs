@@ -20,8 +20,8 @@ pub struct Question {
     pub qtype: u16,
     /// Class.
     pub qclass: u16,
-    /// How many OPTs the query has, and the version of the last one.
-    pub opts: (usize, u8),
+    /// Number of OPTs of the query.
+    pub opts: usize,
     /// UDP payload size of the OPT.
     pub size: Option<u16>,
 }
@@ -37,8 +37,7 @@ impl Question {
             wire,
             qtype: u16_at(query, end)?,
             qclass: u16_at(query, end + 2)?,
-            opts: (0, 0),
-            size: None,
+            ..Self::default()
         };
         // Without the parser of messages, which rejects what must be told apart here: several OPTs,
         // or one with an owner.
@@ -53,8 +52,7 @@ impl Question {
             wire: wire.to_vec(),
             qtype,
             qclass: u16::from(DNSClass::IN),
-            opts: (0, 0),
-            size: None,
+            ..Self::default()
         }
     }
 
@@ -71,7 +69,7 @@ impl Question {
                 return;
             };
             if u16_at(fields, 0) == Some(TYPE_OPT) {
-                self.opts = (self.opts.0 + 1, fields[5]);
+                self.opts += 1;
                 self.size = u16_at(fields, 2);
             }
             at += 10 + usize::from(u16_at(fields, 8).unwrap_or(0));
@@ -97,14 +95,9 @@ impl Question {
         false
     }
 
-    /// Returns the name of the type.
-    pub fn type_name(&self) -> String {
-        RecordType::from(self.qtype).to_string()
-    }
-
     /// Returns type and, unless it is IN, class, with the size of the OPT.
     pub fn about(&self) -> String {
-        let mut text = self.type_name();
+        let mut text = RecordType::from(self.qtype).to_string();
         if self.qclass != u16::from(DNSClass::IN) {
             text += &format!(" class {}", self.qclass);
         }

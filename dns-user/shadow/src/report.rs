@@ -67,12 +67,9 @@ pub struct Seen {
     pub fragments: u64,
     /// Packets that cannot be read.
     pub malformed: u64,
-    /// Copies on other interfaces, and repetitions.
-    pub copies: u64,
-    /// Replies to queries from before the start.
-    pub orphans: u64,
-    /// Queries beyond the limit of waiting ones.
-    pub excess: u64,
+    /// Messages that made no pair.
+    #[serde(flatten)]
+    pub unpaired: Unpaired,
 }
 
 /// Differences with the same cause.
@@ -177,8 +174,11 @@ impl Seen {
             (self.split_segments, "TCP segments with parts of messages"),
             (self.fragments, "fragments"),
             (self.malformed, "unreadable packets"),
-            (self.orphans, "replies to earlier queries"),
-            (self.excess, "queries beyond the limit of waiting ones"),
+            (self.unpaired.orphans, "replies to earlier queries"),
+            (
+                self.unpaired.excess,
+                "queries beyond the limit of waiting ones",
+            ),
             (self.dropped, "packets beyond the share of CPU"),
         ] {
             if count > 0 {
@@ -186,13 +186,6 @@ impl Seen {
             }
         }
         (!reasons.is_empty()).then(|| reasons.join(", "))
-    }
-
-    /// Adds the messages that made no pair.
-    pub fn add_unpaired(&mut self, unpaired: Unpaired) {
-        self.copies = unpaired.copies;
-        self.orphans = unpaired.orphans;
-        self.excess = unpaired.excess;
     }
 }
 
@@ -221,9 +214,9 @@ impl Report {
         others.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     }
 
-    /// Returns whether there is a difference without an explanation.
+    /// Returns whether there is a difference without an explanation, if only because it was not judged.
     pub fn has_unexplained(&self) -> bool {
-        self.verdicts.unexplained > 0
+        self.verdicts.unexplained + self.verdicts.unjudged > 0
     }
 
     /// Returns the report for a terminal.
@@ -273,8 +266,10 @@ impl Report {
         for remark in &self.remarks {
             row(text, "remark", remark)?;
         }
-        let result = if self.has_unexplained() {
+        let result = if verdicts.unexplained > 0 {
             "DIFFERENT: see the unexplained differences above"
+        } else if verdicts.unjudged > 0 {
+            "differences were not judged: repeat the comparison"
         } else if verdicts.compared == 0 {
             "nothing was compared"
         } else {
@@ -498,5 +493,10 @@ mod tests {
         let words: Vec<&str> = text.split_whitespace().collect();
         let reasons = "not comparable 2 TCP segments with parts of messages, 7 packets beyond the share of CPU";
         assert!(words.join(" ").contains(reasons), "{text}");
+
+        assert!(!report.has_unexplained());
+        report.verdicts.unjudged = 1;
+        assert!(report.has_unexplained());
+        assert!(report.text().contains("differences were not judged"));
     }
 }

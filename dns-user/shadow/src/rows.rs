@@ -1,5 +1,7 @@
 //! The documented differences: rows of docs/differences.md, identified by their first cell.
 
+use dns_core::wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR};
+
 use crate::{
     compare::{Cause, Finding},
     reference::Nature,
@@ -168,7 +170,7 @@ pub struct Circumstances {
     pub is_other_class: bool,
     /// Type of the question.
     pub qtype: u16,
-    /// Whether the name is below `arpa`, and there below `ip6`.
+    /// Whether the name is below `arpa`.
     pub is_reverse: bool,
     /// Whether it is below `ip6.arpa`.
     pub is_of_ipv6: bool,
@@ -184,8 +186,8 @@ pub struct Circumstances {
     pub has_empty_address: bool,
     /// Whether the observed reply looks forwarded.
     pub looks_forwarded: bool,
-    /// How many OPTs the query has, and the version of the last.
-    pub opts: (usize, u8),
+    /// Number of OPTs of the query.
+    pub opts: usize,
     /// RCODE of the observed reply, and of ours.
     pub rcodes: (u16, u16),
 }
@@ -195,10 +197,6 @@ const FORMERR: u16 = 1;
 const NXDOMAIN: u16 = 3;
 const REFUSED: u16 = 5;
 const BADVERS: u16 = 16;
-const TYPE_PTR: u16 = 12;
-const TYPE_AAAA: u16 = 28;
-const TYPE_A: u16 = 1;
-const TYPE_ANY: u16 = 255;
 
 /// Returns the row that explains a finding. `is_restored` says that the finding is gone when our server answers with
 /// all compatibility settings, so a setting restores what was observed.
@@ -223,9 +221,9 @@ pub fn explain(finding: &Finding, is_restored: bool, given: &Circumstances) -> O
     }
     if given.is_rejected {
         return Some(match given.opts {
-            (2.., _) => Row::SeveralOpts,
-            (1, _) => Row::OptOwner,
-            _ => Row::MalformedMessages,
+            0 => Row::MalformedMessages,
+            1 => Row::OptOwner,
+            _ => Row::SeveralOpts,
         });
     }
     if given.is_odd {

@@ -142,7 +142,7 @@ pub fn watch<R: Reference>(
 pub fn settle_all<R: Reference>(judge: &mut Judge<R>, stop: &AtomicBool) {
     let begin = Instant::now();
     let was_stopped = stop.load(Ordering::Relaxed);
-    // A second signal ends the wait.
+    // A signal ends the wait, unless one has ended the watching.
     while !judge.is_settled() && begin.elapsed() < 2 * TRANSITION {
         if !was_stopped && stop.load(Ordering::Relaxed) {
             break;
@@ -265,7 +265,7 @@ impl<R: Reference> Watcher<'_, R> {
 
     fn publish(&mut self) {
         let seen = &mut self.watched.seen;
-        seen.add_unpaired(self.pairs.unpaired);
+        seen.unpaired = self.pairs.unpaired;
         seen.estimated_queries = seen.queries;
         seen.sampled_share = 1.0;
         if self.is_sampled && self.read > 0 {
@@ -278,7 +278,7 @@ impl<R: Reference> Watcher<'_, R> {
 }
 
 /// Returns whether an address is one of the endpoints, or covered by a wildcard.
-pub fn is_one_of(endpoints: &[SocketAddr], address: SocketAddr) -> bool {
+fn is_one_of(endpoints: &[SocketAddr], address: SocketAddr) -> bool {
     endpoints.iter().any(|endpoint| {
         // Alone: whether the other endpoints leave it IPv4 is the observed server's choice.
         let is_covered =
