@@ -283,7 +283,15 @@ const KEPT: &[(&str, &[Figure])] = &[
         ],
     ),
     (
-        "load generator",
+        "load generator: load",
+        &[
+            ("1 s", "load/src/sockets.rs", "MAX_AGE"),
+            ("12", "load/src/sockets.rs", "HEADER_LEN"),
+            ("64", "load/src/sockets.rs", "MAX_SOCKETS"),
+        ],
+    ),
+    (
+        "load generator: the",
         &[
             ("1 s", "load/src/consent.rs", "MAX_WAIT"),
             ("4,096", "load/src/consent.rs", "MAX_REPLY"),

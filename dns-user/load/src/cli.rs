@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::{compare::Compare, queries, respond::Respond, run::Run, search::Search};
 
-/// Measures DNS servers with load that the kernel generates.
+/// Measures DNS servers with load that the kernel generates, or sockets.
 #[derive(Debug, Parser)]
 #[command(name = "bosh-dns-xdp-load", version, arg_required_else_help = true)]
 struct Cli {
@@ -20,8 +20,8 @@ enum Command {
     /// Queries a server, counts and times the replies.
     ///
     /// Needs root, Linux 5.18, and an interface whose driver transmits XDP frames (`ndo_xdp_xmit`). Replies to the
-    /// ports of `--ports` are counted and dropped at the interface while it runs. Prints a line for each interval;
-    /// Ctrl-C ends the load with the report so far.
+    /// ports of `--ports` are counted and dropped at the interface while it runs. `--sockets` needs none of this. Prints a
+    /// line for each interval; Ctrl-C ends the load with the report so far.
     Run(Run),
     /// Finds the highest rate that a server answers without loss, and says what limits it.
     ///

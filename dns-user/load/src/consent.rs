@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use nix::sys::socket::SockaddrStorage;
 
@@ -113,6 +113,15 @@ pub(crate) fn refuse_strangers(server: IpAddr, interface: &str) -> Result<()> {
          others; name --public if its operator and theirs agree"
     );
     Ok(())
+}
+
+/// Returns the interface with this address.
+pub(crate) fn interface_of(own: IpAddr) -> Result<String> {
+    let mut all = nix::ifaddrs::getifaddrs()?;
+    let found = all.find(|found| ip_of(found.address) == Some(own));
+    let found = found
+        .with_context(|| format!("no interface has the address {own}; name it (--interface)"))?;
+    Ok(found.interface_name)
 }
 
 /// Returns whether an address of the interface has `server` in its prefix, or as its peer.
@@ -310,6 +319,9 @@ mod tests {
             let found = super::is_on_link(address.parse().unwrap(), interface).unwrap();
             assert_eq!(found, is_on_link, "{address} {interface}");
         }
+        assert_eq!(interface_of([127, 0, 0, 1].into()).unwrap(), "lo");
+        let problem = interface_of([192, 0, 2, 1].into()).unwrap_err();
+        assert!(problem.to_string().contains("--interface"), "{problem}");
         assert_eq!(bits([10, 0, 0, 1].into()), 0x0a00_0001);
         assert_eq!(bits("1::2".parse().unwrap()), (1 << 112) + 2);
         assert_eq!(ip_of(None), None);

@@ -3,11 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
+use zerocopy::IntoBytes as _;
 
 use crate::orders::{Frame, MAX_FRAME_LEN};
 
 /// Length of an Ethernet header.
 const ETHERNET_LEN: usize = 14;
+
+/// Length of a UDP header.
+const UDP_LEN: usize = 8;
 
 /// Ends of the frames.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +32,7 @@ impl Route {
         if message.len() > MAX_FRAME_LEN {
             return Ok(None);
         }
-        let udp_len = (8 + message.len()) as u16;
+        let udp_len = (UDP_LEN + message.len()) as u16;
         let mut bytes = self.hardware.concat();
         let addresses = match (self.source, self.server.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -57,7 +61,7 @@ impl Route {
         let source = u16::from_be_bytes([bytes[source_end - 2], bytes[source_end - 1]]);
         bytes[source_end - 2..source_end].fill(0);
         // The message's id.
-        bytes[udp + 8..]
+        bytes[udp + UDP_LEN..]
             .iter_mut()
             .take(2)
             .for_each(|byte| *byte = 0);
@@ -83,6 +87,14 @@ impl Route {
     }
 }
 
+/// Returns the message in a frame.
+pub(crate) fn message(frame: &Frame) -> &[u8] {
+    let ip_len = if frame.is_ipv6 != 0 { 40 } else { 20 };
+    let bytes = frame.bytes.as_bytes().get(..frame.len as usize);
+    let message = bytes.and_then(|bytes| bytes.get(ETHERNET_LEN + ip_len + UDP_LEN..));
+    message.unwrap_or_default()
+}
+
 /// Sums 16-bit words (RFC 1071).
 fn sum_of(bytes: &[u8]) -> u32 {
     let mut sum = 0;
@@ -95,8 +107,6 @@ fn sum_of(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use zerocopy::IntoBytes as _;
-
     use super::*;
 
     fn route(source: &str, server: &str) -> Route {
@@ -123,6 +133,7 @@ mod tests {
             b"\0\0\x01\x00abc",
         ]
         .concat();
+        assert_eq!(super::message(&frame), b"\0\0\x01\x00abc");
         let len = frame.len as usize;
         assert_eq!(
             (len, frame.bytes.as_bytes()[..len].to_vec()),
@@ -143,6 +154,7 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!((frame.len, frame.is_ipv6, frame.source), (69, 1, 2));
+        assert_eq!(super::message(&frame), b"\0\0\x01\x00abc");
         assert_eq!(
             frame.bytes.as_bytes()[12..22],
             [0x86, 0xdd, 0x60, 0, 0, 0, 0, 15, 17, 64]

@@ -1,15 +1,16 @@
-//! Generates load in the kernel and counts replies, by the programs of `ebpf/src/main.rs`.
+//! Generates load and counts replies: in the kernel, by the programs of `ebpf/src/main.rs`, or through sockets.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
+    net::SocketAddr,
     ops::{Range, RangeInclusive},
     os::fd::{AsFd as _, AsRawFd as _},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     process::Command,
     slice,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -23,19 +24,20 @@ use aya::{
     programs::{ProgramError, Xdp, XdpMode},
     util::nr_cpus,
 };
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use nix::{
     libc::{self, pthread_t},
     sched::{CpuSet, sched_setaffinity},
     sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
-    time::{ClockId, clock_gettime},
     unistd::{Pid, gettid},
 };
 use serde_json::Value;
 
 use crate::{
+    frames::Route,
     orders::{BUCKETS, Counts, FRACTION_BITS, Frame, Orders, Replies, sets},
     pauses::Moment,
+    sockets::{self, MAX_SOCKETS, Moments, Sockets, lock},
 };
 
 /// The programs.
@@ -93,7 +95,7 @@ pub enum Load {
 }
 
 /// Queries of a generator, and where it sends them from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings<'a> {
     /// Interface that queries leave by.
     pub interface: &'a str,
@@ -116,6 +118,10 @@ impl Settings<'_> {
     fn replies(&self, length: Duration) -> Result<Replies> {
         let generators = self.cpus.len() as u64;
         ensure!(generators > 0, "no CPU to generate load");
+        // Two threads of one CPU would have one schedule.
+        let cpus: BTreeSet<usize> = self.cpus.iter().copied().collect();
+        ensure!(cpus.len() == self.cpus.len(), "a CPU is named twice");
+        ensure!(!self.sequence.is_empty(), "no queries");
         let all_ports = u64::from(self.ports.end() - self.ports.start()) + 1;
         // A reply finds the slot of its query by its port, and each slot belongs to one generator.
         let ports = all_ports / generators;
@@ -143,7 +149,6 @@ impl Settings<'_> {
 
     /// Returns the programs with maps of the sizes that they need.
     fn load(&self, replies: &Replies) -> Result<Ebpf> {
-        ensure!(!self.sequence.is_empty(), "no queries");
         let cpu_count = nr_cpus()
             .map_err(|(_file, error)| error)
             .context("the CPUs")?;
@@ -191,19 +196,14 @@ pub struct CpuUse {
     pub waited: Duration,
 }
 
-/// The loaded programs; detached when dropped.
+/// Sends queries and counts replies; programs in the kernel are detached when it is dropped.
 pub struct Generator {
-    object: Ebpf,
-    orders: Mutex<Array<MapData, OrderWords>>,
-    maps: Maps,
-    frames: Array<MapData, FrameWords>,
+    engine: Engine,
     sent_at: Record,
     received_at: Record,
     replies: Replies,
     addresses: u32,
-    interface: u32,
     cpus: Vec<usize>,
-    frame_count: u32,
     sequence_len: u64,
     loads: Mutex<u64>,
     /// Length at which a frame begins.
@@ -213,6 +213,22 @@ pub struct Generator {
     failed: AtomicBool,
     /// Generating threads.
     threads: Mutex<Vec<(pthread_t, Pid)>>,
+}
+
+/// What sends the queries.
+enum Engine {
+    Kernel(Box<Programs>),
+    Sockets(Sockets),
+}
+
+/// The loaded programs.
+struct Programs {
+    object: Ebpf,
+    orders: Mutex<Array<MapData, OrderWords>>,
+    maps: Maps,
+    frames: Array<MapData, FrameWords>,
+    frame_count: u32,
+    interface: u32,
 }
 
 /// [`Orders`] as words, a type that aya knows to be plain data.
@@ -237,6 +253,12 @@ impl Record {
         let fd = array.fd().as_fd().as_raw_fd();
         let memory = MmapOptions::new().len(length).map_raw(fd);
         Ok(Self(memory.with_context(|| format!("cannot map {name}"))?))
+    }
+
+    /// Returns memory of this process for so many moments.
+    fn anonymous(moments: u64) -> Result<Self> {
+        let length = moments.max(1) as usize * size_of::<u64>();
+        Ok(Self(MmapMut::map_anon(length)?.into()))
     }
 
     fn moments(&self) -> &[AtomicU64] {
@@ -314,25 +336,83 @@ impl Generator {
         let received_at = Record::of(&mut object, "RECEIVED_AT")?;
         program(&mut object, "generate")?.load()?;
         attach(&mut object, "count", settings.interface, false)?;
-        Ok(Self {
+        let programs = Programs {
             object,
             orders: Mutex::new(orders),
             maps,
             frames,
+            frame_count: u32::try_from(settings.frames.len())?,
+            interface: nix::net::if_::if_nametoindex(settings.interface)?,
+        };
+        let engine = Engine::Kernel(Box::new(programs));
+        Ok(Self::of(settings, engine, replies, [sent_at, received_at]))
+    }
+
+    /// Generates the load through UDP sockets, which need no privilege. The frames of the routes' servers follow one
+    /// another in equal parts. The sockets are bound to `interface`, if one is named, and not to that of the settings.
+    pub fn through_sockets(
+        settings: &Settings<'_>,
+        routes: &[Route],
+        interface: Option<&str>,
+        length: Duration,
+    ) -> Result<Self> {
+        let replies = settings.replies(length)?;
+        let Replies { port, ports, .. } = replies;
+        ensure!(
+            ports <= MAX_SOCKETS,
+            "through sockets a CPU has at most {MAX_SOCKETS} source ports"
+        );
+        let addresses = u64::from(settings.addresses);
+        ensure!(
+            addresses <= ports * replies.generators,
+            "through sockets each source address has a port: name as many (--ports)"
+        );
+        let source = routes.first().context("no server")?.source;
+        ensure!(
+            routes.iter().all(|route| route.source == source),
+            "the servers are reached from different addresses; choose one (--local)"
+        );
+        let mut sockets = Sockets::new(routes, settings.frames, settings.sequence);
+        for (turn, &cpu) in (0..).zip(settings.cpus) {
+            let mut sources = Vec::new();
+            for place in turn * ports..(turn + 1) * ports {
+                let address = sockets::nth_address(source, (place % addresses) as u32);
+                sources.push(SocketAddr::new(address, (port + place) as u16));
+            }
+            sockets.add_thread(cpu, &sources, interface)?;
+        }
+        let moments = [
+            Record::anonymous(replies.moments)?,
+            Record::anonymous(replies.moments)?,
+        ];
+        Ok(Self::of(
+            settings,
+            Engine::Sockets(sockets),
+            replies,
+            moments,
+        ))
+    }
+
+    fn of(
+        settings: &Settings<'_>,
+        engine: Engine,
+        replies: Replies,
+        [sent_at, received_at]: [Record; 2],
+    ) -> Self {
+        Self {
+            engine,
             sent_at,
             received_at,
             replies,
             addresses: settings.addresses,
-            interface: nix::net::if_::if_nametoindex(settings.interface)?,
             cpus: settings.cpus.to_vec(),
-            frame_count: u32::try_from(settings.frames.len())?,
             sequence_len: settings.sequence.len() as u64,
             loads: Mutex::new(0),
             start_len: START_LEN,
             over: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
-        })
+        }
     }
 
     /// Leaves as little room behind each frame as a socket does, not the rest of a page.
@@ -394,12 +474,21 @@ impl Generator {
     /// Ends the load; [`Self::order`] starts another one.
     pub fn pause(&self) -> Result<()> {
         for &cpu in &self.cpus {
-            let words = lock(&self.orders).get(&u32::try_from(cpu)?, 0)?;
-            let mut orders: Orders = zerocopy::transmute!(words);
+            let mut orders = self.orders(cpu)?;
             orders.length = 0;
             self.put(cpu, orders)?;
         }
         Ok(())
+    }
+
+    fn orders(&self, cpu: usize) -> Result<Orders> {
+        match &self.engine {
+            Engine::Kernel(programs) => {
+                let words = lock(&programs.orders).get(&u32::try_from(cpu)?, 0)?;
+                Ok(zerocopy::transmute!(words))
+            }
+            Engine::Sockets(sockets) => sockets.orders(cpu),
+        }
     }
 
     /// Replaces the orders of a CPU. Its program reads them meanwhile, and may see half of a change: either only the length
@@ -407,23 +496,46 @@ impl Generator {
     /// at once, from port 0, and its reply was not counted.) A program that has read the length already may send one more
     /// query, of either load.
     fn put(&self, cpu: usize, orders: Orders) -> Result<()> {
-        let words: OrderWords = zerocopy::transmute!(orders);
-        lock(&self.orders).set(u32::try_from(cpu)?, words, 0)?;
-        Ok(())
+        match &self.engine {
+            Engine::Kernel(programs) => {
+                let words: OrderWords = zerocopy::transmute!(orders);
+                lock(&programs.orders).set(u32::try_from(cpu)?, words, 0)?;
+                Ok(())
+            }
+            Engine::Sockets(sockets) => sockets.put(cpu, orders),
+        }
     }
 
     /// Returns the counters of all loads so far.
     pub fn totals(&self) -> Result<Totals> {
-        self.maps.totals()
+        match &self.engine {
+            Engine::Kernel(programs) => programs.maps.totals(),
+            Engine::Sockets(sockets) => Ok(Totals {
+                cpus: sockets.counts(),
+                latencies: sockets.latencies(),
+            }),
+        }
     }
 
     /// Returns the sum of the counters of all CPUs.
     pub fn counts(&self) -> Result<Counts> {
+        let cpus = match &self.engine {
+            Engine::Kernel(programs) => programs.maps.counts()?,
+            Engine::Sockets(sockets) => sockets.counts(),
+        };
         let mut sum = Counts::default();
-        for counts in self.maps.counts()?.values() {
+        for counts in cpus.values() {
             sum.add(counts);
         }
         Ok(sum)
+    }
+
+    /// Returns the number of each error of the sockets.
+    pub fn errors(&self) -> BTreeMap<i32, u64> {
+        match &self.engine {
+            Engine::Kernel(_) => BTreeMap::new(),
+            Engine::Sockets(sockets) => sockets.errors(),
+        }
     }
 
     /// Begins the record of the next load; returns its first moment.
@@ -460,15 +572,18 @@ impl Generator {
 
     /// Returns the present moment of the clock that `bpf_ktime_get_ns` reads.
     fn this_moment(&self) -> Result<u64> {
-        let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
-        Ok(now.as_nanos() as u64 >> self.replies.moment_bits)
+        Ok(sockets::now()? >> self.replies.moment_bits)
     }
 
     /// Returns the frames with their counters, in the order of [`Settings::frames`].
     pub fn frames(&self) -> Result<Vec<Frame>> {
+        let programs = match &self.engine {
+            Engine::Kernel(programs) => programs,
+            Engine::Sockets(sockets) => return Ok(sockets.frames()),
+        };
         let mut frames = Vec::new();
-        for index in 0..self.frame_count {
-            frames.push(zerocopy::transmute!(self.frames.get(&index, 0)?));
+        for index in 0..programs.frame_count {
+            frames.push(zerocopy::transmute!(programs.frames.get(&index, 0)?));
         }
         Ok(frames)
     }
@@ -507,18 +622,13 @@ impl Generator {
         interrupt_by_signals()?;
         self.over.store(false, Ordering::Relaxed);
         self.failed.store(false, Ordering::Relaxed);
-        let program: &Xdp = self
-            .object
-            .program("generate")
-            .context("no program")?
-            .try_into()?;
         thread::scope(|scope| {
             let mut sending = Vec::new();
             for &cpu in &self.cpus {
                 sending.push(scope.spawn(move || {
                     let _presence = Presence::of_this_thread(self);
                     prepare()?;
-                    self.send(program, cpu)
+                    self.send(cpu)
                 }));
             }
             // The scope waits for its threads before a panic leaves it, and they end only when told below.
@@ -543,15 +653,33 @@ impl Generator {
         })
     }
 
-    /// Runs the generating program on `cpu` until the load is over.
-    fn send(&self, program: &Xdp, cpu: usize) -> Result<()> {
+    /// Generates load on `cpu` until it is over.
+    fn send(&self, cpu: usize) -> Result<()> {
         let mut cpus = CpuSet::new();
         cpus.set(cpu)?;
         // BPF_PROG_TEST_RUN runs live frames where it is called, and the program finds its orders by
         // its CPU.
         sched_setaffinity(Pid::from_raw(0), &cpus)
             .with_context(|| format!("cannot run on CPU {cpu}"))?;
-        run_until(program, self.interface, self.start_len, &self.over)
+        match &self.engine {
+            Engine::Kernel(programs) => programs.run(self.start_len, &self.over),
+            Engine::Sockets(sockets) => {
+                let moments = Moments {
+                    sent_at: self.sent_at.moments(),
+                    received_at: self.received_at.moments(),
+                    bits: self.replies.moment_bits,
+                };
+                sockets.run(cpu, moments, &self.over)
+            }
+        }
+    }
+}
+
+impl Programs {
+    /// Runs the generating program on this CPU until the load is over.
+    fn run(&self, start_len: usize, over: &AtomicBool) -> Result<()> {
+        let program = self.object.program("generate").context("no program")?;
+        run_until(program.try_into()?, self.interface, start_len, over)
     }
 }
 
@@ -615,11 +743,6 @@ fn interrupt_by_signals() -> Result<()> {
     // SAFETY: the handler does nothing.
     unsafe { sigaction(WAKE, &action)? };
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Holders do not panic between two changes that belong together.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The program that answers every query with an empty answer; detached when dropped.
@@ -735,7 +858,7 @@ mod tests {
             addresses: 1,
             servers: [53; 2],
             frames: &[],
-            sequence: &[],
+            sequence: &[0],
         };
         for (seconds, moments, moment_bits) in [
             (0, 0, 16),
@@ -774,16 +897,25 @@ mod tests {
             ports: 2048..=2063,
             ..fewer_ports
         };
-        assert!(
-            settings
-                .load(&settings.replies(Duration::ZERO).unwrap())
-                .is_err()
-        );
+        let problem = |settings: Settings<'_>| {
+            let replies = settings.replies(Duration::ZERO);
+            replies.err().unwrap().to_string()
+        };
+        let empty = Settings {
+            sequence: &[],
+            ..settings.clone()
+        };
+        assert_eq!(problem(empty), "no queries");
         let without_cpu = Settings {
             cpus: &[],
+            ..settings.clone()
+        };
+        assert_eq!(problem(without_cpu), "no CPU to generate load");
+        let twice = Settings {
+            cpus: &[1, 0, 1],
             ..settings
         };
-        assert!(without_cpu.replies(Duration::ZERO).is_err());
+        assert_eq!(problem(twice), "a CPU is named twice");
     }
 
     /// Generates at `lo` of an own network, so that no other test's packets are counted.
@@ -825,13 +957,20 @@ mod tests {
         counts.rcodes[0] = received;
         let mut of_cpus = vec![CountWords::default(); nr_cpus().unwrap()];
         of_cpus[0] = zerocopy::transmute!(counts);
-        let maps = &mut generator.maps;
+        let maps = &mut programs(generator).maps;
         maps.counts.set(0, of_cpus.try_into().unwrap(), 0).unwrap();
+    }
+
+    fn programs(generator: &mut Generator) -> &mut Programs {
+        match &mut generator.engine {
+            Engine::Kernel(programs) => programs,
+            Engine::Sockets(_) => panic!("sockets"),
+        }
     }
 
     /// Returns the indices of frames in the order of sending.
     pub(crate) fn sequence(generator: &mut Generator) -> Vec<u32> {
-        let array: Array<_, u32> = map_mut(&mut generator.object, "SEQUENCE")
+        let array: Array<_, u32> = map_mut(&mut programs(generator).object, "SEQUENCE")
             .unwrap()
             .try_into()
             .unwrap();
@@ -851,10 +990,6 @@ mod tests {
             let done = Command::new("ip").args(arguments.split(' ')).status();
             assert!(done.unwrap().success(), "{arguments}");
         }
-    }
-
-    fn ordered(generator: &Generator, cpu: u32) -> Orders {
-        zerocopy::transmute!(lock(&generator.orders).get(&cpu, 0).unwrap())
     }
 
     #[test]
@@ -885,8 +1020,8 @@ mod tests {
                         set_mask: 7,
                         length: 2,
                     };
-                    assert_eq!(ordered(&generator, cpu), expected, "{order:?} {cpu}");
-                    paused[cpu as usize] = Orders {
+                    assert_eq!(generator.orders(cpu).unwrap(), expected, "{order:?} {cpu}");
+                    paused[cpu] = Orders {
                         length: 0,
                         ..expected
                     };
@@ -895,7 +1030,7 @@ mod tests {
             // The programs read an order while it ends, so nothing but its length changes.
             generator.pause().unwrap();
             for (cpu, expected) in (0..).zip(paused) {
-                assert_eq!(ordered(&generator, cpu), expected, "{cpu}");
+                assert_eq!(generator.orders(cpu).unwrap(), expected, "{cpu}");
             }
             let none = Load::Rate { rate: 0, burst: 1 };
             assert!(generator.order(none, 0..3).is_err());
@@ -907,15 +1042,14 @@ mod tests {
     fn record_is_a_ring_of_moments() {
         alone(&[0], |generator| {
             assert_eq!(generator.moment(), Duration::from_nanos(1 << 16));
-            let now = || Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap());
-            let moment = |time: Duration| time.as_nanos() as u64 >> 16;
+            let this_moment = || sockets::now().unwrap() >> 16;
             let records = [&generator.sent_at, &generator.received_at];
             for record in records {
                 record.moments()[5].store(1, Ordering::Relaxed);
             }
-            let earliest = moment(now());
+            let earliest = this_moment();
             let begun = generator.begin_record().unwrap();
-            assert!((earliest..=moment(now())).contains(&begun), "{begun}");
+            assert!((earliest..=this_moment()).contains(&begun), "{begun}");
             for (index, record) in (6..).zip(records) {
                 record.moments()[index].store(7 + index as u64, Ordering::Relaxed);
             }
@@ -951,7 +1085,7 @@ mod tests {
                 of_cpus[cpu] = zerocopy::transmute!(counts);
                 latencies[cpu][9] = sent;
             }
-            let maps = &mut generator.maps;
+            let maps = &mut programs(&mut generator).maps;
             maps.counts.set(0, of_cpus.try_into().unwrap(), 0).unwrap();
             maps.latencies
                 .set(0, latencies.try_into().unwrap(), 0)
@@ -981,7 +1115,7 @@ mod tests {
             ] {
                 let load = Load::Rate { rate, burst: 1 };
                 generator.order(load, 0..3).unwrap();
-                assert_eq!(ordered(&generator, 0).backlog, backlog, "{rate}");
+                assert_eq!(generator.orders(0).unwrap().backlog, backlog, "{rate}");
             }
         });
     }
@@ -990,13 +1124,15 @@ mod tests {
     fn maps_hold_queries_in_flight() {
         alone(&[0, 1], |mut generator| {
             let replies = generator.replies;
-            let kept: Array<_, ReplyWords> = map_mut(&mut generator.object, "REPLIES")
-                .unwrap()
-                .try_into()
-                .unwrap();
+            let kept: Array<_, ReplyWords> =
+                map_mut(&mut programs(&mut generator).object, "REPLIES")
+                    .unwrap()
+                    .try_into()
+                    .unwrap();
             let expected: ReplyWords = zerocopy::transmute!(replies);
             assert_eq!(kept.get(&0, 0).unwrap(), expected);
-            let Ok(Map::Array(slots)) = map_mut(&mut generator.object, "SLOTS") else {
+            let Ok(Map::Array(slots)) = map_mut(&mut programs(&mut generator).object, "SLOTS")
+            else {
                 panic!("no array");
             };
             // Of each of two CPUs, with eight ports.
@@ -1095,6 +1231,140 @@ mod tests {
         nix::sys::signal::raise(WAKE).unwrap();
     }
 
+    /// Runs `test` with a generator through sockets on loopback, from an address of the test's own.
+    fn through_sockets(
+        server: SocketAddr,
+        source: [u8; 4],
+        test: impl FnOnce(&Generator) -> Result<()>,
+    ) {
+        let route = Route {
+            hardware: [[0; 6]; 2],
+            source: source.into(),
+            server,
+        };
+        let query = b"\0\0\x01\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01";
+        let frame = route.frame(query).unwrap().unwrap();
+        let settings = Settings {
+            interface: "lo",
+            cpus: &[0],
+            ports: 2048..=2051,
+            addresses: 1,
+            servers: [53; 2],
+            frames: &[frame],
+            sequence: &[0],
+        };
+        let length = Duration::from_secs(1);
+        let generator = Generator::through_sockets(&settings, &[route], None, length).unwrap();
+        let load = Load::Rate {
+            rate: 100,
+            burst: 1,
+        };
+        generator.order(load, 0..1).unwrap();
+        let done = generator.during(&|| Ok(()), || test(&generator));
+        done.unwrap();
+        // Its thread has ended.
+        let counts = generator.counts().unwrap();
+        assert_eq!(generator.frames().unwrap()[0].sent, counts.sent);
+        assert_eq!(generator.totals().unwrap().sum(), counts);
+    }
+
+    fn until(is_done: impl Fn() -> Result<bool>) -> Result<()> {
+        for _ in 0..60_000 {
+            if is_done()? {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        bail!("too long")
+    }
+
+    #[test]
+    fn load_through_sockets_is_counted() {
+        let server = std::net::UdpSocket::bind("127.71.0.1:0").unwrap();
+        let endpoint = server.local_addr().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut message = [0; 64];
+                while let Ok((length @ 1.., from)) = server.recv_from(&mut message) {
+                    message[2] |= 0x80;
+                    // Twice: the second one is late.
+                    for _ in 0..2 {
+                        let _sent = server.send_to(&message[..length], from);
+                    }
+                }
+            });
+            through_sockets(endpoint, [127, 71, 0, 2], |generator| {
+                let first = generator.begin_record()?;
+                until(|| {
+                    let counts = generator.counts()?;
+                    Ok(counts.no_error() >= 20 && counts.late >= 20)
+                })?;
+                let mut recorded = 0;
+                for moment in generator.record_since(first)? {
+                    recorded += moment.received;
+                }
+                assert!((1..=generator.counts()?.sent).contains(&recorded));
+                assert!(generator.errors().is_empty());
+                Ok(())
+            });
+            let ending = std::net::UdpSocket::bind("127.71.0.1:0").unwrap();
+            ending.send_to(&[], endpoint).unwrap();
+        });
+    }
+
+    /// The load goes on without a server.
+    #[test]
+    fn refused_queries_are_counted() {
+        let nobody = ([127, 71, 1, 1], 1).into();
+        through_sockets(nobody, [127, 71, 1, 2], |generator| {
+            until(|| {
+                let errors = generator.errors();
+                let refused = errors.get(&libc::ECONNREFUSED).copied().unwrap_or(0);
+                Ok(refused >= 5 && generator.counts()?.sent >= 5)
+            })
+        });
+    }
+
+    #[test]
+    fn sockets_have_a_limit() {
+        let settings = Settings {
+            interface: "lo",
+            cpus: &[0, 1],
+            ports: 2048..=2175,
+            addresses: 128,
+            servers: [53; 2],
+            frames: &[],
+            sequence: &[0],
+        };
+        let route = |source: [u8; 4]| Route {
+            hardware: [[0; 6]; 2],
+            source: source.into(),
+            server: ([127, 0, 0, 1], 53).into(),
+        };
+        let routes = [route([192, 0, 2, 1]), route([192, 0, 2, 2])];
+        let problem = |settings: &Settings<'_>, routes: &[Route]| {
+            let made = Generator::through_sockets(settings, routes, None, Duration::ZERO);
+            made.err().unwrap().to_string()
+        };
+        // As many as there may be: only the address is not ours.
+        let found = problem(&settings, &routes[..1]);
+        assert!(found.contains("cannot send from 192.0.2.1:2048"), "{found}");
+        let found = problem(&settings, &routes);
+        assert!(found.contains("different addresses"), "{found}");
+        let more_addresses = Settings {
+            addresses: 129,
+            ..settings.clone()
+        };
+        let found = problem(&more_addresses, &routes[..1]);
+        assert!(found.contains("has a port"), "{found}");
+        let more_ports = Settings {
+            ports: 2048..=2177,
+            ..settings
+        };
+        let found = problem(&more_ports, &routes[..1]);
+        assert!(found.contains("at most 64 source ports"), "{found}");
+    }
+
     /// Queries leave by one end of a veth pair, and a program at the other end answers them.
     #[test]
     fn replies_to_load_are_counted() {
@@ -1103,7 +1373,7 @@ mod tests {
         }
         let test = || {
             pair();
-            let route = crate::frames::Route {
+            let route = Route {
                 hardware: [[2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]],
                 source: [10, 9, 0, 1].into(),
                 server: ([10, 9, 0, 2], 53).into(),

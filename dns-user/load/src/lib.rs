@@ -1,7 +1,8 @@
-//! The program `bosh-dns-xdp-load`: sends DNS queries from inside the kernel, counts and times the replies, and writes
-//! query files for other load generators. Benches use its generator.
+//! The program `bosh-dns-xdp-load`: sends DNS queries from inside the kernel or through sockets, counts and times the
+//! replies, and writes query files for other load generators. Benches use its generator.
 //!
-//! * [`orders`], [`mod@frames`], [`generator`]: the programs in the kernel, and what they send
+//! * [`orders`], [`mod@frames`], [`generator`]: the programs in the kernel, and what they send; [`sockets`] does the same
+//!   through sockets
 //! * [`queries`]: names to query, from a query file, a capture or records.json, and their order
 //! * [`consent`]: whether the server may be loaded, and answers as expected
 //! * [`target`]: options of all measurements; from them, a generator that is ready
@@ -30,6 +31,7 @@ mod report;
 mod respond;
 mod run;
 mod search;
+mod sockets;
 mod target;
 
 pub use cli::main;

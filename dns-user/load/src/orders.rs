@@ -108,7 +108,7 @@ pub const fn sets(ports: u64) -> u64 {
 }
 
 /// Element of `SLOTS`: a query in flight.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct Slot {
     /// When the query was due; at full speed, when it was sent.

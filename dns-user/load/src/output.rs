@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::errno::Errno;
 use serde::Serialize;
 
 use crate::report::Report;
@@ -169,11 +170,34 @@ fn table(report: &Report) -> String {
     for (name, count) in &report.counters {
         text += &format!("counter {name} {count}\n");
     }
-    if report.received == 0 {
+    for (&error, count) in &report.errors {
+        let error = Errno::from_raw(error);
+        text += &format!("error {error}, {count} times; {}\n", remedy(error));
+    }
+    if report.received == 0 && report.errors.is_empty() {
         text += "no reply: does the driver transmit XDP frames, and the other end of a veth pair receive them \
-                 (ethtool -K INTERFACE gro on)?\n";
+                 (ethtool -K INTERFACE gro on)? --sockets needs neither\n";
     }
     text
+}
+
+/// Returns the cause of an error of sending or receiving, or where to look.
+fn remedy(error: Errno) -> &'static str {
+    match error {
+        Errno::ECONNREFUSED => {
+            "no program has the server's port any more, or a packet filter rejects"
+        }
+        Errno::EPERM | Errno::EACCES => {
+            "a packet filter of this machine drops what leaves (nft list ruleset)"
+        }
+        Errno::ENOBUFS | Errno::EAGAIN => {
+            "the interface takes no more: a lower --rate, or a longer queue (ip link set dev INTERFACE txqueuelen N)"
+        }
+        Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENETDOWN => {
+            "the way to the server is gone (ip route get SERVER)"
+        }
+        _ => "see send(2) and udp(7)",
+    }
 }
 
 #[cfg(test)]
@@ -193,6 +217,17 @@ mod tests {
             "{found}"
         );
         assert!(row(&report(2000, 1600)).contains("20.000%"));
+        let mut refused = report(10, 0);
+        refused.errors = [(Errno::ECONNREFUSED as i32, 7), (Errno::EPERM as i32, 1)].into();
+        let found = table(&refused);
+        for part in [
+            "error ECONNREFUSED: Connection refused, 7 times; no program has the server's port",
+            "error EPERM: Operation not permitted, 1 times; a packet filter",
+        ] {
+            assert!(found.contains(part), "{found}");
+        }
+        // The error is the reason.
+        assert!(!found.contains("no reply: "), "{found}");
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, time::Instant};
 use anyhow::Result;
 use hdrhistogram::Histogram;
 use hickory_proto::op::ResponseCode;
-use serde::Serialize;
+use nix::errno::Errno;
+use serde::{Serialize, Serializer};
 
 use crate::{
     generator::{CpuUse, Generator, Totals},
@@ -42,7 +43,7 @@ pub(crate) struct Report {
     /// Seconds from the first query to the last.
     pub(crate) seconds: f64,
     pub(crate) sent: u64,
-    /// Queries that were due but not sent, because the generating CPU was busy.
+    /// Queries that were due but not sent, because the generating CPU was busy or a socket refused them.
     pub(crate) skipped: u64,
     /// Those of them that were skipped at once, because something had the CPU for about a millisecond or longer.
     pub(crate) stalled: u64,
@@ -68,6 +69,9 @@ pub(crate) struct Report {
     pub(crate) dropped: Drops,
     /// Counters of losses of the interface's driver that have changed.
     pub(crate) counters: BTreeMap<String, u64>,
+    /// Errors of the sockets by number.
+    #[serde(serialize_with = "by_name", skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) errors: BTreeMap<i32, u64>,
     /// Pauses of the server, of a trial.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pauses: Option<Pauses>,
@@ -102,6 +106,7 @@ pub(crate) struct Reading {
     totals: Totals,
     cpu: CpuUse,
     losses: Losses,
+    errors: BTreeMap<i32, u64>,
 }
 
 impl Reading {
@@ -111,6 +116,7 @@ impl Reading {
             totals: generator.totals()?,
             cpu: generator.cpu_use(),
             losses: interface.read()?,
+            errors: generator.errors(),
         })
     }
 
@@ -150,6 +156,13 @@ impl Reading {
         // In an interval more replies may come than queries leave: those to queries of the one before.
         let lost = counts.sent.saturating_sub(received);
         let losses = self.losses.since(&earlier.losses);
+        let mut errors = BTreeMap::new();
+        for (&error, now) in &self.errors {
+            let more = now - earlier.errors.get(&error).copied().unwrap_or(0);
+            if more > 0 {
+                errors.insert(error, more);
+            }
+        }
         Ok(Report {
             kind,
             rate,
@@ -170,6 +183,7 @@ impl Reading {
             cpu_waited: waited / seconds,
             dropped: losses.drops,
             counters: losses.of_driver,
+            errors,
             pauses: None,
             cpus,
             histogram: Some(histogram),
@@ -183,6 +197,11 @@ impl Report {
         self.pauses
             .map_or(0.0, |pauses| share(pauses.lost, self.sent))
     }
+}
+
+fn by_name<S: Serializer>(errors: &BTreeMap<i32, u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    let name = |(&error, count)| (format!("{:?}", Errno::from_raw(error)), count);
+    serializer.collect_map(errors.iter().map(name))
 }
 
 fn share(part: u64, whole: u64) -> f64 {
@@ -301,12 +320,14 @@ pub(crate) mod tests {
             totals: reading(0, 0),
             cpu: CpuUse::default(),
             losses: Losses::default(),
+            errors: BTreeMap::new(),
         };
         let later = Reading {
             time: begun + std::time::Duration::from_secs(2),
             totals: reading(sent, received),
             cpu: CpuUse::default(),
             losses: Losses::default(),
+            errors: BTreeMap::new(),
         };
         later.since(&earlier, Kind::Total, Some(1000)).unwrap()
     }
@@ -406,6 +427,7 @@ pub(crate) mod tests {
                     },
                     of_driver: [("rx_missed".to_owned(), 9 * base)].into(),
                 },
+                errors: [(111, 4 * base)].into(),
             }
         };
         let found = reading(6, 3, &[1, 2])
@@ -433,6 +455,11 @@ pub(crate) mod tests {
         };
         assert_eq!(found.dropped, dropped);
         assert_eq!(found.counters, [("rx_missed".to_owned(), 18)].into());
+        assert_eq!(found.errors, [(111, 8)].into());
+        let json = serde_json::to_value(&found).unwrap();
+        assert_eq!(json["errors"], serde_json::json!({"ECONNREFUSED": 8}));
+        let without = serde_json::to_value(report(1, 1)).unwrap();
+        assert_eq!(without.get("errors"), None);
         let cpus: Vec<_> = found
             .cpus
             .iter()

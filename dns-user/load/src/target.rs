@@ -38,9 +38,13 @@ pub(crate) struct Target {
     /// RCODE of the answer to the first query; with another one, or none, the load does not start.
     #[arg(long, value_enum, default_value_t = Expected::Noerror)]
     expect: Expected,
-    /// Interface that queries leave by.
+    /// Interface that queries leave by; with `--sockets` by default the one that the kernel's routes name.
+    #[arg(long, required_unless_present = "sockets")]
+    interface: Option<String>,
+    /// Sends and receives through UDP sockets: latencies are those of an application, and neither root nor BPF is
+    /// needed. At full speed each CPU has 100 queries on their way, as dnsperf by default.
     #[arg(long)]
-    interface: String,
+    sockets: bool,
     /// Query file: lines `name type [flags]` as for dnsperf and kxdpgun, or a capture (pcap), of which names, types and
     /// options are used.
     #[arg(long, required_unless_present = "records", conflicts_with = "records")]
@@ -55,14 +59,15 @@ pub(crate) struct Target {
     #[arg(long, value_delimiter = ',')]
     cpu: Vec<usize>,
     /// Source addresses, ADDRESS or ADDRESS/PREFIX with at most 65,536 addresses, to which the server needs a route; by
-    /// default the interface's own.
+    /// default the interface's own. With `--sockets` this machine has all of them, and there are as many ports.
     #[arg(long, value_name = "ADDRESS[/PREFIX]")]
     local: Option<Local>,
-    /// Source ports, FIRST-LAST, in equal parts for the CPUs. Other programs must not use them.
+    /// Source ports, FIRST-LAST, in equal parts for the CPUs. Other programs must not use them. With `--sockets` a CPU has
+    /// at most 64.
     #[arg(long, default_value = "2048-2063", value_parser = port_range)]
     ports: RangeInclusive<u16>,
     /// Hardware address of the server, or of the router to it; by default that of the neighbour.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sockets")]
     mac: Option<String>,
     /// UDP size of an OPT in each query of a query file; without it, queries have the one that the file asks for, if any.
     #[arg(long, value_parser = clap::value_parser!(u16).range(512..))]
@@ -135,11 +140,14 @@ impl Target {
     /// length.
     pub(crate) fn prepare(&self, servers: &[SocketAddr], recorded: Duration) -> Result<Prepared> {
         let workload = self.workload()?;
+        let first = *servers.first().context("no server")?;
         let mut frames = Vec::new();
         let mut sequence = Vec::new();
         let mut parts = Vec::new();
+        let mut routes = Vec::new();
         for &server in servers {
             let route = self.route(server, &workload)?;
+            routes.push(route);
             let first_frame = u32::try_from(frames.len())?;
             for query in &workload.queries {
                 let frame = route.frame(&query.message)?;
@@ -147,10 +155,10 @@ impl Target {
                     format!("{query}: too long; the generator sends frames of at most {MAX_FRAME_LEN} bytes")
                 })?);
             }
-            let first = sequence.len() as u64;
+            let begin = sequence.len() as u64;
             // Each server has frames of its own, with its addresses and its counters.
             sequence.extend(workload.sequence.iter().map(|index| first_frame + index));
-            parts.push(first..sequence.len() as u64);
+            parts.push(begin..sequence.len() as u64);
         }
         let last_cpu = thread::available_parallelism().map_or(0, |number| number.get() - 1);
         let cpus = if self.cpu.is_empty() {
@@ -158,19 +166,25 @@ impl Target {
         } else {
             self.cpu.clone()
         };
-        let first = servers.first().context("no server")?;
+        let interface = self.interface_to(first)?;
         let settings = Settings {
-            interface: &self.interface,
+            interface: &interface,
             cpus: &cpus,
             ports: self.ports.clone(),
             addresses: self.local.map_or(1, |local| local.count),
-            servers: [first.port(), servers.last().unwrap_or(first).port()],
+            servers: [first.port(), servers.last().unwrap_or(&first).port()],
             frames: &frames,
             sequence: &sequence,
         };
+        let generator = if self.sockets {
+            let named = self.interface.as_deref();
+            Generator::through_sockets(&settings, &routes, named, recorded)?
+        } else {
+            Generator::recording(&settings, recorded)?
+        };
         Ok(Prepared {
-            generator: Generator::recording(&settings, recorded)?,
-            interface: Interface::open(&self.interface)?,
+            generator,
+            interface: Interface::open(&interface)?,
             queries: workload.queries,
             parts,
         })
@@ -192,17 +206,15 @@ impl Target {
 
     /// Asks the first query, which also makes the kernel look for the neighbour, and returns the way of the load.
     fn route(&self, server: SocketAddr, workload: &Workload) -> Result<Route> {
+        let interface = self.interface_to(server)?;
         if !self.public {
-            consent::refuse_strangers(server.ip(), &self.interface)?;
+            consent::refuse_strangers(server.ip(), &interface)?;
         }
         let first = workload.queries.first().context("no query")?;
         // The load bypasses the kernel's routes: only an answer at this interface tells that it arrives.
-        let socket = probe_socket(server, &self.interface)?;
+        let socket = probe_socket(server, self.interface.as_deref())?;
         let answer = consent::ask(&socket, &first.message).with_context(|| {
-            format!(
-                "{server} does not answer at {}; the load was not started",
-                self.interface
-            )
+            format!("{server} does not answer at {interface}; the load was not started")
         })?;
         self.expect
             .verify(&first.message, &answer)
@@ -213,15 +225,31 @@ impl Target {
             Some(local) => local.first,
             None => socket.local_addr()?.ip(),
         };
+        let hardware = if self.sockets {
+            // The kernel knows them.
+            [[0; 6]; 2]
+        } else {
+            [self.receiver(server, &interface)?, own_address(&interface)?]
+        };
         Ok(Route {
-            hardware: [self.receiver(server)?, own_address(&self.interface)?],
+            hardware,
             source,
             server,
         })
     }
 
+    /// Returns the interface of the load: the one that is named, or else that of the route.
+    fn interface_to(&self, server: SocketAddr) -> Result<String> {
+        if let Some(name) = &self.interface {
+            return Ok(name.clone());
+        }
+        // Nothing is sent by it.
+        let socket = probe_socket(server, None)?;
+        consent::interface_of(socket.local_addr()?.ip())
+    }
+
     /// Returns the hardware address that queries are sent to.
-    fn receiver(&self, server: SocketAddr) -> Result<[u8; 6]> {
+    fn receiver(&self, server: SocketAddr, interface: &str) -> Result<[u8; 6]> {
         // Behind a router the server is no neighbour, and only the user knows which router may carry
         // the load.
         if let Some(text) = &self.mac {
@@ -231,7 +259,7 @@ impl Target {
         let mut ip = Command::new("ip");
         ip.args(["-json", "neighbour", "show", "to", &server.ip().to_string()]);
         let output = ip
-            .args(["dev", &self.interface])
+            .args(["dev", interface])
             .output()
             .context("cannot run `ip neighbour`")?;
         // Without neighbours the output is empty.
@@ -239,26 +267,27 @@ impl Target {
         let found = neighbours.pointer("/0/lladdr").and_then(Value::as_str);
         found.and_then(hardware_address).with_context(|| {
             format!(
-                "{} is no neighbour at {}: name the router's hardware address with --mac, if the server and every link \
-                 up to it are yours to load",
-                server.ip(),
-                self.interface
+                "{} is no neighbour at {interface}: name the router's hardware address with --mac, if the server and every \
+                 link up to it are yours to load",
+                server.ip()
             )
         })
     }
 }
 
-/// Returns a socket on a port of the kernel's choice, whose query leaves by the load's interface: an answer by another
-/// way would not be that of the server that gets the load.
-fn probe_socket(server: SocketAddr, interface: &str) -> Result<UdpSocket> {
+/// Returns a socket on a port of the kernel's choice, whose query leaves by the load's interface, if one is named: an
+/// answer by another way would not be that of the server that gets the load.
+fn probe_socket(server: SocketAddr, interface: Option<&str>) -> Result<UdpSocket> {
     let any: IpAddr = if server.is_ipv6() {
         Ipv6Addr::UNSPECIFIED.into()
     } else {
         Ipv4Addr::UNSPECIFIED.into()
     };
     let socket = UdpSocket::bind((any, 0))?;
-    setsockopt(&socket, sockopt::BindToDevice, &interface.into())
-        .with_context(|| format!("cannot send by the interface {interface:?}"))?;
+    if let Some(interface) = interface {
+        setsockopt(&socket, sockopt::BindToDevice, &interface.into())
+            .with_context(|| format!("cannot send by the interface {interface:?}"))?;
+    }
     socket
         .connect(server)
         .with_context(|| format!("no route to {server}"))?;
@@ -368,15 +397,18 @@ mod tests {
     #[test]
     fn first_query_leaves_by_the_interface() {
         let server: SocketAddr = "127.0.0.1:9".parse().unwrap();
-        let socket = probe_socket(server, "lo").unwrap();
+        let socket = probe_socket(server, Some("lo")).unwrap();
         assert_eq!(socket.peer_addr().unwrap(), server);
         assert_eq!(socket.read_timeout().unwrap(), Some(consent::MAX_WAIT));
         let server: SocketAddr = "[::1]:9".parse().unwrap();
         assert_eq!(
-            probe_socket(server, "lo").unwrap().peer_addr().unwrap(),
+            probe_socket(server, Some("lo"))
+                .unwrap()
+                .peer_addr()
+                .unwrap(),
             server
         );
-        let error = probe_socket(server, "no-interface")
+        let error = probe_socket(server, Some("no-interface"))
             .unwrap_err()
             .to_string();
         assert!(error.contains("cannot send by the interface"), "{error}");

@@ -1,7 +1,9 @@
 //! The generator's threads: they allocate nothing for a query, and a load ends with any of them.
 
 use std::{
+    net::UdpSocket,
     panic::{AssertUnwindSafe, catch_unwind},
+    thread,
     time::Duration,
 };
 
@@ -9,6 +11,7 @@ use anyhow::{Result, ensure};
 use dns_load::{
     frames::Route,
     generator::{Generator, Load, Responder, Settings},
+    orders::Counts,
 };
 use test_lab::{
     lab::{CLIENT_INTERFACE, Lab, SERVER_INTERFACE},
@@ -25,6 +28,9 @@ const MIN_QUERIES: u64 = 100_000;
 
 /// Loads whose end is tried. When the fields of an order were all cleared at its end, one of so many sent a query from port 0.
 const ENDED_LOADS: u64 = 500;
+
+/// A query for a.bosh.
+const QUERY: &[u8] = b"\0\0\x01\0\0\x01\0\0\0\0\0\0\x01a\x04bosh\0\0\x01\0\x01";
 
 /// Allocations of a thread that starts: its place in a list, and the system call's arguments.
 const MAX_ALLOCATIONS: u64 = 100;
@@ -43,8 +49,7 @@ fn with_generator<T: Send>(with: impl FnOnce(&Generator) -> Result<T> + Send) ->
         source: lab.client_address(),
         server: lab.endpoint(),
     };
-    let query = b"\0\0\x01\0\0\x01\0\0\0\0\0\0\x01a\x04bosh\0\0\x01\0\x01";
-    let frame = route.frame(query)?.expect("a short query");
+    let frame = route.frame(QUERY)?.expect("a short query");
     let settings = Settings {
         interface: CLIENT_INTERFACE,
         cpus: &[0],
@@ -58,26 +63,71 @@ fn with_generator<T: Send>(with: impl FnOnce(&Generator) -> Result<T> + Send) ->
     Ok(Some(done))
 }
 
+/// Sends many queries at full speed.
+fn load(generator: &Generator) -> Result<Counts> {
+    generator.order(Load::Saturate, generator.whole())?;
+    let count = || -> Result<()> {
+        Counting::count_thread();
+        Ok(())
+    };
+    generator.during(&count, || {
+        wait_until("many queries", Duration::from_secs(120), || {
+            generator.counts().is_ok_and(|counts| {
+                counts.sent > MIN_QUERIES && counts.received() > MIN_QUERIES / 100
+            })
+        })
+    })?;
+    generator.counts()
+}
+
 #[test]
 fn queries_need_no_allocation() -> Result<()> {
-    let counts = with_generator(|generator| {
-        generator.order(Load::Saturate, generator.whole())?;
-        let count = || -> Result<()> {
-            Counting::count_thread();
-            Ok(())
-        };
-        generator.during(&count, || {
-            wait_until("many queries", Duration::from_secs(120), || {
-                generator.counts().is_ok_and(|counts| {
-                    counts.sent > MIN_QUERIES && counts.received() > MIN_QUERIES / 100
-                })
-            })
-        })?;
-        generator.counts()
-    })?;
-    let Some(counts) = counts else {
-        return Ok(());
+    match with_generator(load)? {
+        Some(counts) => ensure_few_allocations(counts),
+        None => Ok(()),
+    }
+}
+
+/// A load through sockets needs no privilege either.
+#[test]
+fn queries_through_sockets_need_no_allocation() -> Result<()> {
+    let server = UdpSocket::bind("127.71.2.1:0")?;
+    let endpoint = server.local_addr()?;
+    let route = Route {
+        hardware: [[0; 6]; 2],
+        source: [127, 71, 2, 2].into(),
+        server: endpoint,
     };
+    let frame = route.frame(QUERY)?.expect("a short query");
+    let settings = Settings {
+        interface: "lo",
+        cpus: &[0],
+        ports: 2048..=2063,
+        addresses: 1,
+        servers: [53; 2],
+        frames: &[frame],
+        sequence: &[0],
+    };
+    let counts = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut message = [0; 64];
+            // The test ends the server with an empty message.
+            while let Ok((length @ 1.., from)) = server.recv_from(&mut message) {
+                message[2] |= 0x80;
+                let _sent = server.send_to(&message[..length], from);
+            }
+        });
+        let generator =
+            Generator::through_sockets(&settings, &[route], None, Duration::from_secs(1));
+        let counts = generator.and_then(|generator| load(&generator));
+        let ending = UdpSocket::bind("127.71.2.2:0")?;
+        ending.send_to(&[], endpoint)?;
+        counts
+    })?;
+    ensure_few_allocations(counts)
+}
+
+fn ensure_few_allocations(counts: Counts) -> Result<()> {
     let allocations = Counting::take();
     ensure!(
         (1..=MAX_ALLOCATIONS).contains(&allocations),

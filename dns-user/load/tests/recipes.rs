@@ -153,8 +153,12 @@ impl Lab {
 
     /// Runs the load with these arguments in the client, and returns what it printed and whether it succeeded.
     fn load(&self, arguments: &str) -> Result<(String, bool)> {
-        let run = "ip netns exec client bosh-dns-xdp-load run --interface c0 --server 10.9.0.2";
-        let commands = format!("{run} {arguments} 2>&1 && echo succeeded || true");
+        self.load_by("run --interface c0 --server 10.9.0.2", arguments)
+    }
+
+    fn load_by(&self, command: &str, arguments: &str) -> Result<(String, bool)> {
+        let load = format!("ip netns exec client bosh-dns-xdp-load {command} {arguments}");
+        let commands = format!("{load} 2>&1 && echo succeeded || true");
         let said = self.shell(&commands)?;
         let succeeded = said.ends_with("succeeded\n");
         Ok((said, succeeded))
@@ -270,6 +274,92 @@ fn kernel_load_is_answered() -> Result<()> {
         latency("p50")? > 0.0 && latency("p50")? <= latency("p99")?,
         "{total}"
     );
+    Ok(())
+}
+
+/// Address of bosh-dns on each machine.
+const ON_LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2)), 53);
+
+#[test]
+fn load_through_sockets_is_answered() -> Result<()> {
+    let Some(lab) = Lab::start("loadsockets")? else {
+        return Ok(());
+    };
+    let said = lab.run("Through sockets", "--rate")?;
+    ensure!(said.contains("RCODEs    NOERROR "), "{said}");
+    ensure!(said.contains("latency   mean "), "{said}");
+    // A mistyped address is refused by the interface of its route.
+    lab.shell("ip -n client route add 192.0.2.0/24 via 10.9.0.2")?;
+    let (said, succeeded) = lab.load_by("run --sockets --server 192.0.2.1", "--queries queries")?;
+    ensure!(!succeeded && said.contains("link of c0"), "{said}");
+    ensure!(said.contains("--public"), "{said}");
+
+    // Over loopback, and without any capability.
+    lab.shell("ip link set lo up\nip addr add 169.254.0.2/32 dev lo")?;
+    let server = answers_at(&lab, ON_LOOPBACK, Answers::of(0))?;
+    let recipe = recipes("Through sockets").swap_remove(1);
+    let said = lab.shell(&format!(
+        "setpriv --inh-caps=-all --bounding-set=-all {} --json",
+        recipe.trim()
+    ))?;
+    let seen = received_at(&lab, ON_LOOPBACK, server)?;
+    let total = total(&said)?;
+    ensure!(total["received"].as_u64() > Some(0), "{said}");
+    ensure!(total["received"] == total["rcodes"]["NOERROR"], "{said}");
+    // The first query comes before the load, from another port.
+    ensure!(total["sent"].as_u64() >= Some(seen.count - 1), "{said}");
+    let ports: BTreeSet<u16> = seen.clients.iter().map(SocketAddr::port).collect();
+    ensure!(ports.range(2048..2064).count() == 16, "{ports:?}");
+    Ok(())
+}
+
+/// All measurements, as whoever runs the tests, at addresses of loopback that no other test uses.
+#[test]
+fn measurements_go_through_sockets() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("queries");
+    fs::write(&file, "a.bosh A\nb.bosh A\n")?;
+    let sockets = [
+        UdpSocket::bind("127.71.3.1:0")?,
+        UdpSocket::bind("127.71.3.1:0")?,
+    ];
+    let [first, second] = [sockets[0].local_addr()?, sockets[1].local_addr()?];
+    let servers =
+        sockets.map(|socket| std::thread::spawn(move || answer(&socket, &Answers::of(0))));
+    let load = |command: &str| -> Result<Vec<Value>> {
+        let usual = "--sockets --local 127.71.3.2 --json --queries";
+        let mut load = Command::new(PROGRAM);
+        load.args(command.split(' ')).args(usual.split(' '));
+        objects(&capture(load.arg(&file))?)
+    };
+    let run = load(&format!("run --server {first} --seconds 2 --rate 100"))?;
+    let total = run.last().context("no total")?;
+    ensure!(total["kind"] == "total" && run.len() > 1, "{run:?}");
+    ensure!(total["received"].as_u64() > Some(0), "{total}");
+    ensure!(total["latency"]["p50"].as_f64() > Some(0.0), "{total}");
+    let search = load(&format!(
+        "search --server {first} --seconds 1 --from 100 --to 200 --max-loss 100"
+    ))?;
+    let found = search.last().context("no result")?;
+    ensure!(found["rate"] == 200, "{search:?}");
+    ensure!(search[0]["pauses"].is_object(), "{search:?}");
+    let compare = load(&format!(
+        "compare {first} {second} --turns 2 --turn 1000 --rate 100"
+    ))?;
+    let comparison = compare.last().context("no comparison")?;
+    ensure!(comparison["ended"] == "turns", "{compare:?}");
+    let mut sent = [0; 2];
+    for turn in compare.iter().filter(|line| line["kind"] == "turn") {
+        let server = usize::from(turn["server"] == second.to_string());
+        sent[server] += turn["sent"].as_u64().context("no count")?;
+    }
+    let ending = UdpSocket::bind("127.71.3.2:0")?;
+    for server in [first, second] {
+        ending.send_to(&[], server)?;
+    }
+    let seen = servers.map(|server| server.join().unwrap().count);
+    // Each got its own turns: one for warming up, and the first query.
+    ensure!(sent[1] > 0 && seen[1] > sent[1] / 2, "{sent:?} {seen:?}");
     Ok(())
 }
 
@@ -1012,28 +1102,30 @@ fn answers(lab: &Lab, answers: Answers) -> Result<JoinHandle<Seen>> {
 
 fn answers_at(lab: &Lab, address: SocketAddr, answers: Answers) -> Result<JoinHandle<Seen>> {
     let socket = lab.machine.run(|| UdpSocket::bind(address))??;
-    Ok(std::thread::spawn(move || {
-        let mut seen = Seen::default();
-        let mut message = [0; 512];
-        // The test ends the server with an empty message.
-        while let Ok((length @ 1.., from)) = socket.recv_from(&mut message) {
-            seen.count += 1;
-            seen.clients.insert(from);
-            if let Ok((name, _)) = Name::from_wire(&message[12..length]) {
-                *seen.names.entry(name.to_string()).or_default() += 1;
-            }
-            message[2] |= 0x80;
-            message[3] = answers.code;
-            if answers.alternates && seen.count % 2 == 0 {
-                message[3] = 3;
-                message[7] = 1;
-            }
-            if seen.count <= answers.most && !answers.silent.contains(&seen.count) {
-                let _sent = socket.send_to(&message[..length], from);
-            }
+    Ok(std::thread::spawn(move || answer(&socket, &answers)))
+}
+
+fn answer(socket: &UdpSocket, answers: &Answers) -> Seen {
+    let mut seen = Seen::default();
+    let mut message = [0; 512];
+    // The test ends the server with an empty message.
+    while let Ok((length @ 1.., from)) = socket.recv_from(&mut message) {
+        seen.count += 1;
+        seen.clients.insert(from);
+        if let Ok((name, _)) = Name::from_wire(&message[12..length]) {
+            *seen.names.entry(name.to_string()).or_default() += 1;
         }
-        seen
-    }))
+        message[2] |= 0x80;
+        message[3] = answers.code;
+        if answers.alternates && seen.count % 2 == 0 {
+            message[3] = 3;
+            message[7] = 1;
+        }
+        if seen.count <= answers.most && !answers.silent.contains(&seen.count) {
+            let _sent = socket.send_to(&message[..length], from);
+        }
+    }
+    seen
 }
 
 /// Ends a server of [`answers`], and returns what it received.
@@ -1172,5 +1264,7 @@ fn errors_name_their_remedy() -> Result<()> {
     );
     let problem = run(&["run", "--server", "127.0.0.1", "--interface", "lo"])?;
     ensure!(problem.contains("--queries"), "{problem}");
+    let problem = run(&["run", "--server", "127.0.0.1", "--queries", queries])?;
+    ensure!(problem.contains("--interface"), "{problem}");
     Ok(())
 }
