@@ -130,11 +130,6 @@ impl ServerState {
         self.state.load().snapshot.clone()
     }
 
-    /// Installs a new snapshot.
-    pub fn install(&self, snapshot: Arc<Snapshot>) {
-        self.change(Some(snapshot), None);
-    }
-
     /// Installs routes. Updates the fast path, because a name may have moved to another answerer or
     /// to the fleet.
     pub fn set_routes(&self, routes: Routes) {
@@ -495,14 +490,23 @@ impl Routes {
 
 struct Refused;
 
+impl Refused {
+    fn reply(query: &Query<'_>) -> Vec<u8> {
+        let mut reply = error_reply(query, ResponseCode::Refused);
+        ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled")
+            .push(query, &mut reply);
+        reply
+    }
+}
+
 impl Answer for Refused {
     fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
-        Box::pin(async move {
-            let mut reply = error_reply(query, ResponseCode::Refused);
-            ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled")
-                .push(query, &mut reply);
-            reply
-        })
+        Box::pin(std::future::ready(Self::reply(query)))
+    }
+
+    fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
+        *out = Self::reply(query);
+        true
     }
 }
 

@@ -53,21 +53,21 @@ const UPCHECK: LocalAnswer<'_> = LocalAnswer {
 };
 
 /// Turns queries into replies, within the configured limits.
-pub(in crate::server) struct QueryHandler {
+pub(super) struct QueryHandler {
     /// Source of the state from which queries are answered.
-    pub(in crate::server) server_state: Arc<ServerState>,
+    pub(super) server_state: Arc<ServerState>,
     /// The server's name and version.
     identity: Arc<Identity>,
-    pub(in crate::server) metrics: ServerMetrics,
-    pub(in crate::server) options: Options,
+    pub(super) metrics: ServerMetrics,
+    pub(super) options: Options,
     /// The part of the options that changes the form of replies.
-    pub(in crate::server) reply_settings: ReplySettings,
+    pub(super) reply_settings: ReplySettings,
     /// Shared by the waiting queries of this server.
     waiting: Arc<()>,
 }
 
 /// The slot of a waiting query, released when dropped.
-pub(in crate::server) struct WaitingPlace {
+pub(super) struct WaitingPlace {
     _permit: Permit,
     _waiting: Arc<()>,
     _counted: Counted,
@@ -84,7 +84,7 @@ struct Routed {
 }
 
 /// The result of answering without waiting.
-pub(in crate::server) enum Immediate {
+pub(super) enum Immediate {
     /// The reply has been written.
     Replied {
         responder: Responder,
@@ -96,13 +96,13 @@ pub(in crate::server) enum Immediate {
 }
 
 /// A query that must wait.
-pub(in crate::server) struct Deferred {
+pub(super) struct Deferred {
     /// The query with a copy of its message.
-    pub(in crate::server) query: OwnedQuery,
+    pub(super) query: OwnedQuery,
     /// The source for which it waits.
     source: Awaited,
     /// The answerer, for metrics.
-    pub(in crate::server) responder: Responder,
+    pub(super) responder: Responder,
 }
 
 /// The source for which a query waits.
@@ -116,7 +116,7 @@ enum Awaited {
 
 impl Deferred {
     /// Returns the answerer, unless a task must wait for something else.
-    pub(in crate::server) fn answerer(&self) -> Option<Arc<dyn Answer>> {
+    pub(super) fn answerer(&self) -> Option<Arc<dyn Answer>> {
         match &self.source {
             Awaited::Other(answer) => Some(Arc::clone(answer)),
             Awaited::FirstChecks(..) | Awaited::Begun(_) => None,
@@ -124,13 +124,13 @@ impl Deferred {
     }
 
     /// Makes a task wait for this answer.
-    pub(in crate::server) fn wait_for(&mut self, answer: BoxFuture<'static, Vec<u8>>) {
+    pub(super) fn wait_for(&mut self, answer: BoxFuture<'static, Vec<u8>>) {
         self.source = Awaited::Begun(answer);
     }
 }
 
 impl QueryHandler {
-    pub(in crate::server) fn new(
+    pub(super) fn new(
         server_state: Arc<ServerState>,
         identity: Arc<Identity>,
         metrics: ServerMetrics,
@@ -151,7 +151,7 @@ impl QueryHandler {
     }
 
     /// Writes the reply into `out` unless the query must wait. `name` is the question's, in lower case.
-    pub(in crate::server) fn answer_at_once(
+    pub(super) fn answer_at_once(
         &self,
         query: &Query<'_>,
         name: &Name,
@@ -235,8 +235,11 @@ impl QueryHandler {
                         if !write_at_once(&*fallback, query, out) {
                             return Err(Awaited::Other(fallback));
                         }
+                        // A handler may have a network within one that the fallback denies, such as a
+                        // private one (RFC 6303).
+                        let is_denied = admit_existence(&state, query, name, out);
                         // Other servers' reverse names have a TTL that only the cache follows.
-                        if fallback.holds_reverse(query) {
+                        if !is_denied && fallback.holds_reverse(query) {
                             self.learn_reply(query, name);
                         }
                     }
@@ -322,7 +325,7 @@ impl QueryHandler {
     /// Reserves room in the reply for the options that a client needs. A client that has had a cookie drops a
     /// reply without one (RFC 7873, section 5.3), and a truncated one most of all must reach it.
     #[inline]
-    pub(in crate::server) fn reserve_options<'m>(&self, query: Query<'m>) -> Query<'m> {
+    pub(super) fn reserve_options<'m>(&self, query: Query<'m>) -> Query<'m> {
         // Most clients send no option, and are spared both look-ups.
         if !query.has_options() {
             return query;
@@ -333,12 +336,7 @@ impl QueryHandler {
 
     /// Adds EDNS options that depend on the query's options. Most queries have none.
     #[inline]
-    pub(in crate::server) fn add_options(
-        &self,
-        query: &Query<'_>,
-        responder: Responder,
-        reply: &mut Vec<u8>,
-    ) {
+    pub(super) fn add_options(&self, query: &Query<'_>, responder: Responder, reply: &mut Vec<u8>) {
         if query.has_options() {
             self.add_requested_options(query, responder, reply);
         }
@@ -361,7 +359,7 @@ impl QueryHandler {
     }
 
     /// Reserves a slot for a waiting query; `None` if the client holds too many.
-    pub(in crate::server) fn admit(&self, query: &Query<'_>) -> Option<WaitingPlace> {
+    pub(super) fn admit(&self, query: &Query<'_>) -> Option<WaitingPlace> {
         // A client that asks for unreachable names gets at most as many slots as are still free, so
         // others always find one.
         let permit = self.options.waiting.admit(query.client)?;
@@ -372,7 +370,7 @@ impl QueryHandler {
         })
     }
 
-    pub(in crate::server) async fn idle(&self) {
+    pub(super) async fn idle(&self) {
         // Polled only when the server stops: a notification would cost every waiting query a lock.
         while Arc::strong_count(&self.waiting) > 1 {
             tokio::time::sleep(IDLE_POLL).await;
@@ -381,7 +379,7 @@ impl QueryHandler {
 
     /// Waits for the reply and truncates it to the client's limit; returns SERVFAIL after the time
     /// limit.
-    pub(in crate::server) async fn answer_deferred(
+    pub(super) async fn answer_deferred(
         &self,
         deferred: &mut Deferred,
         limit: Duration,
@@ -433,14 +431,14 @@ impl QueryHandler {
     }
 
     /// Completes the reply of an answerer, as [`Self::answer_deferred`] does.
-    pub(in crate::server) fn complete(&self, deferred: &Deferred, reply: &mut Vec<u8>) {
+    pub(super) fn complete(&self, deferred: &Deferred, reply: &mut Vec<u8>) {
         let query = &deferred.query.as_query();
         *reply = self.fit(query, std::mem::take(reply));
         self.add_options(query, deferred.responder, reply);
     }
 
     /// Returns the reply to a query when too many are waiting.
-    pub(in crate::server) fn overload_reply(&self, query: &Query<'_>) -> Vec<u8> {
+    pub(super) fn overload_reply(&self, query: &Query<'_>) -> Vec<u8> {
         let mut reply = failure(query, &TOO_MANY);
         // The answerer was not asked, so it does not explain this reply.
         self.add_options(query, Responder::None, &mut reply);
@@ -540,20 +538,20 @@ fn responder_of(route: &Route) -> Responder {
 //----------- Observation ----------------------------------------------------
 
 /// A message of a client with its reply.
-pub(in crate::server) struct Handled<'a> {
-    pub(in crate::server) client: SocketAddr,
-    pub(in crate::server) transport: Transport,
-    pub(in crate::server) message: &'a [u8],
+pub(super) struct Handled<'a> {
+    pub(super) client: SocketAddr,
+    pub(super) transport: Transport,
+    pub(super) message: &'a [u8],
     /// Empty if there is none.
-    pub(in crate::server) reply: &'a [u8],
+    pub(super) reply: &'a [u8],
     /// Time from reading the message from the socket to the reply.
-    pub(in crate::server) took: Duration,
+    pub(super) took: Duration,
 }
 
 impl QueryHandler {
     /// Counts a reply, and passes the request to the log, the tap and dnstap if they are active. The query is `None`
     /// for a message without a readable question.
-    pub(in crate::server) fn observe(
+    pub(super) fn observe(
         &self,
         stripe: &Stripe,
         handled: &Handled<'_>,

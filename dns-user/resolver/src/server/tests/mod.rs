@@ -31,7 +31,7 @@ use tokio::{
 use super::*;
 use crate::state::{ByDomain, Routes, ServerState};
 use dns_core::{
-    catalog::{AliasFiles, Records, Snapshot},
+    catalog::{AliasFiles, NameRules, Records, Snapshot},
     config::Identity as Setting,
     name::Name,
     resolve::{AllRunning, Health, HealthState},
@@ -41,7 +41,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
-use dns_upstream::Answer;
+use dns_upstream::{Answer, SpecialNames};
 
 /// Longest wait for a reply, far above the usual time, so that exceeding it is a failure.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -381,7 +381,8 @@ async fn longest_domain_wins() {
 
     // A handler is used again once the records lose its domain, even for cached names.
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
-    server.server_state.install(Arc::new(Snapshot::empty()));
+    let empty = Some(Arc::new(Snapshot::empty()));
+    server.server_state.change(empty, None);
     assert_eq!(
         rcode("q-s0.q-g1.bosh", TYPE_A).await,
         ResponseCode::YXDomain
@@ -396,6 +397,43 @@ async fn longest_domain_wins() {
     });
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
     server.stop().await;
+}
+
+/// A resolver that minimises query names asks for none below a denied one (RFC 8020, RFC 9156).
+#[tokio::test]
+async fn reverse_names_above_handlers_exist() {
+    let recursors = Stalling::new();
+    let handler = Name::from_text("5.4.10.in-addr.arpa").unwrap();
+    let handlers = ByDomain::from_iter([(handler, Arc::new(Denied) as Arc<dyn Answer>)]);
+    let refuses = Routes::reverse_fallback(None, &handlers);
+    let private: Arc<dyn Answer> = Arc::new(SpecialNames::new(recursors));
+    for (reverse, denial) in [
+        (private, ResponseCode::NXDomain),
+        (refuses, ResponseCode::Refused),
+    ] {
+        let routes = Routes {
+            handlers: handlers.clone(),
+            reverse: Some(reverse),
+            ..upcheck_only()
+        };
+        let rules = NameRules {
+            nxdomain_for_empty_non_terminals: false,
+            ..NameRules::default()
+        };
+        let server = Running::start(local(snapshot(1, 1).with_rules(rules)), routes).await;
+        for (name, rcode) in [
+            ("4.10.in-addr.arpa", ResponseCode::NoError),
+            ("3.10.in-addr.arpa", denial),
+            ("1.5.4.10.in-addr.arpa", ResponseCode::YXDomain),
+        ] {
+            let message = query(1, name, TYPE_A, CLASS_IN);
+            let by_udp = ask_udp(server.address(), &message).await;
+            let by_tcp = ask_tcp(server.address(), &message).await;
+            assert_eq!(by_udp.metadata.response_code, rcode, "{name}");
+            assert_eq!(by_tcp.metadata.response_code, rcode, "{name}");
+        }
+        server.stop().await;
+    }
 }
 
 /// Answers YXDOMAIN to every query.
@@ -521,11 +559,15 @@ async fn new_records_apply_immediately() {
     let server = Running::start(local(snapshot(1, 1)), upcheck_only()).await;
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     for version in 2..40u8 {
-        server.server_state.install(Arc::new(snapshot(version, 1)));
+        server
+            .server_state
+            .change(Some(Arc::new(snapshot(version, 1))), None);
         let reply = ask_udp(server.address(), &web).await;
         assert_eq!(addresses(&reply), [IpAddr::from([10, 0, version, 0])]);
     }
-    server.server_state.install(Arc::new(snapshot(99, 200)));
+    server
+        .server_state
+        .change(Some(Arc::new(snapshot(99, 200))), None);
     let reply = ask_udp(server.address(), &web).await;
     assert!(reply.metadata.truncation);
     assert_eq!(reply.answers.len(), 30);
