@@ -8,7 +8,8 @@ use super::{
     files::{FileChanges, Files, InitialFiles},
     followed_file::{Reading, Sources},
     retired::RetiredHandlers,
-    settings::{self, WholeConfig},
+    settings,
+    upstreams::behind_special_names,
 };
 use crate::{
     ops::service_status::ServiceStatus,
@@ -16,14 +17,14 @@ use crate::{
 };
 use dns_core::{
     catalog::Snapshot,
-    config::{Config, ConfigErrors, Loaded, SpecialNames as SpecialNamesSetting, all_addresses},
+    config::{Config, ConfigErrors, Loaded, all_addresses},
     name::Name,
     resolve::Health,
-    wire::{ExtendedError, InfoCode, Query, ReplyFlags, empty_reply, error_reply},
+    wire::{ExtendedError, InfoCode, Query, ReplyFlags, empty_reply},
 };
 use dns_fastpath::FastPathHandle;
 use dns_kit::{files::watch::Watch, privileges};
-use dns_upstream::{Answer, Denial, HandlerConfig, HandlerSource, SpecialNames};
+use dns_upstream::{Answer, Denial, HandlerConfig, HandlerSource};
 use hickory_proto::op::ResponseCode;
 
 /// Follows the files of a configuration.
@@ -34,12 +35,12 @@ pub struct FollowedFleet {
     pub warnings: Vec<String>,
     files: Files,
     watch: Watch,
-    handlers: Vec<HandlerConfig>,
+    pub(super) handlers: Vec<HandlerConfig>,
     retired: RetiredHandlers,
     /// Domains of handlers that the records have, or once had.
     former_handlers: HashSet<Name>,
     /// Domains of Consul's names.
-    consul: Vec<Name>,
+    pub(super) consul: Vec<Name>,
     snapshot: Arc<Snapshot>,
     further_addresses: Vec<SocketAddr>,
 }
@@ -71,10 +72,13 @@ impl FollowedFleet {
     ///
     /// Returns every error in the configuration.
     pub fn of(path: &Path) -> Result<Self, ConfigErrors> {
-        let whole: WholeConfig = settings::load_config(path)?;
-        let (Loaded { config, warnings }, consul) = whole;
+        let (Loaded { config, warnings }, consul) = settings::load_config(path)?;
         // Live sources of Consul are not asked; its names are compared by their route.
-        let consul = consul.map(|consul| vec![consul.domain]);
+        let mut consul_domains = Vec::new();
+        if let Some(consul) = consul {
+            consul_domains.push(consul.domain);
+            consul_domains.extend(consul.alt_domain);
+        }
         let (
             files,
             InitialFiles {
@@ -94,7 +98,7 @@ impl FollowedFleet {
             handlers,
             retired: RetiredHandlers::default(),
             former_handlers: HashSet::new(),
-            consul: consul.unwrap_or_default(),
+            consul: consul_domains,
             snapshot: Arc::new(snapshot),
             further_addresses: addresses,
         };
@@ -183,21 +187,13 @@ impl FollowedFleet {
             };
             handlers.insert(domain.clone(), answer);
         }
-        let mut recursors = (!config.recursion.disabled).then(|| elsewhere.clone());
-        if config.recursion.special_names == SpecialNamesSetting::Local {
-            recursors = recursors
-                .map(|recursors| Arc::new(SpecialNames::new(recursors)) as Arc<dyn Answer>);
-        }
+        let recursors =
+            (!config.recursion.disabled).then(|| behind_special_names(elsewhere.clone(), config));
         let mut consul = ByDomain::default();
         for domain in &self.consul {
             consul.insert(domain.clone(), elsewhere.clone());
         }
-        let reverse = if recursors.is_some() || Routes::has_reverse_fallback(&handlers) {
-            Routes::reverse_fallback(recursors.as_ref(), &handlers)
-        } else {
-            // `Routes::reverse_fallback` would give a source that must be waited for.
-            Arc::new(RefusedReverse)
-        };
+        let reverse = Routes::reverse_fallback(recursors.as_ref(), &handlers);
         Routes {
             upchecks: config.upcheck_domains.iter().cloned().collect(),
             consul,
@@ -243,29 +239,6 @@ impl Answer for Denied {
 
     fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
         *out = self.reply(query);
-        true
-    }
-}
-
-/// Refuses reverse names without data, at once.
-struct RefusedReverse;
-
-impl RefusedReverse {
-    fn reply(query: &Query<'_>) -> Vec<u8> {
-        let mut reply = error_reply(query, ResponseCode::Refused);
-        ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled")
-            .push(query, &mut reply);
-        reply
-    }
-}
-
-impl Answer for RefusedReverse {
-    fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
-        Box::pin(std::future::ready(Self::reply(query)))
-    }
-
-    fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
-        *out = Self::reply(query);
         true
     }
 }

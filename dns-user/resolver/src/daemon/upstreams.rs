@@ -174,26 +174,17 @@ impl Upstreams {
     /// Builds the routes and sets the recursors of Consul names.
     fn routes(&self, config: &Config) -> Routes {
         let upstream = self.in_force.upstream.load();
-        let handlers: ByDomain = self
-            .in_force
-            .handlers
-            .load()
-            .sources()
-            .filter(|(domain, _)| !self.retired.contains(domain))
-            .map(|(domain, source)| (domain.clone(), Arc::new(source.clone()) as Arc<dyn Answer>))
-            .collect();
-        let answer = |source: CachedSource| Arc::new(source) as Arc<dyn Answer>;
-        let is_special_local = config.recursion.special_names == SpecialNamesSetting::Local;
-        let before = |next: Arc<dyn Answer>| match is_special_local {
-            true => Arc::new(SpecialNames::new(next)) as Arc<dyn Answer>,
-            false => next,
-        };
-        let recursors = upstream.recursors().map(answer).map(before);
-        let mut fallback = Routes::reverse_fallback(
-            // bosh-dns asks its recursors for reverse names without its cache (observed).
-            upstream.uncached().map(answer).map(before).as_ref(),
-            &handlers,
-        );
+        let mut handlers = ByDomain::default();
+        for (domain, source) in self.in_force.handlers.load().sources() {
+            if !self.retired.contains(domain) {
+                handlers.insert(domain.clone(), Arc::new(source.clone()));
+            }
+        }
+        let before = |source: CachedSource| behind_special_names(Arc::new(source), config);
+        let recursors = upstream.recursors().map(before);
+        // bosh-dns asks its recursors for reverse names without its cache (observed).
+        let uncached = upstream.uncached().map(before);
+        let mut fallback = Routes::reverse_fallback(uncached.as_ref(), &handlers);
         let mut root = recursors.clone();
         let mut consul = ByDomain::default();
         if let Some(Consul {
@@ -204,12 +195,9 @@ impl Upstreams {
             // A configuration migrated from Consul sets its recursors there.
             root = recursors.clone().or_else(|| own.clone());
             names.ask(own.clone().or(recursors));
-            consul.extend(
-                names
-                    .domains()
-                    .into_iter()
-                    .map(|domain| (domain, names.clone() as Arc<dyn Answer>)),
-            );
+            for domain in names.domains() {
+                consul.insert(domain, names.clone());
+            }
             let next = match root {
                 // The server's own recursion is off: Consul's recursors answer these names, too.
                 Some(_) if upstream.recursors().is_none() => root.clone(),
@@ -229,6 +217,14 @@ impl Upstreams {
             recursors: root,
             retires_handlers: config.compat.retired_handlers,
         }
+    }
+}
+
+/// Returns recursors behind the special-use names, if this server answers these.
+pub(super) fn behind_special_names(recursors: Arc<dyn Answer>, config: &Config) -> Arc<dyn Answer> {
+    match config.recursion.special_names {
+        SpecialNamesSetting::Local => Arc::new(SpecialNames::new(recursors)),
+        SpecialNamesSetting::Forward => recursors,
     }
 }
 
