@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, ensure};
+use futures_util::future::join_all;
 use hickory_proto::{
     op::{Message, MessageType, Metadata, ResponseCode},
     rr::RData,
@@ -79,19 +80,29 @@ impl Upcheck {
     /// Sends every query to every target over UDP and TCP. A failing target does not affect the
     /// others.
     pub(super) async fn once(&self) -> Findings {
+        // Together: the main loop waits, and one silent target after the other would take so long
+        // that the lease of the interfaces runs out.
+        let each = join_all(self.targets.iter().map(|&target| self.ask_target(target))).await;
         let mut findings = Findings::default();
-        for &target in &self.targets {
-            for transport in ["UDP", "TCP"] {
-                let upchecks = self.upchecks.iter().map(|name| (name, Expected::Loopback));
-                let internal = self.internal.iter().filter(|_| transport == "UDP");
-                for (name, expected) in upchecks.chain(internal.map(|name| (name, Expected::Any))) {
-                    match self.ask(target, name, transport, expected).await {
-                        Ok(()) => findings.answered += 1,
-                        Err(problem) => {
-                            findings.problems.push(problem);
-                            // Further queries to this target would each run into the time limit.
-                            break;
-                        }
+        for Findings { answered, problems } in each {
+            findings.answered += answered;
+            findings.problems.extend(problems);
+        }
+        findings
+    }
+
+    async fn ask_target(&self, target: SocketAddr) -> Findings {
+        let mut findings = Findings::default();
+        for transport in ["UDP", "TCP"] {
+            let upchecks = self.upchecks.iter().map(|name| (name, Expected::Loopback));
+            let internal = self.internal.iter().filter(|_| transport == "UDP");
+            for (name, expected) in upchecks.chain(internal.map(|name| (name, Expected::Any))) {
+                match self.ask(target, name, transport, expected).await {
+                    Ok(()) => findings.answered += 1,
+                    Err(problem) => {
+                        findings.problems.push(problem);
+                        // Further queries to this target would each run into the time limit.
+                        break;
                     }
                 }
             }
@@ -264,4 +275,34 @@ async fn by_udp(target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
     let length = socket.recv(&mut reply).await?;
     reply.truncate(length);
     Ok(reply)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The main loop waits for a round, however many addresses are silent.
+    #[tokio::test]
+    async fn silent_targets_are_asked_together() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let first = listener.local_addr().unwrap();
+        let _silent = UdpSocket::bind(first).await.unwrap();
+        let second = UdpSocket::bind("127.0.0.2:0").await.unwrap();
+        let upcheck = Upcheck::new(
+            &[first, second.local_addr().unwrap()],
+            &[Name::from_text("upcheck.bosh-dns").unwrap()],
+            None,
+            OwnConnections::default(),
+        );
+        // The first target is asked by TCP when its time by UDP is over.
+        let asked_second = async {
+            listener.accept().await.unwrap();
+            second.try_recv(&mut [0; MAX_REPLY]).is_ok()
+        };
+        let (findings, is_asked) = tokio::join!(upcheck.once(), asked_second);
+        assert!(is_asked, "the second target waits for the first");
+        assert_eq!((findings.answered, findings.problems.len()), (0, 4));
+    }
 }
