@@ -6,6 +6,7 @@ use std::{
     io::{Read as _, Write as _},
     net::TcpListener,
     path::Path,
+    process::Stdio,
     thread,
     time::{Duration, SystemTime},
 };
@@ -517,9 +518,27 @@ fn hung_server_is_named_while_waiting() -> Result<()> {
         let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
         nix::sys::signal::kill(pid, signal)
     };
+    let mut command = running.namespace.command(server::program()?)?;
+    command.args(["tap", "--config", "config.json"]);
+    let pipes = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut tap = pipes.current_dir(running.folder()).spawn()?;
+    let mut shown = tap.stdout.take().context("its output")?;
+    // A line shows that the stream has begun.
+    let first = thread::spawn(move || shown.read_exact(&mut [0]).map(|()| shown));
+    while !first.is_finished() {
+        running.ask("q-s0.q-g1.bosh.", 1)?;
+    }
+    let _reader = first.join().expect("it only reads")?;
     signal(Signal::SIGSTOP)?;
     let (code, _, problem) = running.cli(&["status"])?;
+    let tap = tap.wait_with_output()?;
     signal(Signal::SIGCONT)?;
+    let tap_problem = String::from_utf8(tap.stderr)?;
+    ensure!(
+        tap.status.code() == Some(3) && tap_problem.contains("has sent nothing for 30s"),
+        "{}: {tap_problem}",
+        tap.status
+    );
     let lines: Vec<&str> = problem.lines().collect();
     let named = format!("process {pid} (");
     let is_named = |line: &&str| line.contains(&named) && line.contains("is stopped by a signal");

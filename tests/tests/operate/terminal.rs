@@ -3,6 +3,10 @@
 use std::{fs, net::UdpSocket, time::Duration};
 
 use anyhow::{Result, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::json;
 use whole_system_tests::{process::wait_until, requires, server, terminal::Terminal};
 
@@ -59,6 +63,24 @@ fn top_draws_hot_names() -> Result<()> {
     ensure!(status.success(), "{status}");
     // The terminal is restored: back from the alternate screen.
     ensure!(output.contains("\x1b[?1049l"), "{output:?}");
+    Ok(())
+}
+
+#[test]
+fn top_ends_while_server_hangs() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("top-hung", &json!({}))?;
+    let mut top = start(&running, LARGE, &["top", "--seconds", "1"], &[])?;
+    wait_until("the screen", TIMEOUT, || top.shows("hottest names"))?;
+    let pid = Pid::from_raw(running.server.pid().cast_signed());
+    kill(pid, Signal::SIGSTOP)?;
+    // Its next request waits by then; if not, the key ends it as well.
+    std::thread::sleep(Duration::from_secs(3));
+    top.press('q')?;
+    let ended = top.finish(TIMEOUT);
+    kill(pid, Signal::SIGCONT)?;
+    let (status, output) = ended?;
+    ensure!(status.success(), "{status}: {output}");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use clap::Args;
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::{Method, Request, Response, StatusCode, body::Incoming};
 use rustls_pki_types::ServerName;
 use serde::de::DeserializeOwned;
@@ -30,6 +30,9 @@ use dns_kit::{
     tls::{RotatingTls, TlsError},
 };
 use dns_resolver::ops::status::ServerStatus;
+
+/// Maximum size of a response, or of a line of a stream, in bytes: 100,000 instances take 30 MB.
+const MAX_BODY: usize = 256 << 20;
 
 /// Name in the certificate of the API (observed).
 pub(crate) const SERVER_NAME: &str = "api.bosh-dns";
@@ -60,17 +63,18 @@ impl Client {
     /// Creates a client for the server described by `connection`: over its control socket if
     /// accessible, otherwise over its port. Fails if a server of another configuration answers there.
     pub(super) async fn new(connection: &Connection) -> Result<Self, Problem> {
-        let client = Self::find(connection)?;
+        let client = Self::find(connection).await?;
         if let Some(config) = connection.given_config() {
             client.require_config(config).await?;
         }
         Ok(client)
     }
 
-    fn find(connection: &Connection) -> Result<Self, Problem> {
+    async fn find(connection: &Connection) -> Result<Self, Problem> {
         if let Some(socket) = connection.socket()? {
-            // The file of a killed server stays: only connecting shows whether one listens.
-            match std::os::unix::net::UnixStream::connect(&socket) {
+            // The file of a killed server stays: only connecting shows whether one listens. Without
+            // waiting, since a hung server accepts nothing (connect(2), EAGAIN).
+            match UnixStream::connect(&socket).await {
                 Ok(_) => return Ok(Self::Socket(socket)),
                 Err(error) if !connection.has_api() => {
                     return Err(Problem::Unreachable(no_connection(&socket, &error)));
@@ -261,6 +265,9 @@ fn no_connection(socket: &Path, error: &io::Error) -> String {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
             "; is the server running (systemctl status bosh-dns-xdp)? --socket or --config name another one"
         }
+        io::ErrorKind::WouldBlock => {
+            "; as many connections as fit wait there: does the server hang (systemctl status bosh-dns-xdp)?"
+        }
         _ => "",
     };
     format!(
@@ -271,16 +278,25 @@ fn no_connection(socket: &Path, error: &io::Error) -> String {
 
 async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
     let status = response.status();
-    let body = response.into_body().collect().await;
-    let body = body.map_err(|error| {
-        Problem::Unreachable(format!(
-            "the connection closed during the response: {error}"
-        ))
-    })?;
+    let mut incoming = response.into_body();
+    let mut body = BytesMut::new();
+    while let Some(part) = waiting::next_part(&mut incoming).await? {
+        add(&mut body, &part)?;
+    }
     Ok(Answer {
         status,
-        body: body.to_bytes(),
+        body: body.freeze(),
     })
+}
+
+/// Adds a part of a response to what has been received.
+fn add(received: &mut BytesMut, part: &Bytes) -> Result<(), Problem> {
+    received.extend_from_slice(part);
+    if received.len() > MAX_BODY {
+        let problem = format!("the response is longer than {MAX_BODY} bytes");
+        return Err(Problem::BadAnswer(problem));
+    }
+    Ok(())
 }
 
 impl Answer {
@@ -332,7 +348,7 @@ impl Answer {
 }
 
 /// Builds the error for a response from another version or another program.
-fn not_understood(error: &serde_json::Error) -> Problem {
+pub(super) fn not_understood(error: &serde_json::Error) -> Problem {
     Problem::BadAnswer(format!(
         "cannot parse the response ({error}): does the server have the same version?"
     ))
@@ -346,21 +362,23 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Returns the next non-empty line; `None` when the server ends the response.
-    pub(super) async fn next(&mut self) -> Option<Bytes> {
+    /// Returns the next non-empty line. The end of the stream is an error: scripts must see that they have not
+    /// seen everything.
+    pub(super) async fn next(&mut self) -> Result<Bytes, Problem> {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line = self.rest.split_to(end + 1).freeze().slice(..end);
                 if line.is_empty() {
                     continue;
                 }
-                return Some(line);
+                return Ok(line);
             }
-            // A broken stream ends like a finished one: the caller reports that the server has
-            // ended it.
-            let frame = self.body.frame().await?.ok()?;
-            if let Ok(data) = frame.into_data() {
-                self.rest.extend_from_slice(&data);
+            match waiting::next_part(&mut self.body).await? {
+                Some(part) => add(&mut self.rest, &part)?,
+                None => {
+                    let end = "the server ended the stream".to_owned();
+                    return Err(Problem::Unreachable(end));
+                }
             }
         }
     }
@@ -369,7 +387,8 @@ impl Lines {
 /// Requests the status of the server that a configuration leads to, whichever configuration it runs with.
 pub(super) async fn status_of(config: &Path) -> Result<ServerStatus, Problem> {
     let connection = Connection::with_config(config);
-    Client::find(&connection)?
+    Client::find(&connection)
+        .await?
         .get("/status")
         .await?
         .good()?
@@ -674,6 +693,12 @@ fn host_and_port(address: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use nix::sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+    };
+
     use super::*;
 
     #[test]
@@ -784,6 +809,27 @@ mod tests {
         assert_eq!(target.files.private_key, file("client.key"));
         // Without a server_ca.crt both sides use the same CA.
         assert_eq!(target.files.ca, file("client_ca.crt"));
+    }
+
+    #[tokio::test]
+    async fn hung_server_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let flags = SockFlag::empty();
+        let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        // Commands of a day, say: none of them is accepted.
+        let mut queue = Vec::new();
+        while let Ok(stream) = UnixStream::connect(&path).await {
+            queue.push(stream);
+        }
+        let connection = Connection {
+            socket: Some(path),
+            ..Connection::default()
+        };
+        let problem = Client::find(&connection).await.err().unwrap().to_string();
+        assert!(problem.contains("does the server hang"), "{problem}");
     }
 
     #[test]

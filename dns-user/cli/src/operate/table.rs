@@ -108,6 +108,11 @@ pub(super) fn duration(seconds: f64) -> String {
     parts.join(" ")
 }
 
+/// Formats what is left of a lease.
+pub(super) fn lease(left: Option<f64>) -> String {
+    left.map_or_else(|| "RUN OUT".to_owned(), duration)
+}
+
 /// Formats a percentage: `97.3 %`, or a dash if `whole` is zero.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {

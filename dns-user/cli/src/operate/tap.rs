@@ -10,10 +10,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Problem,
-    client::{Client, Connection, escaped, wait_for},
+    client::{Client, Connection, escaped, not_understood, wait_for},
     print, print_json,
 };
-use dns_kit::metrics::labels::type_text;
+use dns_kit::{logs::time_of, metrics::labels::type_text};
 use dns_resolver::ops::tap::{TapLine, TapPath, parse_type};
 
 #[derive(Debug, Args)]
@@ -140,6 +140,12 @@ pub(super) enum ReceivedLine {
     },
 }
 
+impl ReceivedLine {
+    pub(super) fn parse(line: &[u8]) -> Result<Self, Problem> {
+        serde_json::from_slice(line).map_err(|error| not_understood(&error))
+    }
+}
+
 impl TapArgs {
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self {
@@ -162,17 +168,11 @@ impl TapArgs {
             while count.is_none_or(|count| shown < count) {
                 let line = match end {
                     Some(end) => match timeout_at(end, lines.next()).await {
-                        Ok(line) => line,
+                        Ok(line) => line?,
                         // The time is over, which is what the user asked for.
                         Err(_) => break,
                     },
-                    None => lines.next().await,
-                };
-                let Some(line) = line else {
-                    // Scripts must see that they have not seen everything.
-                    return Err(Problem::Unreachable(
-                        "the server ended the stream".to_owned(),
-                    ));
+                    None => lines.next().await?,
                 };
                 if json {
                     // Passed on unparsed, so that a newer server's members reach the reader.
@@ -180,16 +180,13 @@ impl TapArgs {
                     shown += 1;
                     continue;
                 }
-                match serde_json::from_slice(&line) {
-                    Ok(ReceivedLine::Query(line)) => {
+                match ReceivedLine::parse(&line)? {
+                    ReceivedLine::Query(line) => {
                         print(&text(&line))?;
                         shown += 1;
                     }
-                    Ok(ReceivedLine::Suppressed { suppressed }) => {
+                    ReceivedLine::Suppressed { suppressed } => {
                         print(&format!("... {suppressed} lines suppressed\n"))?
-                    }
-                    Err(error) => {
-                        return Err(Problem::BadAnswer(format!("cannot parse a line: {error}")));
                     }
                 }
             }
@@ -201,10 +198,9 @@ impl TapArgs {
 /// Formats a line: time of day, path, interface, client, question, answer.
 fn text(line: &TapLine) -> String {
     // UTC, as in the server's log; local time would need the time zone's database.
-    let day = line.time.rem_euclid(86_400.0);
-    let hours = (day / 3600.0) as u32;
-    let minutes = (day / 60.0) as u32 % 60;
-    let seconds = day % 60.0;
+    let time = time_of(line.time);
+    // From the hours to the milliseconds of `2026-01-02T03:04:05.678901Z`.
+    let of_day = time.get(11..23).unwrap_or_default();
     let path = match line.path {
         TapPath::Fast => "fast",
         TapPath::Userspace => "user",
@@ -219,7 +215,7 @@ fn text(line: &TapLine) -> String {
         (None, _) => format!("passed on: {}", line.outcome),
     };
     format!(
-        "{hours:02}:{minutes:02}:{seconds:06.3}Z {path} {interface:<8} {:<21} {:<3} {:<5} {} {answer}\n",
+        "{of_day}Z {path} {interface:<8} {:<21} {:<3} {:<5} {} {answer}\n",
         line.client,
         line.transport,
         line.query_type,

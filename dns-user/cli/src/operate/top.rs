@@ -53,9 +53,10 @@ impl Top {
                 return screen::show(&mut watch).await;
             }
             watch.poll().await?;
-            match self.json {
-                true => print_json(&watch.model.json()),
-                false => print(&watch.model.text()),
+            if self.json {
+                print_json(&watch.model.json())
+            } else {
+                print(&watch.model.text())
             }
         })
     }
@@ -101,20 +102,17 @@ impl Watch {
         let end = Instant::now() + self.period;
         loop {
             tokio::select! {
-                line = self.lines.next() => self.take(line.as_deref())?,
+                line = self.lines.next() => self.take(&line?)?,
                 () = sleep_until(end) => break,
             }
         }
         self.refresh().await
     }
 
-    fn take(&mut self, line: Option<&[u8]>) -> Result<(), Problem> {
-        let line =
-            line.ok_or_else(|| Problem::Unreachable("the server ended the stream".to_owned()))?;
-        match serde_json::from_slice(line) {
-            Ok(ReceivedLine::Query(line)) => self.model.count_line(&line),
-            Ok(ReceivedLine::Suppressed { suppressed }) => self.model.suppressed(suppressed),
-            Err(error) => return Err(Problem::BadAnswer(format!("cannot parse a line: {error}"))),
+    fn take(&mut self, line: &[u8]) -> Result<(), Problem> {
+        match ReceivedLine::parse(line)? {
+            ReceivedLine::Query(line) => self.model.count_line(&line),
+            ReceivedLine::Suppressed { suppressed } => self.model.suppressed += suppressed,
         }
         Ok(())
     }

@@ -2,18 +2,20 @@
 
 use std::{
     fs,
-    os::{fd::AsFd as _, unix::net::UnixStream},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::{net::UnixStream, time::timeout};
 
 use super::Problem;
 use crate::complain;
 
-/// Time limit for the start of a response; reloading a large foundation takes a second.
+/// Time limit for the start of a response and for each further part; reloading a large foundation takes a second.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// Time after which a command says what it waits for.
@@ -30,14 +32,14 @@ pub(super) async fn answer<T>(
     exchange: impl Future<Output = Result<T, Problem>>,
 ) -> Result<T, Problem> {
     let mut exchange = std::pin::pin!(exchange);
-    let mut result = tokio::time::timeout(MAX_SILENCE, &mut exchange).await;
+    let mut result = timeout(MAX_SILENCE, &mut exchange).await;
     // A pause of a few hundred milliseconds is usual; silence for longer looks like a hang.
     if result.is_err() {
         if !HAS_ANSWERED.load(Ordering::Relaxed) {
-            let server = described(place, socket);
+            let server = described(place, socket).await;
             complain(&format_args!("waiting for an answer from {server}"));
         }
-        result = tokio::time::timeout(MAX_WAIT - MAX_SILENCE, exchange).await;
+        result = timeout(MAX_WAIT - MAX_SILENCE, exchange).await;
     }
     match result {
         Ok(answer) => {
@@ -46,24 +48,45 @@ pub(super) async fn answer<T>(
         }
         Err(_) => Err(Problem::Unreachable(format!(
             "no answer within {MAX_WAIT:?} from {}",
-            described(place, socket)
+            described(place, socket).await
         ))),
     }
 }
 
+/// Returns the next part of a response; `None` at its end.
+pub(super) async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Problem> {
+    // Even a stream without news has a line every five seconds.
+    let Ok(frame) = timeout(MAX_WAIT, body.frame()).await else {
+        return Err(Problem::Unreachable(format!(
+            "the server has sent nothing for {MAX_WAIT:?}"
+        )));
+    };
+    match frame {
+        // Trailers are no part of the text.
+        Some(Ok(frame)) => Ok(Some(frame.into_data().unwrap_or_default())),
+        Some(Err(error)) => Err(Problem::Unreachable(format!(
+            "the connection closed during the response: {error}"
+        ))),
+        None => Ok(None),
+    }
+}
+
 /// Describes the server: the place where it was reached, and its process if the kernel tells it.
-fn described(place: &str, socket: Option<&Path>) -> String {
-    match socket.and_then(process_at) {
+async fn described(place: &str, socket: Option<&Path>) -> String {
+    let Some(socket) = socket else {
+        return place.to_owned();
+    };
+    match process_at(socket).await {
         Some(process) => format!("{place}: {process}"),
         None => place.to_owned(),
     }
 }
 
 /// Describes the process that listens at a control socket, with its state.
-fn process_at(socket: &Path) -> Option<String> {
+async fn process_at(socket: &Path) -> Option<String> {
     // The credentials belong to the process that called listen(2) (unix(7)).
-    let stream = UnixStream::connect(socket).ok()?;
-    let pid = getsockopt(&stream.as_fd(), PeerCredentials).ok()?.pid();
+    let stream = UnixStream::connect(socket).await.ok()?;
+    let pid = stream.peer_cred().ok()?.pid()?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (name, state) = name_and_state(&stat)?;
     Some(format!("process {pid} ({name}) {}", in_words(state)))

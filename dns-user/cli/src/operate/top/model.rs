@@ -136,27 +136,18 @@ impl Model {
 
     pub(super) fn count_line(&mut self, line: &TapLine) {
         let weight = u64::from(line.weight);
-        let queries = match line.path {
-            TapPath::Fast => QueryCount {
-                fast: weight,
-                userspace: 0,
-                lines: 1,
-            },
-            TapPath::Userspace => QueryCount {
-                fast: 0,
-                userspace: weight,
-                lines: 1,
-            },
+        let mut queries = QueryCount {
+            lines: 1,
+            ..QueryCount::default()
         };
+        match line.path {
+            TapPath::Fast => queries.fast = weight,
+            TapPath::Userspace => queries.userspace = weight,
+        }
         self.names
             .add((line.name.clone(), line.query_type.clone()), queries);
         // One client, whether it uses IPv4 or a socket for both families.
         self.clients.add(line.client.ip().to_canonical(), queries);
-    }
-
-    /// Accounts for suppressed lines, so that each counted line represents more queries.
-    pub(super) fn suppressed(&mut self, lines: u64) {
-        self.suppressed += lines;
     }
 
     /// Returns the most frequent pairs of name and type.

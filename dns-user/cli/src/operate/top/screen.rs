@@ -19,7 +19,7 @@ use super::{
     Problem, Watch,
     model::{Model, Ranked, rate_text},
 };
-use crate::operate::table::{count, duration, percent};
+use crate::operate::table::{count, duration, lease, milliseconds, or_dash, percent};
 use dns_resolver::ops::readiness::CheckResult;
 
 /// Minimum time between two redraws.
@@ -37,6 +37,15 @@ pub(super) async fn show(watch: &mut Watch) -> Result<(), Problem> {
 
 async fn redraw(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> Result<(), Problem> {
     let mut keys = events();
+    let ended = async { while !is_end(keys.recv().await) {} };
+    tokio::select! {
+        // Also while a server that hangs is waited for.
+        () = ended => Ok(()),
+        result = follow(watch, terminal) => result,
+    }
+}
+
+async fn follow(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> Result<(), Problem> {
     let mut ticks = interval(watch.period);
     // A process that was stopped for a while would otherwise ask the server in a burst.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -54,7 +63,7 @@ async fn redraw(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> R
             // Lines are read without a pause, because the server drops lines for slow readers.
             tokio::select! {
                 line = watch.lines.next() => {
-                    watch.take(line.as_deref())?;
+                    watch.take(&line?)?;
                     is_new = true;
                 }
                 () = &mut redraw, if is_new => break,
@@ -62,7 +71,6 @@ async fn redraw(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> R
                     watch.refresh().await?;
                     break;
                 }
-                key = keys.recv() => if is_end(key) { return Ok(()) },
             }
         }
     }
@@ -166,13 +174,14 @@ fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     let [names, clients] = Layout::horizontal([Constraint::Min(0), clients]).areas(middle);
     hottest(frame, names, model, is_wide);
     busiest(frame, clients, model, is_wide || refuses);
-    let parts = match is_wide {
-        true => [28, 34, 38].map(Constraint::Percentage),
-        false => [
+    let parts = if is_wide {
+        [28, 34, 38].map(Constraint::Percentage)
+    } else {
+        [
             Constraint::Min(0),
             Constraint::Length(21),
             Constraint::Length(37),
-        ],
+        ]
     };
     let [misses, interfaces, recursors] = Layout::horizontal(parts).areas(bottom);
     passed_on(frame, misses, model);
@@ -207,18 +216,14 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         .filter(|check| check.result != CheckResult::Ok)
         .map(|check| format!("{}: {}", check.name, check.detail))
         .collect();
-    let version = status
-        .records
-        .version
-        .map_or_else(|| "-".to_owned(), |version| version.to_string());
+    let version = or_dash(status.records.version);
     let fast_path = match &status.fast_path {
         Some(fast) => format!(
             "published {}, learned {}, map {:.0} % full, lease {}",
             count(fast.published as u64),
             count(fast.learned as u64),
             fast.map_fill * 100.0,
-            fast.lease_seconds
-                .map_or_else(|| "RUN OUT".to_owned(), duration)
+            lease(fast.lease_seconds)
         ),
         None => "no fast path".to_owned(),
     };
@@ -379,9 +384,7 @@ fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         let mark = if recursor.preferred { "*" } else { " " };
         Row::new([
             format!("{mark} {}", recursor.address),
-            recursor
-                .latency_ms
-                .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            milliseconds(recursor.latency_ms),
             recursor.recent_failures.to_string(),
         ])
     });
