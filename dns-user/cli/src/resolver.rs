@@ -82,36 +82,24 @@ impl Resolver {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        // The watch of the files needs the runtime's clock.
-        let inside = runtime.enter();
-        let mut setup = match (systemd_resolved, config) {
-            (true, Some(config)) => ResolverSetup::Resolved(
-                Resolved::new(address),
-                Box::new(RoutedDomains::of(&config)?),
-            ),
-            _ => ResolverSetup::ResolvConf(ResolvConf::new(address)),
-        };
-        if once {
-            setup.apply()?;
-            return if keep { Ok(()) } else { setup.put_back() };
-        }
-        // `block_on` enters the runtime itself, and refuses to do so inside another one's context.
-        drop(inside);
         runtime.block_on(async {
-            // Before the first change: a signal during it must not leave it behind.
-            let mut ended = std::pin::pin!(until_ended());
-            loop {
-                // A problem may be temporary (such as the installation of a resolver), and exiting
-                // would not help, so it is logged and retried.
-                if let Err(problem) = setup.apply() {
-                    complain(&problem);
-                }
+            let mut setup = match (systemd_resolved, config) {
+                (true, Some(config)) => ResolverSetup::Resolved(
+                    Resolved::new(address),
+                    Box::new(RoutedDomains::of(&config)?),
+                ),
+                _ => ResolverSetup::ResolvConf(ResolvConf::new(address)),
+            };
+            if once {
+                setup.apply().await?;
+            } else {
                 tokio::select! {
-                    () = &mut ended => break,
-                    () = setup.next() => {}
+                    // Handles signals before the first change, which they must not leave behind.
+                    () = until_ended() => {}
+                    () = setup.keep() => {}
                 }
             }
-            if keep { Ok(()) } else { setup.put_back() }
+            if keep { Ok(()) } else { setup.put_back().await }
         })
     }
 }
@@ -120,16 +108,28 @@ impl Resolver {
 enum ResolverSetup {
     /// Through /etc/resolv.conf.
     ResolvConf(ResolvConf),
-    /// Through systemd-resolved, for the domains of the server's records and handlers.
+    /// Through systemd-resolved, for the domains that the server answers itself.
     Resolved(Resolved, Box<RoutedDomains>),
 }
 
 impl ResolverSetup {
     /// Checks the configuration and repairs it if necessary.
-    fn apply(&mut self) -> anyhow::Result<()> {
+    async fn apply(&mut self) -> anyhow::Result<()> {
         match self {
-            Self::ResolvConf(resolv_conf) => resolv_conf.apply(),
-            Self::Resolved(resolved, domains) => resolved.apply(&domains.all()),
+            Self::ResolvConf(resolv_conf) => resolv_conf.apply().await,
+            Self::Resolved(resolved, domains) => resolved.apply(&domains.all()).await,
+        }
+    }
+
+    /// Repairs the configuration for ever.
+    async fn keep(&mut self) {
+        loop {
+            // A problem may be temporary (such as the installation of a resolver), and exiting
+            // would not help, so it is logged and retried.
+            if let Err(problem) = self.apply().await {
+                complain(&problem);
+            }
+            self.next().await;
         }
     }
 
@@ -149,10 +149,10 @@ impl ResolverSetup {
         }
     }
 
-    fn put_back(&mut self) -> anyhow::Result<()> {
+    async fn put_back(&mut self) -> anyhow::Result<()> {
         match self {
-            Self::ResolvConf(resolv_conf) => resolv_conf.put_back(),
-            Self::Resolved(resolved, _) => resolved.put_back(),
+            Self::ResolvConf(resolv_conf) => resolv_conf.put_back().await,
+            Self::Resolved(resolved, _) => resolved.put_back().await,
         }
     }
 }

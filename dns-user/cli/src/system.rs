@@ -6,16 +6,22 @@ use std::{
     net::IpAddr,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    process::Command,
-    thread,
+    process::Stdio,
     time::Duration,
 };
 
 use anyhow::anyhow;
 use dns_kit::files::atomic::{self, Attributes};
+use tokio::{
+    process::Command,
+    time::{Instant, sleep, timeout},
+};
 
-/// Maximum number of runs of a program that must succeed before this process ends.
-const ATTEMPTS: u32 = 20;
+/// Time limit of a program.
+const MAX_RUN: Duration = Duration::from_secs(30);
+
+/// Time within which a program that must succeed before this process ends is run again.
+const MAX_UNDOING: Duration = Duration::from_secs(10);
 
 /// Pause between two runs.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -25,27 +31,34 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// To stop a unit, systemd sends SIGTERM to all its processes until no new one appears, so a
 /// program started then may be killed before it has done anything (observed with systemd 252: the
 /// machine kept using a server that was gone). The program is therefore run again.
-fn run_while_stopping(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
-    for _ in 1..ATTEMPTS {
-        if run(program, arguments).is_ok() {
-            return Ok(());
+async fn run_while_stopping(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let end = Instant::now() + MAX_UNDOING;
+    loop {
+        match run(program, arguments).await {
+            Err(_) if Instant::now() < end => sleep(PAUSE).await,
+            result => return result.map(drop),
         }
-        thread::sleep(PAUSE);
     }
-    run(program, arguments).map(drop)
 }
 
-/// Runs a program to completion; returns its standard output.
-fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
-    let problem = match Command::new(program).args(arguments).output() {
-        Ok(output) if output.status.success() => {
+/// Runs a program to completion; returns its standard output. The program ends with the wait for it.
+async fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    // A hook of resolvconf may hang, or leave a process behind that holds the pipe of the output.
+    let problem = match timeout(MAX_RUN, output).await {
+        Ok(Ok(output)) if output.status.success() => {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        Ok(output) => {
+        Ok(Ok(output)) => {
             let complaint = String::from_utf8_lossy(&output.stderr);
             format!("{} ({})", complaint.trim(), output.status)
         }
-        Err(error) => error.to_string(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("not finished within {MAX_RUN:?}"),
     };
     Err(anyhow!(
         "{program} {} failed: {problem}",
@@ -90,24 +103,27 @@ impl ResolvConf {
     }
 
     /// Puts the server's line first if it is not first already.
-    pub(crate) fn apply(&self) -> anyhow::Result<()> {
+    pub(crate) async fn apply(&self) -> anyhow::Result<()> {
         if self.is_first()? {
             return Ok(());
         }
         // resolvconf would write the file again without our line, which its own `head` keeps.
         if self.head.parent().is_some_and(Path::is_dir) {
             self.change(&self.head, |text| self.with_us(text))?;
-            return self.update();
+            return self.update().await;
         }
-        self.refuse_if_managed()?;
+        if let Some(manager) = self.manager()? {
+            // It would undo the change.
+            return Err(self.managed(manager));
+        }
         self.change(&self.file, |text| self.with_us(text))
     }
 
     /// Removes the server's line.
-    pub(crate) fn put_back(&self) -> anyhow::Result<()> {
+    pub(crate) async fn put_back(&self) -> anyhow::Result<()> {
         if self.head.parent().is_some_and(Path::is_dir) {
             self.change(&self.head, |text| self.without_us(text))?;
-            return run_while_stopping("resolvconf", &["-u"]);
+            return run_while_stopping("resolvconf", &["-u"]).await;
         }
         self.change(&self.file, |text| self.without_us(text))
     }
@@ -126,14 +142,14 @@ impl ResolvConf {
     }
 
     /// Makes resolvconf rewrite the file and waits for the result.
-    fn update(&self) -> anyhow::Result<()> {
-        run("resolvconf", &["-u"])?;
+    async fn update(&self) -> anyhow::Result<()> {
+        run("resolvconf", &["-u"]).await?;
         for look in 1..=LOOKS {
             if self.is_first()? {
                 return Ok(());
             }
             if look < LOOKS {
-                thread::sleep(BETWEEN_LOOKS);
+                sleep(BETWEEN_LOOKS).await;
             }
         }
         let other = (
@@ -141,12 +157,6 @@ impl ResolvConf {
             "make it a symbolic link to /run/resolvconf/resolv.conf",
         );
         Err(self.managed(self.manager()?.unwrap_or(other)))
-    }
-
-    /// Fails if the file belongs to a program that would undo the change.
-    fn refuse_if_managed(&self) -> anyhow::Result<()> {
-        self.manager()?
-            .map_or(Ok(()), |manager| Err(self.managed(manager)))
     }
 
     fn managed(&self, (who, remedy): (&str, &str)) -> anyhow::Error {
@@ -259,38 +269,34 @@ impl Resolved {
 
     /// Creates the interface if it does not exist, and configures it and `domains` in
     /// systemd-resolved if they have changed. A restarted systemd-resolved is configured again.
-    pub(crate) fn apply(&mut self, domains: &[String]) -> anyhow::Result<()> {
+    pub(crate) async fn apply(&mut self, domains: &[String]) -> anyhow::Result<()> {
         let address = self.address.to_string();
-        if run("ip", &["link", "show", "dev", INTERFACE]).is_err() {
-            run("ip", &["link", "add", INTERFACE, "type", "dummy"])?;
+        let shown = run("ip", &["link", "show", "dev", INTERFACE]).await;
+        if shown.is_err() {
+            // Beforehand: a signal may end the wait when the interface has just been made.
             self.made = true;
+            let added = run("ip", &["link", "add", INTERFACE, "type", "dummy"]).await;
+            self.made = added.is_ok();
+            added?;
             // systemd-resolved forgets the settings of an interface with it.
             self.domains_set = None;
         }
-        let shown = run("ip", &["-oneline", "address", "show", "dev", INTERFACE])?;
+        let shown = run("ip", &["-oneline", "address", "show", "dev", INTERFACE]).await?;
         if !shown.contains(&format!(" {address}/")) {
             let prefix = if self.address.is_ipv4() { 32 } else { 128 };
-            run(
-                "ip",
-                &[
-                    "address",
-                    "add",
-                    &format!("{address}/{prefix}"),
-                    "dev",
-                    INTERFACE,
-                ],
-            )?;
-            run("ip", &["link", "set", INTERFACE, "up"])?;
+            let prefix = format!("{address}/{prefix}");
+            run("ip", &["address", "add", &prefix, "dev", INTERFACE]).await?;
+            run("ip", &["link", "set", INTERFACE, "up"]).await?;
         }
-        let servers = run("resolvectl", &["dns", INTERFACE])?;
+        let servers = run("resolvectl", &["dns", INTERFACE]).await?;
         // systemd-resolved forgets its links' settings when it restarts.
         let is_set = servers.split_whitespace().any(|word| word == address);
         if is_set && self.domains_set.as_deref() == Some(domains) {
             return Ok(());
         }
-        run("resolvectl", &["dns", INTERFACE, &address])?;
+        run("resolvectl", &["dns", INTERFACE, &address]).await?;
         // All other names stay with the servers of other interfaces.
-        run("resolvectl", &["default-route", INTERFACE, "no"])?;
+        run("resolvectl", &["default-route", INTERFACE, "no"]).await?;
         // With `~`, a domain only routes, and is not appended to short names (systemd.network(5)).
         let routing: Vec<String> = domains.iter().map(|domain| format!("~{domain}")).collect();
         let mut arguments = vec!["domain", INTERFACE];
@@ -299,25 +305,44 @@ impl Resolved {
             // Without a domain the command would only list the current ones.
             arguments.push("");
         }
-        run("resolvectl", &arguments)?;
+        run("resolvectl", &arguments).await?;
         self.domains_set = Some(domains.to_vec());
         Ok(())
     }
 
     /// Removes the interface, with its configuration in systemd-resolved, if this process has
     /// created it.
-    pub(crate) fn put_back(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn put_back(&mut self) -> anyhow::Result<()> {
         if !self.made {
             // bosh-dns's job may have made the interface and still needs it.
-            return run_while_stopping("resolvectl", &["revert", INTERFACE]);
+            return run_while_stopping("resolvectl", &["revert", INTERFACE]).await;
         }
-        run_while_stopping("ip", &["link", "delete", INTERFACE])
+        run_while_stopping("ip", &["link", "delete", INTERFACE]).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::{io::AsyncReadExt as _, net::unix::pipe};
+
     use super::*;
+
+    #[tokio::test]
+    async fn hung_program_ends_with_the_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let mut reader = pipe::OpenOptions::new().open_receiver(&fifo).unwrap();
+        let script = format!("exec >{}; echo begun; exec sleep 1000000", fifo.display());
+        let arguments = ["-c", script.as_str()];
+        let mut text = [0; 6];
+        tokio::select! {
+            ended = run("sh", &arguments) => panic!("{ended:?}"),
+            read = reader.read_exact(&mut text) => assert_eq!(read.unwrap(), 6),
+        }
+        // The end of the last process that writes.
+        assert_eq!(reader.read(&mut text).await.unwrap(), 0);
+    }
 
     /// Returns a resolv.conf with this text, on a machine without resolvconf.
     fn plain(text: &str) -> (tempfile::TempDir, ResolvConf) {
@@ -335,21 +360,21 @@ mod tests {
         )
     }
 
-    #[test]
-    fn plain_file_is_changed_and_restored() {
+    #[tokio::test]
+    async fn plain_file_is_changed_and_restored() {
         let found = "search example\nnameserver 10.0.0.2\noptions ndots:1\n";
         let (_folder, resolv_conf) = plain(found);
         for _ in 0..2 {
-            resolv_conf.apply().unwrap();
+            resolv_conf.apply().await.unwrap();
             let text = read(&resolv_conf.file).unwrap();
             assert_eq!(text, format!("{COMMENT}\nnameserver 169.254.0.2\n{found}"));
         }
-        resolv_conf.put_back().unwrap();
+        resolv_conf.put_back().await.unwrap();
         assert_eq!(read(&resolv_conf.file).unwrap(), found);
     }
 
-    #[test]
-    fn replacement_keeps_mode_and_follows_no_planted_link() {
+    #[tokio::test]
+    async fn replacement_keeps_mode_and_follows_no_planted_link() {
         use std::os::unix::fs::{PermissionsExt as _, symlink};
 
         let (folder, resolv_conf) = plain("nameserver 10.0.0.2\n");
@@ -360,39 +385,39 @@ mod tests {
         // The name that was written to before it was renamed, and what a kill leaves now.
         symlink(&precious, folder.path().join("resolv.bosh-dns-xdp")).unwrap();
         symlink(&precious, folder.path().join(".resolv.conf.part-aaaaaa")).unwrap();
-        resolv_conf.apply().unwrap();
+        resolv_conf.apply().await.unwrap();
         assert_eq!(fs::read_to_string(&precious).unwrap(), "root's");
         assert_eq!(fs::metadata(file).unwrap().mode() & 0o777, 0o640);
         assert!(!folder.path().join(".resolv.conf.part-aaaaaa").exists());
     }
 
-    #[test]
-    fn foreign_line_above_is_detected() {
+    #[tokio::test]
+    async fn foreign_line_above_is_detected() {
         let (_folder, resolv_conf) = plain("nameserver 10.0.0.2\n");
-        resolv_conf.apply().unwrap();
+        resolv_conf.apply().await.unwrap();
         let ours = read(&resolv_conf.file).unwrap();
         fs::write(&resolv_conf.file, format!("nameserver 10.0.0.9\n{ours}")).unwrap();
-        resolv_conf.apply().unwrap();
+        resolv_conf.apply().await.unwrap();
         let text = read(&resolv_conf.file).unwrap();
         assert!(resolv_conf.is_first().unwrap());
         assert_eq!(text.matches("169.254.0.2").count(), 1, "{text}");
     }
 
-    #[test]
-    fn other_manager_is_reported() {
+    #[tokio::test]
+    async fn other_manager_is_reported() {
         let (_folder, resolv_conf) = plain("# Generated by NetworkManager\nnameserver 10.0.0.2\n");
-        let problem = resolv_conf.apply().unwrap_err().to_string();
+        let problem = resolv_conf.apply().await.unwrap_err().to_string();
         assert!(
             problem.contains("NetworkManager") && problem.contains("dns=none"),
             "{problem}"
         );
     }
 
-    #[test]
-    fn missing_file_is_created() {
+    #[tokio::test]
+    async fn missing_file_is_created() {
         let (_folder, resolv_conf) = plain("");
         fs::remove_file(&resolv_conf.file).unwrap();
-        resolv_conf.apply().unwrap();
+        resolv_conf.apply().await.unwrap();
         assert!(resolv_conf.is_first().unwrap());
     }
 }
