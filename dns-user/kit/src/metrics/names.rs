@@ -178,7 +178,7 @@ declare! {
         [] "Instances in the records.";
     RECORDS_ALIASES: Gauge = "bosh_dns_xdp_records_aliases"
         [] "Aliases from files and records.";
-    /// `kind`: `records`, `aliases`, `handlers`, `config`, `certificates`.
+    /// `kind`: `config`, `records`, `aliases`, `handlers`, `addresses`, `consul`.
     RELOADS_TOTAL: Counter = "bosh_dns_xdp_reloads_total"
         ["kind"] "File reloads.";
     RELOAD_FAILURES_TOTAL: Counter = "bosh_dns_xdp_reload_failures_total"

@@ -186,11 +186,6 @@ impl ServiceStatus {
         self.change(|state| state.parts_off.push((part, problem)));
     }
 
-    /// Returns the reason why the newest files of this kind are not in use, if any.
-    pub fn error(&self, kind: Kind) -> Option<String> {
-        self.lock().state.files.get(kind.label())?.problem()
-    }
-
     /// Returns whether contents of this kind are in use.
     pub fn is_in_use(&self, kind: Kind) -> bool {
         self.lock()
@@ -374,8 +369,6 @@ pub enum Kind {
     Addresses,
     /// Definition files of Consul names.
     Consul,
-    /// Certificates and private keys.
-    Certificates,
 }
 
 impl Kind {
@@ -387,7 +380,6 @@ impl Kind {
         Self::Handlers,
         Self::Addresses,
         Self::Consul,
-        Self::Certificates,
     ];
 
     /// Returns the label used in metrics and status.
@@ -399,7 +391,6 @@ impl Kind {
             Self::Handlers => "handlers",
             Self::Addresses => "addresses",
             Self::Consul => "consul",
-            Self::Certificates => "certificates",
         }
     }
 }
