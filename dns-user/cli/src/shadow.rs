@@ -32,11 +32,7 @@ use self::{
 };
 use super::{complain, operate::usual_config};
 use dns_command_line::print_or_fail;
-use dns_core::{
-    config::{HookMode, values::parse_duration},
-    terminal,
-    wire::TYPE_A,
-};
+use dns_core::{config::values::parse_duration, terminal, wire::TYPE_A};
 use dns_kit::until_ended;
 use dns_resolver::{
     daemon::shadow::{FollowedFleet, give_up_privileges, listen_address},
@@ -204,8 +200,7 @@ impl Shadow {
         };
         let states = States::default();
         states.install(&fleet, &health);
-        let xdp = &fleet.config.xdp;
-        let has_interfaces = xdp.enabled && xdp.mode != HookMode::Off;
+        let has_interfaces = fleet.config.xdp.is_on();
         let ours = OurServer::new(states.clone(), health.clone(), has_interfaces);
         let session = Observation {
             stop,

@@ -22,7 +22,7 @@ use crate::{
     ops::service_status::{FileState, Kind, ServiceStatus},
     server::ServerError,
 };
-use dns_core::config::{Config, HookMode, Loaded, TlsFiles, all_addresses};
+use dns_core::config::{Config, Loaded, TlsFiles, all_addresses};
 use dns_kit::accounts;
 use dns_upstream::{Denial, HandlerConfig, HandlerSource, OwnAddresses, redacted};
 
@@ -124,28 +124,28 @@ impl CheckReport {
 /// Returns problems outside the files: configured users, groups and interfaces missing on this
 /// machine.
 fn surroundings(config: &Config) -> Vec<String> {
-    let has_fast_path = config.xdp.enabled && config.xdp.mode != HookMode::Off;
-    let control = config.control.as_ref();
-    let user = |key, name: Option<&String>| accounts::user(key, name?).err();
-    let accounts = [
-        user("xdp.user", config.xdp.user.as_ref()),
-        user(
-            "xdp.attach_user",
-            config.xdp.attach_user.as_ref().filter(|_| has_fast_path),
-        ),
-        user(
-            "control.user",
-            control.and_then(|control| control.user.as_ref()),
-        ),
-        control
-            .and_then(|control| control.group.as_ref())
-            .and_then(|name| accounts::group("control.group", name).err()),
-    ];
-    let mut errors: Vec<String> = accounts
-        .into_iter()
-        .flatten()
-        .map(|error| error.to_string())
-        .collect();
+    let has_fast_path = config.xdp.is_on();
+    let mut users = vec![("xdp.user", &config.xdp.user)];
+    if has_fast_path {
+        users.push(("xdp.attach_user", &config.xdp.attach_user));
+    }
+    if let Some(control) = &config.control {
+        users.push(("control.user", &control.user));
+    }
+    let mut errors = Vec::new();
+    for (key, name) in users {
+        if let Some(name) = name
+            && let Err(error) = accounts::user(key, name)
+        {
+            errors.push(error.to_string());
+        }
+    }
+    if let Some(control) = &config.control
+        && let Some(name) = &control.group
+        && let Err(error) = accounts::group("control.group", name)
+    {
+        errors.push(error.to_string());
+    }
     if has_fast_path {
         for name in config.xdp.interfaces.iter().flatten() {
             // A pattern may match interfaces that appear later.

@@ -251,14 +251,9 @@ impl Lifecycle {
             (_, AttacherSource::Own(_)) => None,
         };
         let text = problem.to_string();
-        if pause.is_none() && self.current.is_some() {
-            self.withdraw(&text);
-        }
-        if matches!(self.attacher, AttacherSource::Own(_))
-            && self
-                .lost_at
-                .is_some_and(|at: Instant| at.elapsed() >= UNFOLLOWED)
-        {
+        let is_unfollowed = matches!(self.attacher, AttacherSource::Own(_))
+            && self.lost_at.is_some_and(|at| at.elapsed() >= UNFOLLOWED);
+        if pause.is_none() || is_unfollowed {
             self.withdraw(&text);
         }
         if pause.is_none() {
@@ -298,19 +293,16 @@ impl Lifecycle {
     /// Logs each new reason once and schedules another attempt after `pause`, if there is one.
     fn not_loaded(&mut self, problem: String, pause: Option<Duration>) {
         let is_new = self.problem.as_ref() != Some(&problem);
-        match self.is_attached() {
-            true if is_new => {
+        if self.is_attached() {
+            if is_new {
                 warn!("cannot load new programs: {problem}; attached programs keep answering");
             }
-            false if is_new => {
-                warn!("fast path off: {problem}; every query is answered from userspace")
-            }
-            _ => {}
-        }
-        if self.is_attached() {
             self.service_status
                 .change(|state| state.attacher_problem = Some(problem.clone()));
         } else {
+            if is_new {
+                warn!("fast path off: {problem}; every query is answered from userspace");
+            }
             self.off(FastPathOff::Failed(problem.clone()));
         }
         self.problem = Some(problem);
@@ -409,12 +401,7 @@ impl Lifecycle {
             fast_path.heartbeat(silent_for);
         }
         self.log_unserved();
-        if self.retiring.is_some()
-            && self
-                .current
-                .as_ref()
-                .is_some_and(|fast_path| fast_path.is_ready())
-        {
+        if self.retiring.is_some() && self.is_attached() {
             // Not earlier: until the new programs are attached, the old ones answer and need every
             // change.
             self.server_state.fast_path.retire();
@@ -446,9 +433,10 @@ impl Lifecycle {
     /// Returns whether interfaces should keep forwarded answers by this configuration, but have no
     /// room for them until a restart.
     pub(super) fn lacks_cache(&self, config: &Config) -> bool {
-        let is_on = self.config.enabled && self.config.mode != HookMode::Off;
         // Maps have the size of their creation.
-        is_on && self.config.cache_entries == 0 && config.fast_path().cache_entries > 0
+        self.config.is_on()
+            && self.config.cache_entries == 0
+            && config.fast_path().cache_entries > 0
     }
 
     pub(super) fn replies(&self) -> u64 {
@@ -490,9 +478,8 @@ impl Lifecycle {
 ///
 /// A server that has no service does this itself, before it gives up its privileges.
 pub(super) async fn end_earlier_programs(config: &XdpConfig, listen: &[SocketAddr]) {
-    let is_on = config.enabled && config.mode != HookMode::Off;
     // A server with a fast path takes the programs over instead, without a gap.
-    let Some(socket) = config.attach_socket.clone().filter(|_| !is_on) else {
+    let Some(socket) = config.attach_socket.clone().filter(|_| !config.is_on()) else {
         return;
     };
     let user = config.attach_user.clone();

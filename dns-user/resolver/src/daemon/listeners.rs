@@ -30,7 +30,7 @@ use crate::{
     },
     state::ServerState,
 };
-use dns_core::config::{ApiConfig, Config, HookMode, has_ipv4_apart};
+use dns_core::config::{ApiConfig, Config, has_ipv4_apart};
 use dns_kit::{limits::raise_file_limit, tls::RotatingTls};
 
 /// Time for which the main loop waits until servers have closed their sockets. Afterwards their addresses are
@@ -150,9 +150,8 @@ impl Listeners {
 
     /// Stops every server gracefully: queries already received are answered.
     pub(super) async fn stop(self) {
-        let running: Vec<Running> = self.running.into_values().collect();
         let mut tasks = Vec::new();
-        for Running { stop, task, .. } in running {
+        for Running { stop, task, .. } in self.running.into_values() {
             // The receiver is gone if the server has already stopped.
             let _ = stop.send(());
             tasks.push(task);
@@ -224,13 +223,12 @@ impl Listeners {
 pub(super) fn options(config: &Config, own: OwnConnections, tap: Tap) -> Options {
     let share = (raise_file_limit() / 4).max(MIN_TCP_CONNECTIONS);
     let limit = usize::try_from(share).unwrap_or(usize::MAX);
-    let serves_interfaces = config.xdp.enabled && config.xdp.mode != HookMode::Off;
     Options {
         request_timeout: config.request_timeout,
         connections: Connections::new(limit.min(MAX_TCP_CONNECTIONS), own),
         tap,
         max_reply: config.max_reply,
-        arrivals: if serves_interfaces {
+        arrivals: if config.xdp.is_on() {
             Arrivals::on()
         } else {
             Arrivals::default()
@@ -285,8 +283,7 @@ pub(super) async fn open_api(
         }
     };
     failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
-    // Runs until the process ends; an earlier return is a failure.
-    failures.spawn("the API", server.run(std::future::pending()));
+    failures.spawn("the API", server.run());
 }
 
 /// Serves the control socket. If binding failed, it stays off; DNS is unaffected.

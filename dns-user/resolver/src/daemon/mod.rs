@@ -40,7 +40,7 @@ use tracing::{error, info, warn};
 
 use self::settings::WholeConfig;
 use crate::ops::api::bind_control;
-use dns_core::config::{HookMode, LogLevel};
+use dns_core::config::LogLevel;
 use dns_kit::{
     logs::{LogFormat, Logs, print_error},
     privileges,
@@ -89,14 +89,14 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> anyhow::Resu
         let bound = bind_control(control, xdp.user.as_deref());
         (control.socket.clone(), bound)
     });
-    let is_on = xdp.enabled && xdp.mode != HookMode::Off;
-    let needs_attacher = is_on && xdp.attach_socket.is_none();
+    let has_own_attacher = xdp.attach_socket.is_none();
     // An earlier server's programs would answer from its records until its lease expires. With a service the
     // server may not detach them itself, see [`fast_path::end_earlier_programs`].
-    let earlier = (!is_on && xdp.attach_socket.is_none())
-        .then(|| dns_attacher::detach_all(xdp, settings.listen));
+    let earlier =
+        (has_own_attacher && !xdp.is_on()).then(|| dns_attacher::detach_all(xdp, settings.listen));
     // Must happen while the process has its capabilities and may execute programs.
-    let attacher = needs_attacher.then(|| attacher::spawn(path, options.log_format));
+    let attacher =
+        (has_own_attacher && xdp.is_on()).then(|| attacher::spawn(path, options.log_format));
     privileges::keep_for_serving(xdp.user.as_deref())?;
     // Limits a compromised server to operations on files, sockets and threads.
     sandbox::enter(Work::Serve)
