@@ -137,16 +137,11 @@ fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
 
 /// Returns a list in one line.
 fn joined(list: &[impl Display]) -> String {
-    let mut text = String::new();
-    for item in list {
-        let comma = if text.is_empty() { "" } else { ", " };
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{comma}{item}");
-    }
     if list.is_empty() {
-        text.push_str("none");
+        return "none".to_owned();
     }
-    text
+    let texts: Vec<String> = list.iter().map(ToString::to_string).collect();
+    texts.join(", ")
 }
 
 fn or_off(value: Option<impl Display>) -> String {

@@ -20,8 +20,7 @@ mod waiting;
 
 use std::{
     borrow::Cow,
-    env,
-    io::{self, IsTerminal, Write as _},
+    io::{self, Write as _},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -154,16 +153,6 @@ fn print(text: &str) -> Result<(), Problem> {
     write(&terminal::lines(text))
 }
 
-/// Writes text like [`print()`], with the colours of its lines if the terminal has colours.
-fn print_coloured(text: &str, colour: impl Fn(&str) -> Option<u8>) -> Result<(), Problem> {
-    let text = terminal::lines(text);
-    if colours_wanted() {
-        write(&coloured(&text, colour))
-    } else {
-        write(&text)
-    }
-}
-
 /// Writes JSON to standard output; JSON escapes control characters itself.
 fn print_json(text: &str) -> Result<(), Problem> {
     write(&terminal::json(text))
@@ -190,38 +179,6 @@ fn manual(man: Man, command: clap::Command) -> Result<(), Problem> {
         Problem::BadAnswer(format!("{}{error}", folder.unwrap_or_default()))
     })?;
     print(&String::from_utf8_lossy(&page))
-}
-
-//----------- Colours -----------------------------------------------------------
-
-// Colours of lines: parameters of the escape sequence (ECMA-48, SGR).
-const RED: u8 = 31;
-const YELLOW: u8 = 33;
-const GREEN: u8 = 32;
-
-/// Returns whether output may have colours: on a terminal, unless `NO_COLOR` is set (no-color.org).
-fn colours_wanted() -> bool {
-    // Set to nothing, the variable has no effect (no-color.org).
-    let is_refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    // Such a terminal, as in Emacs's shell, shows the sequences themselves.
-    let is_dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
-    io::stdout().is_terminal() && !is_refused && !is_dumb
-}
-
-/// Colours the lines for which `colour` returns one. `text` is already escaped.
-fn coloured(text: &str, colour: impl Fn(&str) -> Option<u8>) -> String {
-    let mut all = String::new();
-    for line in text.split_inclusive('\n') {
-        let Some(colour) = colour(line) else {
-            all += line;
-            continue;
-        };
-        // The end of the line stays outside, so that a terminal does not colour the rest of it.
-        let bare = line.trim_end_matches('\n');
-        let end = &line[bare.len()..];
-        all += &format!("\x1b[{colour}m{bare}\x1b[0m{end}");
-    }
-    all
 }
 
 //----------- Instances ---------------------------------------------------------
@@ -591,16 +548,6 @@ fn sentence(detached: &Detached) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_chosen_lines_are_coloured() {
-        assert_eq!(
-            coloured("ok\nFAIL x\nend", |line: &str| line
-                .starts_with("FAIL")
-                .then_some(RED)),
-            "ok\n\x1b[31mFAIL x\x1b[0m\nend"
-        );
-    }
 
     #[test]
     fn sentence_states_each_outcome() {

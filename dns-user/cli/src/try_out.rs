@@ -108,7 +108,7 @@ impl Try {
             "records_file": records,
             "alias_files_glob": aliases.unwrap_or_default(),
             "upcheck_domains": [UPCHECK],
-                        "control": {"socket": folder.path().join("control.sock")},
+        "control": {"socket": folder.path().join("control.sock")},
             // Only root may attach programs, which are detached when the server ends.
             "xdp": {"enabled": root, "interfaces": ["lo"], "on_stop": "detach"},
         });
@@ -229,47 +229,34 @@ fn free_port(address: IpAddr) -> io::Result<u16> {
     ))
 }
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
 /// Returns a records.json with two groups of a deployment and an alias for one of them.
 fn foundation() -> Value {
-    let groups = ["web", "db"].into_iter().zip(1u8..);
-    let rows: Vec<Value> = groups
-        .flat_map(|(group, number)| {
-            (0..INSTANCES).map(move |index| {
-                let id = format!("{group}-{index}");
-                let zone = format!("z{}", index + 1);
-                let address = format!("10.0.{number}.{}", index + 10);
-                json!([
-                    id,
-                    id,
-                    group,
-                    [number.to_string()],
-                    zone,
-                    (index + 1).to_string(),
-                    "default",
-                    "1",
-                    "demo",
-                    address,
-                    "bosh",
-                    id,
-                    index
-                ])
-            })
-        })
-        .collect();
-    // For reverse names.
-    let names: Vec<Value> = rows
-        .iter()
-        .map(|row| {
-            json!([
-                row[9],
-                format!("{}.{}.default.demo.bosh", text(&row[0]), text(&row[2]))
-            ])
-        })
-        .collect();
+    let mut rows = Vec::new();
+    let mut names = Vec::new();
+    for (group, number) in [("web", 1), ("db", 2)] {
+        for index in 0..INSTANCES {
+            let id = format!("{group}-{index}");
+            let zone = format!("z{}", index + 1);
+            let address = format!("10.0.{number}.{}", index + 10);
+            // For reverse names.
+            names.push(json!([address, format!("{id}.{group}.default.demo.bosh")]));
+            rows.push(json!([
+                id,
+                id,
+                group,
+                [number.to_string()],
+                zone,
+                (index + 1).to_string(),
+                "default",
+                "1",
+                "demo",
+                address,
+                "bosh",
+                id,
+                index
+            ]));
+        }
+    }
     json!({
         "record_keys": RECORD_KEYS,
         "record_infos": rows,

@@ -1,13 +1,12 @@
 //! `address`: builds query names in the syntax of BOSH links.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{Args, ValueEnum};
-use serde::Deserialize;
-use serde_json::Value;
 
 use super::{Problem, print};
 use dns_core::{
+    catalog::{AliasFiles, Records, RecordsError, Snapshot},
     link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, LinkStatus},
     name::Name,
 };
@@ -158,7 +157,7 @@ impl Address {
         for zone in &self.az {
             if is_id(zone) {
                 ids.push(zone.clone());
-            } else if let Some((_, id)) = known.iter().find(|(name, _)| name == zone) {
+            } else if let Some(id) = known.get(zone) {
                 ids.push(id.clone());
             } else {
                 return Err(unknown_zone(zone, &known));
@@ -168,7 +167,7 @@ impl Address {
     }
 
     /// Reads the names and ids of the availability zones from the records.
-    fn known_zones(&self) -> Result<Vec<(String, String)>, Problem> {
+    fn known_zones(&self) -> Result<BTreeMap<String, String>, Problem> {
         let file = match (&self.records, &self.config) {
             (Some(file), _) => file.clone(),
             (None, Some(config)) => {
@@ -194,55 +193,32 @@ fn is_id(zone: &str) -> bool {
     !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-fn unknown_zone(zone: &str, known: &[(String, String)]) -> Problem {
-    let mut names = Vec::new();
-    for (name, _) in known {
-        names.push(name.as_str());
-    }
+fn unknown_zone(zone: &str, known: &BTreeMap<String, String>) -> Problem {
+    let names: Vec<&str> = known.keys().map(String::as_str).collect();
     Problem::BadAnswer(format!(
         "the records do not contain the availability zone {zone}; they contain {}",
         names.join(", ")
     ))
 }
 
-/// The part of records.json that lists availability zones.
-#[derive(Deserialize)]
-struct Records {
-    record_keys: Vec<String>,
-    record_infos: Vec<Vec<Value>>,
-}
-
-/// Returns the distinct pairs of name and id of the availability zones in records.json.
-fn zones_of(bytes: &[u8]) -> Result<Vec<(String, String)>, serde_json::Error> {
-    let Records {
-        record_keys,
-        record_infos,
-    } = serde_json::from_slice(bytes)?;
-    let Some(name) = record_keys.iter().position(|key| key == "az") else {
+/// Returns the id of each availability zone in records.json, by its name.
+fn zones_of(bytes: &[u8]) -> Result<BTreeMap<String, String>, RecordsError> {
+    let (records, _warnings) = Records::parse(bytes)?;
+    let (snapshot, _warnings) = Snapshot::build(records, &AliasFiles::default());
+    let mut zones = BTreeMap::new();
+    for instance in snapshot.instances() {
         // Records of directors without zones lack these columns.
-        return Ok(Vec::new());
-    };
-    let Some(id) = record_keys.iter().position(|key| key == "az_id") else {
-        return Ok(Vec::new());
-    };
-    let mut zones = Vec::new();
-    for row in record_infos {
-        // Both columns may be null.
-        if let Some(Value::String(name)) = row.get(name)
-            && let Some(Value::String(id)) = row.get(id)
-        {
-            zones.push((name.clone(), id.clone()));
+        if !instance.az.is_empty() && !instance.az_id.is_empty() {
+            zones.insert(instance.az.to_owned(), instance.az_id.to_owned());
         }
     }
-    // One row for each instance: a zone occurs many times.
-    zones.sort_unstable();
-    zones.dedup();
     Ok(zones)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use serde_json::json;
 
     use super::*;
 
@@ -312,15 +288,27 @@ mod tests {
 
     #[test]
     fn zones_by_name_come_from_the_records() {
-        let records = br#"{"record_keys": ["az_id", "az"], "record_infos":
-            [["1", "z1"], ["2", "z2"], ["1", "z1"], [null, null]]}"#;
-        let zones = zones_of(records).unwrap();
-        assert_eq!(
-            zones,
-            [
-                ("z1".to_owned(), "1".to_owned()),
-                ("z2".to_owned(), "2".to_owned())
-            ]
-        );
+        let mut rows = Vec::new();
+        for (number, zone) in [(1, "1"), (2, "2"), (3, "1")] {
+            let address = format!("10.0.0.{number}");
+            let name = format!("z{zone}");
+            rows.push(json!(["i", "g", "n", "d", address, "bosh", zone, name]));
+        }
+        rows.push(json!(["i", "g", "n", "d", "10.0.0.4", "bosh", null, null]));
+        let keys = [
+            "id",
+            "instance_group",
+            "network",
+            "deployment",
+            "ip",
+            "domain",
+            "az_id",
+            "az",
+        ];
+        let records = json!({"record_keys": keys, "record_infos": rows}).to_string();
+        let zones = zones_of(records.as_bytes()).unwrap();
+        let expected =
+            [("z1", "1"), ("z2", "2")].map(|(name, id)| (name.to_owned(), id.to_owned()));
+        assert_eq!(zones, BTreeMap::from(expected));
     }
 }

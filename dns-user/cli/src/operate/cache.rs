@@ -171,14 +171,8 @@ impl Lookup {
             query_type,
             json,
         } = self;
-        let answer = fetch(
-            &connection,
-            [
-                ("name", Some(name.clone())),
-                ("type", query_type),
-                ("zone", None),
-            ],
-        )?;
+        let parameters = [("name", Some(name.clone())), ("type", query_type)];
+        let answer = fetch(&connection, parameters)?;
         let CacheContents {
             listing,
             local_replies,
@@ -289,9 +283,9 @@ pub(super) fn flush(
     }
 }
 
-fn fetch(
+fn fetch<const COUNT: usize>(
     connection: &Connection,
-    parameters: [(&str, Option<String>); 3],
+    parameters: [(&str, Option<String>); COUNT],
 ) -> Result<Answer, Problem> {
     let mut given = Vec::new();
     for (key, value) in parameters {

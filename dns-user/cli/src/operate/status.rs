@@ -1,14 +1,19 @@
 //! `status`: shows the health of the server.
 
-use std::fmt::Write;
+use std::{
+    env,
+    fmt::Write,
+    io::{self, IsTerminal as _},
+};
 
 use dns_core::terminal;
 
 use super::{
-    GREEN, Problem, RED, WholeServer, YELLOW,
+    Problem, WholeServer,
     client::get,
-    print_coloured, print_json,
-    table::{self, Table, count, duration, milliseconds, or_dash, percent},
+    print_json,
+    table::{self, Table, count, duration, lease, milliseconds, or_dash, percent},
+    write,
 };
 use dns_fastpath::ProgramStatus;
 use dns_kit::logs::time_of;
@@ -21,6 +26,11 @@ use dns_resolver::ops::{
 };
 use dns_upstream::RecursorStatus;
 
+// Colours of lines: parameters of the escape sequence (ECMA-48, SGR).
+const RED: u8 = 31;
+const YELLOW: u8 = 33;
+const GREEN: u8 = 32;
+
 /// Prints the status; a server that is not ready is a negative result.
 pub(super) fn run(server: WholeServer) -> Result<(), Problem> {
     let WholeServer { connection, json } = server;
@@ -29,13 +39,44 @@ pub(super) fn run(server: WholeServer) -> Result<(), Problem> {
     if json {
         print_json(&(answer.text() + "\n"))?;
     } else {
-        print_coloured(&text(&status), colour_of)?;
+        let plain = text(&status);
+        let text = terminal::lines(&plain);
+        if colours_wanted() {
+            write(&coloured(&text))?;
+        } else {
+            write(&text)?;
+        }
     }
     if status.ready {
         Ok(())
     } else {
         Err(Problem::BadAnswer("the server is not ready".to_owned()))
     }
+}
+
+/// Returns whether output may have colours: on a terminal, unless `NO_COLOR` is set (no-color.org).
+fn colours_wanted() -> bool {
+    // Set to nothing, the variable has no effect (no-color.org).
+    let is_refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    // Such a terminal, as in Emacs's shell, shows the sequences themselves.
+    let is_dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stdout().is_terminal() && !is_refused && !is_dumb
+}
+
+/// Colours the lines that say how the server is. `text` is already escaped.
+fn coloured(text: &str) -> String {
+    let mut all = String::new();
+    for line in text.split_inclusive('\n') {
+        let Some(colour) = colour_of(line) else {
+            all += line;
+            continue;
+        };
+        // The end of the line stays outside, so that a terminal does not colour the rest of it.
+        let bare = line.trim_end_matches('\n');
+        let end = &line[bare.len()..];
+        all += &format!("\x1b[{colour}m{bare}\x1b[0m{end}");
+    }
+    all
 }
 
 fn colour_of(line: &str) -> Option<u8> {
@@ -236,10 +277,7 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
 }
 
 fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
-    let lease = match fast_path.lease_seconds {
-        Some(left) => duration(left),
-        None => "RUN OUT".to_owned(),
-    };
+    let lease = lease(fast_path.lease_seconds);
     let _ = writeln!(
         out,
         "fast path   {} names published, {} learned, {} negative, {} left to userspace; map {:.0} % full, \
@@ -435,4 +473,17 @@ fn reloads_text(out: &mut String, status: &ServerStatus) {
         }
     }
     lines.add_to(out, 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_bad_lines_are_coloured() {
+        assert_eq!(
+            coloured("ok\n  FAIL x\nend"),
+            "ok\n\x1b[31m  FAIL x\x1b[0m\nend"
+        );
+    }
 }

@@ -1,11 +1,11 @@
 //! The questions that the files define, for `--ask`.
 
-use std::{collections::BTreeSet, net::IpAddr, ops::RangeInclusive};
+use std::{collections::BTreeSet, ops::RangeInclusive};
 
 use dns_core::{
     catalog::Snapshot,
     listing::published_names,
-    name::Name,
+    name::{Name, reverse_of},
     resolve::{AllRunning, resolve},
     wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, TYPE_TXT},
 };
@@ -35,8 +35,8 @@ pub(super) fn questions(fleet: &FollowedFleet) -> Vec<(Name, u16)> {
     }
     criteria(snapshot, &mut questions);
     for instance in snapshot.instances() {
-        if let Some(name) = instance.ip.and_then(reverse_name) {
-            questions.add(name, TYPE_PTR);
+        if let Some(address) = instance.ip {
+            questions.add(reverse_of(address), TYPE_PTR);
         }
     }
     for name in &fleet.config.upcheck_domains {
@@ -108,26 +108,6 @@ fn criteria(snapshot: &Snapshot, questions: &mut Questions) {
             questions.add_text(&format!("{}.bosh-agent-id.", instance.agent_id), TYPE_A);
         }
     }
-}
-
-/// Returns the reverse name of an address.
-fn reverse_name(address: IpAddr) -> Option<Name> {
-    let mut text = String::new();
-    match address {
-        IpAddr::V4(address) => {
-            for octet in address.octets().iter().rev() {
-                text += &format!("{octet}.");
-            }
-            text += "in-addr.arpa.";
-        }
-        IpAddr::V6(address) => {
-            for octet in address.octets().iter().rev() {
-                text += &format!("{:x}.{:x}.", octet & 15, octet >> 4);
-            }
-            text += "ip6.arpa.";
-        }
-    }
-    Name::from_text(&text).ok()
 }
 
 #[derive(Default)]
