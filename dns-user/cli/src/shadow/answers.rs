@@ -23,7 +23,8 @@ use dns_resolver::{
     daemon::shadow::FollowedFleet,
     server::{
         Cookies, Identity,
-        socketless::{Answerer, Considered, SocketlessServer},
+        metrics::Responder,
+        socketless::{Considered, SocketlessServer},
     },
 };
 use dns_shadow::{
@@ -184,18 +185,22 @@ impl Reference for OurServer {
         // States only become fewer by the passing of time: then the current one is meant.
         let state = if state < states.len() { state } else { 0 };
         let Some(state) = states.get_mut(state) else {
-            return nothing();
+            return silence(Err("nothing loaded"));
         };
         let server = match settings {
             Settings::Configured => &mut state.configured,
             Settings::Compatible => &mut state.compatible,
         };
-        let Considered {
-            reply,
-            answerer,
-            resolution,
-        } = server.consider(asked.query, asked.client, asked.transport);
+        let considered = server.consider(asked.query, asked.client, asked.transport);
         drop(states);
+        let Some(Considered {
+            reply,
+            responder,
+            resolution,
+        }) = considered
+        else {
+            return silence(self.by_interface(asked, Route::Nobody, &OurReply::Silence));
+        };
 
         let mut health = HealthKnowledge::Settled;
         let mut instances = Vec::new();
@@ -203,12 +208,11 @@ impl Reference for OurServer {
             health = self.health.knowledge(&name, &resolution);
             instances = resolution.checks.instances;
         }
-        let (route, reply) = match (answerer, reply) {
-            (Answerer::Nobody, _) => (Route::Nobody, OurReply::Silence),
-            (answerer, Some(reply)) => (route(answerer), OurReply::Message(reply)),
+        let (route, reply) = match (responder, reply) {
+            (responder, Some(reply)) => (route(responder), OurReply::Message(reply)),
             // A reverse name that the records do not have.
-            (Answerer::Reverse, None) => (Route::Recursors, OurReply::Elsewhere),
-            (answerer, None) => (route(answerer), OurReply::Elsewhere),
+            (Responder::Reverse, None) => (Route::Recursors, OurReply::Elsewhere),
+            (responder, None) => (route(responder), OurReply::Elsewhere),
         };
         Ours {
             interface: self.by_interface(asked, route, &reply),
@@ -299,13 +303,13 @@ fn has_other_domain(snapshot: &Snapshot, name: &Name) -> bool {
         .any(|domain| Some(domain) != own && text.ends_with(&domain.to_string()))
 }
 
-fn nothing() -> Ours {
+fn silence(interface: Result<(), &'static str>) -> Ours {
     Ours {
         reply: OurReply::Silence,
         route: Route::Nobody,
         instances: Vec::new(),
         health: HealthKnowledge::Settled,
-        interface: Err("nothing loaded"),
+        interface,
     }
 }
 
@@ -316,14 +320,14 @@ fn name_of(asked: &Asked<'_>) -> Option<Name> {
     }
 }
 
-fn route(answerer: Answerer) -> Route {
-    match answerer {
-        Answerer::Fleet => Route::Fleet,
-        Answerer::Recursors => Route::Recursors,
-        Answerer::Handler => Route::Handler,
-        Answerer::Consul => Route::Consul,
-        Answerer::Reverse => Route::Reverse,
-        Answerer::Upcheck => Route::Upcheck,
-        Answerer::Server | Answerer::Nobody => Route::Nobody,
+fn route(responder: Responder) -> Route {
+    match responder {
+        Responder::Local => Route::Fleet,
+        Responder::Recursors => Route::Recursors,
+        Responder::Handler => Route::Handler,
+        Responder::Consul => Route::Consul,
+        Responder::Reverse => Route::Reverse,
+        Responder::Upcheck => Route::Upcheck,
+        Responder::Chaos | Responder::None => Route::Nobody,
     }
 }

@@ -158,7 +158,7 @@ impl Comparison {
                 client,
                 transport,
                 query,
-                reply: considered.reply.unwrap(),
+                reply: considered.unwrap().reply.unwrap(),
                 asked,
                 replied: Instant::now(),
                 latency: None,

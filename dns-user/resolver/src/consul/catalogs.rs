@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use dns_common::entry::{AnswerPolicy, MAX_V4, MAX_V6};
@@ -45,7 +45,7 @@ struct Built {
     catalog: Catalog,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Parts {
     config: Arc<Config>,
     files: Arc<Registrations>,
@@ -82,7 +82,7 @@ impl Catalogs {
     }
 
     pub(crate) fn config(&self) -> Arc<Config> {
-        self.lock().config.clone()
+        self.parts.lock().config.clone()
     }
 
     /// Installs another object `"consul"`. The catalog of the files stays; that of a live Consul
@@ -128,17 +128,13 @@ impl Catalogs {
         // Held until the end: both sources may ask for a zone at once, and the second one builds on
         // the first.
         let mut built = self.built.lock();
-        let (version, source, files, live) = {
-            let Parts {
-                config,
-                files,
-                live,
-                version,
-            } = &*self.lock();
-            // The inner lock is released here, since building may take long and definitions must
-            // not wait.
-            (*version, config.clone(), files.clone(), live.clone())
-        };
+        // Copied, since building may take long and definitions must not wait.
+        let Parts {
+            config: source,
+            files,
+            live,
+            version,
+        } = self.parts.lock().clone();
         let mut config = (*source).clone();
         if let Some(live) = &live {
             let CatalogView {
@@ -147,7 +143,9 @@ impl Catalogs {
                 node_name,
             } = &**live;
             // The agent knows its datacenter better than Consul's default `dc1`.
-            if let (Some(datacenter), true) = (datacenter, config.datacenter_is_default) {
+            if config.datacenter_is_default
+                && let Some(datacenter) = datacenter
+            {
                 config.datacenter.clone_from(datacenter);
             }
             if config.node_name.is_empty() {
@@ -178,14 +176,9 @@ impl Catalogs {
     }
 
     fn change(&self, change: impl FnOnce(&mut Parts)) {
-        let mut parts = self.lock();
+        let mut parts = self.parts.lock();
         change(&mut parts);
         parts.version += 1;
-    }
-
-    /// Locks the sources. After a panic the previous state remains.
-    fn lock(&self) -> MutexGuard<'_, Parts> {
-        self.parts.lock()
     }
 }
 

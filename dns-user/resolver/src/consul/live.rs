@@ -76,33 +76,28 @@ async fn install_catalogs(
     while views.changed().await.is_ok() {
         let begun = Instant::now();
         let view = views.borrow_and_update().clone();
-        let names = names.clone();
+        let to = names.clone();
         let catalogs = catalogs.clone();
         let built = tokio::task::spawn_blocking(move || {
             catalogs.set_live(view);
-            let zone = catalogs.zone();
-            let nodes = zone.zone.catalog.node_count();
-            let instances = zone.zone.catalog.instance_count();
-            let datacenter = zone.zone.config.datacenter.clone();
-            let incomplete = zone
-                .zone
-                .catalog
-                .is_incomplete(&Place::Datacenter(datacenter.as_str().into()));
-            names
-                .install(zone)
-                .then_some((datacenter, nodes, instances, incomplete))
+            to.install(catalogs.zone())
         });
         match built.await {
-            Ok(Some((datacenter, nodes, instances, incomplete))) => {
-                if !is_known && !incomplete {
+            Ok(true) => {
+                let zone = names.zone();
+                let datacenter = &zone.config.datacenter;
+                let own = Place::Datacenter(datacenter.as_str().into());
+                if !is_known && !zone.catalog.is_incomplete(&own) {
                     is_known = true;
+                    let nodes = zone.catalog.node_count();
+                    let instances = zone.catalog.instance_count();
                     info!(
                         "Consul: the catalog of {datacenter} is complete: {nodes} nodes, {instances} instances"
                     );
                 }
                 installed();
             }
-            Ok(None) => {}
+            Ok(false) => {}
             // The panic was logged with its location; the current catalog stays in use.
             Err(problem) => {
                 warn!("Consul: cannot use the new catalog: {problem}; the current one stays in use")

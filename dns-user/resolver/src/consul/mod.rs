@@ -365,28 +365,26 @@ pub(crate) struct ReverseConsulNames {
 }
 
 impl ReverseConsulNames {
-    /// Returns the reply unless another answerer is needed.
-    fn known(&self, query: &Query<'_>) -> Option<Vec<u8>> {
+    /// Returns the reply, or the answerer that must be asked for it.
+    fn known(&self, query: &Query<'_>) -> Result<Vec<u8>, &Arc<dyn Answer>> {
         let zone = self.names.zone.load();
         let asker = self.names.asker(query);
         let answer = match (zone.reverse(query, &asker), &self.fallback) {
             (Some(answer), _) => answer,
-            (None, Some(_)) => return None,
+            (None, Some(fallback)) => return Err(fallback),
             // Consul without recursors denies foreign addresses itself.
             (None, None) => zone.no_such_address(&asker),
         };
-        Some(answer.finish(query, &zone.config.dns, &Default::default()))
+        Ok(answer.finish(query, &zone.config.dns, &Default::default()))
     }
 }
 
 impl Answer for ReverseConsulNames {
     fn answer<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
-            match (self.known(query), &self.fallback) {
-                (Some(reply), _) => reply,
-                (None, Some(fallback)) => fallback.answer(query).await,
-                // `known` has answered everything else.
-                (None, None) => Vec::new(),
+            match self.known(query) {
+                Ok(reply) => reply,
+                Err(fallback) => fallback.answer(query).await,
             }
         })
     }
@@ -397,13 +395,12 @@ impl Answer for ReverseConsulNames {
     }
 
     fn answer_at_once(&self, query: &Query<'_>, out: &mut Vec<u8>) -> bool {
-        match (self.known(query), &self.fallback) {
-            (Some(reply), _) => {
+        match self.known(query) {
+            Ok(reply) => {
                 out.extend_from_slice(&reply);
                 true
             }
-            (None, Some(fallback)) => fallback.answer_at_once(query, out),
-            (None, None) => false,
+            Err(fallback) => fallback.answer_at_once(query, out),
         }
     }
 }

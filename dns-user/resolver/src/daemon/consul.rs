@@ -29,14 +29,13 @@ impl ConsulFiles {
             followed,
         };
         // A forced read returns the contents even if they have not changed.
-        let (valid, wrong) = files
+        let ParsedFiles { valid, errors } = files
             .read(Reading::Always, service_status)
-            .map(ParsedFiles::split)
             .unwrap_or_default();
         let others = "only the other files are in use until it is valid";
-        error_lines("definition files", &wrong, others)
-            .iter()
-            .for_each(|line| error!("{line}"));
+        for line in error_lines("definition files", &errors, others) {
+            error!("{line}");
+        }
         files.catalogs.set_files(valid);
         let zone = files.catalogs.zone();
         (files, zone)
@@ -60,9 +59,9 @@ impl ConsulFiles {
     ) -> Option<NewZone> {
         let read = self.read(reading, service_status)?;
         let stays = "the current catalog stays in use";
-        error_lines("definition files", &read.errors, stays)
-            .iter()
-            .for_each(|line| error!("{line}"));
+        for line in error_lines("definition files", &read.errors, stays) {
+            error!("{line}");
+        }
         // A wrong file may have held half of the registrations; the last complete ones stay.
         self.catalogs.set_files(read.whole().ok()?);
         Some(self.catalogs.zone())

@@ -248,15 +248,11 @@ impl Daemon<'_> {
             }
         }
         if let Some(addresses) = addresses {
-            self.listen(&addresses).await;
+            self.listen_on(all_addresses(self.config.listen, &addresses))
+                .await;
         }
         // A pattern may match new folders now, and a link may lead elsewhere.
         self.watch.set(self.files.folders());
-    }
-
-    async fn listen(&mut self, further: &[SocketAddr]) {
-        self.listen_on(all_addresses(self.config.listen, further))
-            .await;
     }
 
     /// Listens on all of these addresses that are available.

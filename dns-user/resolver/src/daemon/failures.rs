@@ -8,7 +8,6 @@
 //! repeat, because a restart is better than a degraded server that seems to be alive.
 
 use std::{
-    any::Any,
     collections::VecDeque,
     panic, thread,
     time::{Duration, Instant},
@@ -65,7 +64,7 @@ impl Failures {
                 .location()
                 .map(ToString::to_string)
                 .unwrap_or_default();
-            let problem = format!("{} at {place}", text(panic.payload()));
+            let problem = format!("{} at {place}", panic.payload_as_str().unwrap_or("panic"));
             error!("panic in {name}: {problem}");
             counted.inc();
             let is_over = match on_panic() {
@@ -140,12 +139,6 @@ impl Recent {
         }
         panics.len() > MAX_PANICS
     }
-}
-
-fn text(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("panic")
 }
 
 #[cfg(test)]

@@ -78,19 +78,13 @@ impl Files {
             sources,
             service_status: service_status.clone(),
         };
-        let (handlers, wrong) = inner
-            .read_handlers(Reading::Always)
-            .map(ParsedFiles::split)
-            .unwrap_or_default();
-        fatal.extend(wrong);
-        let (addresses, wrong) = inner
-            .read_addresses(Reading::Always)
-            .map(ParsedFiles::split)
-            .unwrap_or_default();
+        let handlers = inner.read_handlers(Reading::Always).unwrap_or_default();
+        fatal.extend(handlers.errors);
+        let addresses = inner.read_addresses(Reading::Always).unwrap_or_default();
         let others = "only the addresses of the other files are listened on until it is valid";
-        error_lines("addresses files", &wrong, others)
-            .iter()
-            .for_each(|line| error!("{line}"));
+        for line in error_lines("addresses files", &addresses.errors, others) {
+            error!("{line}");
+        }
         // After all files have been read, so that an operator sees every error of one start.
         if !fatal.is_empty() {
             return Err(ConfigErrors(fatal));
@@ -99,8 +93,8 @@ impl Files {
             Self(Arc::new(Mutex::new(inner))),
             InitialFiles {
                 snapshot,
-                handlers,
-                addresses,
+                handlers: handlers.valid,
+                addresses: addresses.valid,
                 consul,
             },
         ))
@@ -139,12 +133,8 @@ impl Files {
     /// Switches to another object `"consul"` on a blocking thread and returns its zone; `None` if
     /// Consul was not configured at start.
     pub(super) async fn reconfigure_consul(&self, config: ConsulConfig) -> Option<NewZone> {
-        let this = self.clone();
-        let reconfigured = tokio::task::spawn_blocking(move || {
-            this.with(|inner| inner.consul.as_mut().map(|files| files.reconfigure(config)))
-        });
-        // A panic has been logged with its location; the data in use stays.
-        reconfigured.await.ok().flatten()
+        self.with_blocking(|inner| Some(inner.consul.as_mut()?.reconfigure(config)))
+            .await
     }
 
     pub(super) fn follow(&self, sources: Sources) {
@@ -274,9 +264,9 @@ impl Inner {
 /// Returns the contents of changed files if all are valid; otherwise logs every error.
 fn whole<T>(what: &str, read: Option<ParsedFiles<T>>, consequence: &str) -> Option<T> {
     let read = read?;
-    error_lines(what, &read.errors, consequence)
-        .iter()
-        .for_each(|line| error!("{line}"));
+    for line in error_lines(what, &read.errors, consequence) {
+        error!("{line}");
+    }
     read.whole().ok()
 }
 

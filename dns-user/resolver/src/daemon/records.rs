@@ -51,24 +51,26 @@ impl CatalogFiles {
             service_status: service_status.clone(),
         };
         let begun = Instant::now();
-        let (mut aliases, wrong) = files
-            .read_aliases(Reading::Always)
-            .map(ParsedFiles::split)
-            .unzip();
-        let mut fatal = wrong.unwrap_or_default();
-        if !fatal.is_empty()
-            && let Some(Read {
-                valid, warnings, ..
-            }) = aliases.take()
+        let mut aliases = None;
+        let mut fatal = Vec::new();
+        if let Some(ParsedFiles {
+            valid: read,
+            errors,
+        }) = files.read_aliases(Reading::Always)
         {
-            log_warnings("alias files", &warnings);
-            files.good_aliases = valid;
+            fatal = errors;
+            if fatal.is_empty() {
+                aliases = Some(read);
+            } else {
+                log_warnings("alias files", &read.warnings);
+                files.good_aliases = read.valid;
+            }
         }
         if !sources.require_alias_files {
             let others = "the others are served, and this one once it is valid";
-            error_lines("alias files", &fatal, others)
-                .iter()
-                .for_each(|line| error!("{line}"));
+            for line in error_lines("alias files", &fatal, others) {
+                error!("{line}");
+            }
             fatal.clear();
         }
         let records = files.read_records(Reading::Always);
@@ -80,9 +82,9 @@ impl CatalogFiles {
         let begun = Instant::now();
         let aliases = self.read_aliases(reading).and_then(|read| {
             let stay = "the current aliases stay in use";
-            error_lines("alias files", &read.errors, stay)
-                .iter()
-                .for_each(|line| error!("{line}"));
+            for line in error_lines("alias files", &read.errors, stay) {
+                error!("{line}");
+            }
             // One wrong file keeps all aliases as they are: half of an edit that touches two files
             // would be served otherwise.
             read.whole().ok()
@@ -188,26 +190,14 @@ impl CatalogFiles {
         records: Option<Read<IndexedRecords>>,
         begun: Instant,
     ) -> Snapshot {
-        let new_aliases = aliases.map(
-            |Read {
-                 files,
-                 valid,
-                 warnings,
-             }| {
-                self.good_aliases = valid;
-                (files, warnings)
-            },
-        );
-        let new_records = records.map(
-            |Read {
-                 files,
-                 valid,
-                 warnings,
-             }| {
-                self.good_records = valid;
-                (files, warnings)
-            },
-        );
+        let new_aliases = aliases.map(|read| {
+            self.good_aliases = read.valid;
+            (read.files, read.warnings)
+        });
+        let new_records = records.map(|read| {
+            self.good_records = read.valid;
+            (read.files, read.warnings)
+        });
         let (snapshot, mut skipped) =
             Snapshot::build(self.good_records.clone(), &self.good_aliases);
         let snapshot = snapshot.with_rules(self.rules);

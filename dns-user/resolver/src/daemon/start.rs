@@ -2,7 +2,6 @@
 //! must never keep DNS from starting.
 
 use std::{
-    future,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -446,7 +445,7 @@ impl<'a> OperatorSide<'a> {
         } = self.instruments;
         let probe = Arc::new(self.readiness.clone());
         match MetricsServer::bind(config.metrics.listen, metrics.clone(), probe).await {
-            Ok(server) => failures.spawn("the metrics port", server.run(future::pending())),
+            Ok(server) => failures.spawn("the metrics port", server.run()),
             Err(problem) => {
                 let listen = config.metrics.listen;
                 self.readiness.service_status.stays_off(
@@ -481,7 +480,7 @@ impl<'a> OperatorSide<'a> {
         }
         let backend = Arc::new(Backend {
             readiness: self.readiness,
-            logs: Some((*logs).clone()),
+            logs: (*logs).clone(),
             metrics: metrics.clone(),
             server_state: answering.server_state.clone(),
             jobs_dir: jobs_dir(config, service_status),

@@ -7,7 +7,7 @@
 
 use std::{
     borrow::Cow,
-    future::Future,
+    future::pending,
     io,
     net::SocketAddr,
     sync::Arc,
@@ -100,11 +100,12 @@ impl Metrics {
         if !self.shared.fast_path.is_empty() {
             let counters = self.shared.fast_path.counters();
             let forwarded = counters.outcome(Outcome::HitForwarded);
-            let replies = FastReplies {
-                replies: counters.replies(),
+            add_fast_replies(
+                &mut families,
+                &self.shared.server,
+                &counters.replies(),
                 forwarded,
-            };
-            replies.add_to(&mut families, &self.shared.server);
+            );
         }
         families
     }
@@ -146,19 +147,14 @@ impl MetricsServer {
         })
     }
 
-    /// Returns the bound address, including a port chosen by the kernel.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.server.local_addr()
-    }
-
-    /// Serves until `shutdown` completes.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+    /// Serves until the process ends.
+    pub async fn run(self) {
         let routes = Router::new()
             .route("/metrics", get(exposition))
             .route("/healthz", get(alive))
             .route("/readyz", get(ready))
             .with_state(self.served);
-        self.server.run(move |_| routes.clone(), shutdown).await;
+        self.server.run(move |_| routes.clone(), pending()).await;
     }
 }
 
@@ -318,50 +314,38 @@ fn seconds(moment: SystemTime) -> f64 {
 
 //----------- Replies of the fast path ------------------------------------------
 
-/// Replies sent by the BPF programs since they were loaded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FastReplies {
-    /// Replies by query type label and RCODE.
-    pub replies: Vec<(&'static str, u8, u64)>,
-    /// Replies among these from forwarded answers.
-    pub forwarded: u64,
-}
-
-impl FastReplies {
-    /// Returns the total number of replies.
-    pub fn total(&self) -> u64 {
-        self.replies.iter().map(|(_, _, count)| count).sum()
-    }
-
-    /// Adds these replies to the families in `all`. The programs do not count by address family, so
-    /// the label `family` is empty for their share.
-    fn add_to(&self, all: &mut Vec<MetricFamily>, server: &str) {
-        let total = self.total();
-        // The counters are read one after the other while the programs run.
-        add(
-            all,
-            families::REQUESTS_INTERNAL_TOTAL.is(total.saturating_sub(self.forwarded)),
-        );
-        add(all, families::REQUESTS_EXTERNAL_TOTAL.is(self.forwarded));
-        add(all, families::REPLIES_TOTAL.of([(["fast"], total)]));
-        let mut requests = Vec::new();
-        let mut responses = Vec::new();
-        for &(query_type, rcode, count) in &self.replies {
-            if count == 0 {
-                continue;
-            }
-            let common = [server, labels::ZONE, labels::VIEW];
-            let [server, zone, view] = common;
-            requests.push(([server, zone, view, "udp", "", query_type], count));
-            let [server, zone, view] = common.map(Cow::Borrowed);
-            responses.push((
-                [server, zone, view, rcode_label(rcode), "xdp".into()],
-                count,
-            ));
+/// Adds the replies of the BPF programs, by query type label and RCODE, to the families in `all`; `forwarded` of
+/// them are from forwarded answers. The programs do not count by address family, so the label `family` is empty for
+/// their share.
+fn add_fast_replies(
+    all: &mut Vec<MetricFamily>,
+    server: &str,
+    replies: &[(&'static str, u8, u64)],
+    forwarded: u64,
+) {
+    let total: u64 = replies.iter().map(|(_, _, count)| count).sum();
+    // The counters are read one after the other while the programs run.
+    let internal = total.saturating_sub(forwarded);
+    add(all, families::REQUESTS_INTERNAL_TOTAL.is(internal));
+    add(all, families::REQUESTS_EXTERNAL_TOTAL.is(forwarded));
+    add(all, families::REPLIES_TOTAL.of([(["fast"], total)]));
+    let mut requests = Vec::new();
+    let mut responses = Vec::new();
+    for &(query_type, rcode, count) in replies {
+        if count == 0 {
+            continue;
         }
-        add(all, families::COREDNS_REQUESTS_TOTAL.of(requests));
-        add(all, families::COREDNS_RESPONSES_TOTAL.of(responses));
+        let common = [server, labels::ZONE, labels::VIEW];
+        let [server, zone, view] = common;
+        requests.push(([server, zone, view, "udp", "", query_type], count));
+        let [server, zone, view] = common.map(Cow::Borrowed);
+        responses.push((
+            [server, zone, view, rcode_label(rcode), "xdp".into()],
+            count,
+        ));
     }
+    add(all, families::COREDNS_REQUESTS_TOTAL.of(requests));
+    add(all, families::COREDNS_RESPONSES_TOTAL.of(responses));
 }
 
 /// Adds the counters of a family, keeping the families sorted by name.
@@ -553,7 +537,6 @@ mod tests {
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,
-        sync::oneshot,
     };
 
     use super::*;
@@ -583,11 +566,8 @@ mod tests {
         internal.inc_by(2);
         metrics.registry().register(Box::new(internal)).unwrap();
         let mut families = metrics.gather();
-        let replies = FastReplies {
-            replies: vec![("A", 0, 40), ("AAAA", 0, 1)],
-            forwarded: 5,
-        };
-        replies.add_to(&mut families, metrics.server());
+        let replies = [("A", 0, 40), ("AAAA", 0, 1)];
+        add_fast_replies(&mut families, metrics.server(), &replies, 5);
         let text = TextEncoder::new().encode_to_string(&families).unwrap();
         assert!(
             text.contains("\nboshdns_requests_internal_total 38\n"),
@@ -644,12 +624,9 @@ mod tests {
     #[tokio::test]
     async fn metrics_port_serves_probes() {
         let metrics = Metrics::new("dns://127.0.0.1:53".into(), FastPathHandle::default()).unwrap();
-        let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, half())
-            .await
-            .unwrap();
-        let address = server.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let running = tokio::spawn(server.run(async move { drop(stopped.await) }));
+        let address = test_support::free_address();
+        let server = MetricsServer::bind(address, metrics, half()).await.unwrap();
+        tokio::spawn(server.run());
         let text = get(address, "/metrics").await;
         assert!(text.starts_with("HTTP/1.1 200"), "{text}");
         assert!(text.contains("bosh_dns_xdp_build_info{"), "{text}");
@@ -664,7 +641,5 @@ mod tests {
         );
         assert!(!text.contains("\nok   everything"), "{text}");
         assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));
-        drop(stop);
-        running.await.unwrap();
     }
 }

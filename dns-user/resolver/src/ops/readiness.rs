@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::{
     conditions::{Condition, Facts, RecentEvents, TABLE, table::checks},
-    service_status::{FastPathOff, Kind, ServiceStatus},
+    service_status::{FastPathOff, Kind, ServiceReport, ServiceStatus},
 };
 use crate::consul::ConsulNames;
 use dns_fastpath::FastPathHandle;
@@ -102,15 +102,16 @@ impl Readiness {
     /// Returns the result of every check, those that failed first. Called on every probe: cheap,
     /// never blocks.
     pub fn checks(&self) -> Vec<Check> {
+        let facts = self.facts();
         let mut all = Vec::new();
-        for (condition, line) in self.conditions() {
-            if let Some(line) = line {
+        for condition in TABLE {
+            if let Some(line) = condition.line(&facts) {
                 all.push(Check::failed(condition, line));
             }
         }
         // The worst comes first, so that the first lines of `status` name the outage.
         all.sort_by_key(|check| std::cmp::Reverse(check.result));
-        for (name, detail) in self.passed() {
+        for (name, detail) in self.passed(&facts.report) {
             // A check with a condition must not be shown as passed, too.
             if !all.iter().any(|check| check.name == name) {
                 all.push(Check::passed(name, detail));
@@ -136,8 +137,7 @@ impl Readiness {
     }
 
     /// Returns the checks that are shown while they pass, with the finding.
-    fn passed(&self) -> Vec<(&'static str, String)> {
-        let report = self.service_status.state();
+    fn passed(&self, report: &ServiceReport) -> Vec<(&'static str, String)> {
         let listen: Vec<String> = report.listen.iter().map(ToString::to_string).collect();
         let mut passed = vec![(
             checks::SOCKETS,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use prometheus::{Registry, proto::MetricFamily};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{readiness::Check, service_status::Event};
 use dns_common::counters::Outcome;
@@ -147,7 +147,7 @@ impl FastPathView {
     pub fn of(fast_path: &FastPath) -> Self {
         let status = fast_path.status();
         let counters = fast_path.counters();
-        let internals = serde_json::to_value(&status).unwrap_or_default();
+        let internals = json!(status);
         let FastPathStatus {
             interfaces,
             programs,
@@ -312,15 +312,22 @@ impl OverloadSource {
 
     fn families(&self) -> Vec<MetricFamily> {
         let OverloadStatus { shed, budgets } = self.status();
-        // All handlers count as one, since anybody who writes their files chooses their number.
         let [mut by_server, mut by_recursors, mut by_handlers] = [0; 3];
+        let mut limited = Vec::new();
+        let mut clients = Vec::new();
         for Budget { name, status } in &budgets {
             let refused = match name.as_str() {
                 SERVER => &mut by_server,
                 RECURSORS => &mut by_recursors,
+                // All count as one, since anybody who writes their files chooses their number.
                 _ => &mut by_handlers,
             };
             *refused += status.refused;
+            limited.push(([name.as_str()], status.limited.len() as f64));
+            for client in status.limited.iter().take(MAX_CLIENTS) {
+                let labels = [name.clone(), client.client.to_string()];
+                clients.push((labels, client.refused as f64));
+            }
         }
         let by_reason = [
             (["shed"], shed),
@@ -328,19 +335,7 @@ impl OverloadSource {
             ([RECURSORS], by_recursors),
             (["handler"], by_handlers),
         ];
-        let limited = budgets
-            .iter()
-            .map(|budget| ([budget.name.as_str()], budget.status.limited.len() as f64));
-        let clients = budgets.iter().flat_map(|budget| {
-            let most = budget.status.limited.iter().take(MAX_CLIENTS);
-            most.map(|client| {
-                (
-                    [budget.name.clone(), client.client.to_string()],
-                    client.refused as f64,
-                )
-            })
-        });
-        let server = budgets.iter().find(|budget| budget.name == SERVER);
+        let server = budgets.first();
         vec![
             families::OVERLOAD_QUERIES_TOTAL.of(by_reason),
             families::LIMITED_CLIENTS.of(limited),

@@ -7,7 +7,6 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    fmt,
     net::{Ipv6Addr, SocketAddr},
     sync::{
         Arc, OnceLock,
@@ -97,20 +96,16 @@ pub enum TapPath {
 impl TapLine {
     /// Builds the line of a query seen by an interface `age` ago.
     pub fn from_event(event: &TapEvent, age: Duration, weight: u32) -> Self {
-        // The program writes IPv4 addresses in their mapped form.
-        let address = Ipv6Addr::from(event.client).to_canonical();
         let name = Name::from_wire(name_of(event));
-        let outcome = Outcome::ALL
-            .iter()
-            .find(|outcome| **outcome as u8 == event.outcome);
-        let answered = outcome.is_some_and(|outcome| outcome.is_hit());
-        let outcome = outcome.map_or("unknown", |outcome| outcome.label());
+        let outcome = outcome_of(event);
+        let answered = outcome.is_some_and(Outcome::is_hit);
+        let outcome = outcome.map_or("unknown", Outcome::label);
         Self {
             // The event has the kernel's monotonic time, which means nothing to a viewer.
             time: seconds_since_1970() - age.as_secs_f64(),
             path: TapPath::Fast,
             interface: interface_name(event.ifindex),
-            client: SocketAddr::new(address, event.client_port),
+            client: client_of(event),
             transport: "udp".to_owned(),
             name: name.map_or_else(|_| String::new(), |(name, _)| name.to_string()),
             query_type: type_text(event.query_type),
@@ -152,10 +147,6 @@ pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u
     // QR and RD, and the RCODE (RFC 1035, section 4.1.1): dnstap's readers take the query's outcome
     // from the reply's header.
     (reply[2], reply[3]) = (0x81, event.rcode & 15);
-    let from = SocketAddr::new(
-        Ipv6Addr::from(event.client).to_canonical(),
-        event.client_port,
-    );
     let interface = interface_name(event.ifindex).unwrap_or_default();
     let details = format!(
         "interface={interface} answers={} messages=question_only",
@@ -163,7 +154,7 @@ pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u
     );
     let exchange = Exchange {
         protocol: Protocol::Udp,
-        from: Some(from),
+        from: Some(client_of(event)),
         to: None,
         query: &query,
         reply: Some(&reply),
@@ -173,10 +164,20 @@ pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u
     dnstap.interface(&exchange, weight, &details);
 }
 
+/// Returns the outcome of a query; `None` for one that this version does not know.
+fn outcome_of(event: &TapEvent) -> Option<Outcome> {
+    let mut all = Outcome::ALL.iter().copied();
+    all.find(|outcome| *outcome as u8 == event.outcome)
+}
+
 fn is_answered(event: &TapEvent) -> bool {
-    Outcome::ALL
-        .iter()
-        .any(|outcome| *outcome as u8 == event.outcome && outcome.is_hit())
+    outcome_of(event).is_some_and(Outcome::is_hit)
+}
+
+fn client_of(event: &TapEvent) -> SocketAddr {
+    // The program writes IPv4 addresses in their mapped form.
+    let address = Ipv6Addr::from(event.client).to_canonical();
+    SocketAddr::new(address, event.client_port)
 }
 
 fn name_of(event: &TapEvent) -> &[u8] {
@@ -228,14 +229,6 @@ struct TapShared {
     sampling: Mutex<BTreeMap<u64, u32>>,
     /// The names that interfaces answer most; empty unless they are counted.
     top_names: OnceLock<Mutex<TopNames>>,
-}
-
-impl fmt::Debug for Tap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tap")
-            .field("every", &self.shared.every)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Default for Tap {
@@ -454,14 +447,14 @@ struct TopNames {
 }
 
 impl TopNames {
-    pub(super) fn new(most: usize) -> Self {
+    fn new(most: usize) -> Self {
         Self {
             most,
             counts: HashMap::new(),
         }
     }
 
-    pub(super) fn add(&mut self, name: Name, queries: u64) {
+    fn add(&mut self, name: Name, queries: u64) {
         if let Some(count) = self.counts.get_mut(&name) {
             *count += queries;
             return;
@@ -479,7 +472,7 @@ impl TopNames {
         self.counts.insert(name, inherited + queries);
     }
 
-    pub(super) fn most(&self) -> Vec<(String, u64)> {
+    fn most(&self) -> Vec<(String, u64)> {
         let mut all: Vec<_> = self
             .counts
             .iter()

@@ -77,15 +77,20 @@ pub(super) struct Observed {
 /// The source of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Responder {
+pub enum Responder {
     /// The fleet's records, counted as internal.
     Local,
     /// Recursors, counted as external.
     Recursors,
+    /// A handler.
     Handler,
+    /// Consul's names.
     Consul,
+    /// Reverse names.
     Reverse,
+    /// The up-check.
     Upcheck,
+    /// The server's name or version in class CH.
     Chaos,
     /// The server itself: errors and refusals.
     None,

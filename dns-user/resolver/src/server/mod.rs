@@ -48,7 +48,7 @@ use sockets::{Endpoint, WorkerSocket};
 //----------- Options --------------------------------------------------------
 
 /// Limits of a server.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// Time limit of a query, after which it gets SERVFAIL.
     pub request_timeout: Duration,

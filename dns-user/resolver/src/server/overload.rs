@@ -12,7 +12,6 @@
 //! [`ORDER`], so shedding ends within that time if the server dies.
 
 use std::{
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -71,12 +70,6 @@ impl Overload {
     /// Creates the shared state, switched on.
     pub fn on() -> Self {
         Self(Some(Arc::default()))
-    }
-}
-
-impl fmt::Debug for Overload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "on" } else { "off" })
     }
 }
 

@@ -26,30 +26,9 @@ pub struct Considered {
     /// The reply; `None` if it sends none at once.
     pub reply: Option<Vec<u8>>,
     /// Part of the server that answers.
-    pub answerer: Answerer,
+    pub responder: Responder,
     /// The resolution of a name of the fleet.
     pub resolution: Option<Resolution>,
-}
-
-/// Part of the server that answers a query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answerer {
-    /// The fleet.
-    Fleet,
-    /// The recursors.
-    Recursors,
-    /// A handler.
-    Handler,
-    /// Consul's names.
-    Consul,
-    /// Reverse names of the records.
-    Reverse,
-    /// The up-check.
-    Upcheck,
-    /// The server itself, with an error, a refusal or its name.
-    Server,
-    /// Nobody: the message is no query.
-    Nobody,
 }
 
 impl SocketlessServer {
@@ -78,13 +57,13 @@ impl SocketlessServer {
         self.handler.server_state.state().is_above_ours(name)
     }
 
-    /// Returns what the server would do with a message.
+    /// Returns what the server would do with a message; `None` if it is no query.
     pub fn consider(
         &mut self,
         message: &[u8],
         client: SocketAddr,
         transport: Transport,
-    ) -> Considered {
+    ) -> Option<Considered> {
         let from = RequestInfo {
             client: Some(client.ip().to_canonical()),
             transport,
@@ -95,29 +74,24 @@ impl SocketlessServer {
             Parsed::Reply(mut reply) => {
                 let cookies = &handler.options.cookies;
                 cookies.answer_without_question(message, client.ip(), &mut reply);
-                return Considered {
+                return Some(Considered {
                     reply: Some(reply),
-                    answerer: Answerer::Server,
+                    responder: Responder::None,
                     resolution: None,
-                };
+                });
             }
-            Parsed::Drop => {
-                return Considered {
-                    reply: None,
-                    answerer: Answerer::Nobody,
-                    resolution: None,
-                };
-            }
+            Parsed::Drop => return None,
         };
         let name = query.question.name();
         let mut reply = Vec::new();
-        match handler.answer_at_once(&query, &name, &mut self.shuffle, &mut reply) {
+        let immediate = handler.answer_at_once(&query, &name, &mut self.shuffle, &mut reply);
+        Some(match immediate {
             Immediate::Replied {
                 responder,
                 resolution,
             } => Considered {
                 reply: Some(reply),
-                answerer: responder.into(),
+                responder,
                 resolution,
             },
             Immediate::Deferred(deferred) if deferred.responder == Responder::Local => {
@@ -128,7 +102,7 @@ impl SocketlessServer {
                 handler.add_options(&query, Responder::Local, &mut reply);
                 Considered {
                     reply: Some(reply),
-                    answerer: Answerer::Fleet,
+                    responder: Responder::Local,
                     resolution: Some(resolution),
                 }
             }
@@ -136,23 +110,9 @@ impl SocketlessServer {
             // reply.
             Immediate::Deferred(deferred) => Considered {
                 reply: None,
-                answerer: deferred.responder.into(),
+                responder: deferred.responder,
                 resolution: None,
             },
-        }
-    }
-}
-
-impl From<Responder> for Answerer {
-    fn from(responder: Responder) -> Self {
-        match responder {
-            Responder::Local => Self::Fleet,
-            Responder::Recursors => Self::Recursors,
-            Responder::Handler => Self::Handler,
-            Responder::Consul => Self::Consul,
-            Responder::Reverse => Self::Reverse,
-            Responder::Upcheck => Self::Upcheck,
-            Responder::Chaos | Responder::None => Self::Server,
-        }
+        })
     }
 }

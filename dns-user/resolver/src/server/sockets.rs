@@ -8,6 +8,10 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::socket::{
+    Shutdown, setsockopt, shutdown,
+    sockopt::{AttachReusePortCbpf, Ipv4PacketInfo, Ipv6RecvPacketInfo, RcvBufForce},
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Options, ServerError};
@@ -48,15 +52,13 @@ impl Endpoint {
             1
         };
         // Port 0 is chosen for TCP; another process may have the same port by UDP.
-        let mut tries_left = tries;
-        loop {
-            tries_left -= 1;
+        for _ in 1..tries {
             match Self::try_bind(address, options, workers) {
-                Err(error) if tries_left > 0 && error.source.kind() == io::ErrorKind::AddrInUse => {
-                }
+                Err(error) if error.source.kind() == io::ErrorKind::AddrInUse => {}
                 result => return result,
             }
         }
+        Self::try_bind(address, options, workers)
     }
 
     fn try_bind(
@@ -133,8 +135,6 @@ fn bind_udp(
 /// `count` sockets that share a port with this one. A client on this machine is received on its own CPU,
 /// so its worker runs there as well, and no other CPU must be woken up.
 fn steer_by_cpu(socket: &Socket, count: usize) -> io::Result<()> {
-    /// Kernel 4.5.
-    const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
     let instruction = |code: u32, k: u32| libc::sock_filter {
         code: code as u16,
         jt: 0,
@@ -155,7 +155,8 @@ fn steer_by_cpu(socket: &Socket, count: usize) -> io::Result<()> {
         len: program.len() as u16,
         filter: program.as_mut_ptr(),
     };
-    set_option(socket, libc::SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program)
+    // Kernel 4.5.
+    Ok(setsockopt(socket, AttachReusePortCbpf, &program)?)
 }
 
 fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Socket> {
@@ -174,46 +175,20 @@ fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Soc
 }
 
 fn ask_for_destination(socket: &Socket, bound_to: IpAddr) -> io::Result<()> {
-    let (level, option) = match bound_to {
-        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
-        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
-    };
-    set_option(socket, level, option, &1_i32)
+    match bound_to {
+        IpAddr::V4(_) => setsockopt(socket, Ipv4PacketInfo, &true)?,
+        IpAddr::V6(_) => setsockopt(socket, Ipv6RecvPacketInfo, &true)?,
+    }
+    Ok(())
 }
 
 /// Requests large buffers; smaller ones also work.
 fn grow_buffers(socket: &Socket) {
     // CAP_NET_ADMIN permits sizes above the limit.
-    let forced = set_option(
-        socket,
-        libc::SOL_SOCKET,
-        libc::SO_RCVBUFFORCE,
-        &(RECEIVE_BUFFER as i32),
-    );
-    if forced.is_err() {
+    if setsockopt(socket, RcvBufForce, &RECEIVE_BUFFER).is_err() {
         let _smaller = socket.set_recv_buffer_size(RECEIVE_BUFFER);
     }
     let _smaller = socket.set_send_buffer_size(SEND_BUFFER);
-}
-
-/// Calls `setsockopt` with a value of the type that the option requires.
-fn set_option<T>(socket: &Socket, level: i32, option: i32, value: &T) -> io::Result<()> {
-    // SAFETY: the descriptor is open, and the kernel reads as many bytes as the value has. The pointer in a
-    // program leads to its instructions, which outlive the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            (&raw const *value).cast(),
-            size_of_val(value) as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 impl ServerError {
@@ -285,9 +260,9 @@ impl WorkerSocket {
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         // Wakes the worker: further `recvmmsg` calls return the queued datagrams, then empty ones
-        // without a sender. SAFETY: the descriptor is open. An unconnected socket returns ENOTCONN
-        // although it is shut down (inet_shutdown, kernel 2.6 and later).
-        let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
+        // without a sender. An unconnected socket returns ENOTCONN although it is shut down
+        // (inet_shutdown, kernel 2.6 and later).
+        let _not_connected = shutdown(self.raw(), Shutdown::Read);
     }
 
     #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, io, mem,
+    io, mem,
     net::{IpAddr, SocketAddr},
     os::fd::RawFd,
     panic::{self, AssertUnwindSafe},
@@ -773,12 +773,6 @@ impl Arrivals {
         // No wake-up is lost between these lines: `notify_one` leaves a permit if nobody waits yet.
         shared.is_awaited.store(true, Ordering::Relaxed);
         shared.evidence.notified().await;
-    }
-}
-
-impl fmt::Debug for Arrivals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_on() { "on" } else { "off" })
     }
 }
 

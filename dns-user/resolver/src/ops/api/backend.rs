@@ -29,6 +29,7 @@ use crate::{
     state::{ByDomain, Route, ServerState},
 };
 use dns_core::{
+    catalog::Snapshot,
     name::{self, Name},
     resolve::explain,
     wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, TYPE_TXT},
@@ -58,7 +59,7 @@ pub(crate) type ReloadOrders = mpsc::Sender<oneshot::Sender<Reloaded>>;
 /// The server state that the API reads and modifies.
 pub struct Backend {
     pub(crate) readiness: Readiness,
-    pub(crate) logs: Option<Logs>,
+    pub(crate) logs: Logs,
     pub(crate) metrics: Metrics,
     pub(crate) server_state: Arc<ServerState>,
     pub(crate) jobs_dir: Option<PathBuf>,
@@ -123,7 +124,7 @@ impl Backend {
                 .as_ref()
                 .map(|names| names.view())
                 .unwrap_or_default(),
-            cache: serde_json::to_value(self.readiness.upstreams.cache()).unwrap_or_default(),
+            cache: json!(self.readiness.upstreams.cache()),
             health: self
                 .readiness
                 .health
@@ -137,10 +138,10 @@ impl Backend {
                 .collect(),
             last_reload,
             last_failure,
-            files: serde_json::to_value(&files).unwrap_or_default(),
-            problems: self.logs.as_ref().map(Logs::problems).unwrap_or_default(),
+            files: json!(files),
+            problems: self.logs.problems(),
             notes,
-            logging: self.logs.as_ref().map(Logs::status).unwrap_or_default(),
+            logging: self.logs.status(),
         }
     }
 
@@ -173,11 +174,7 @@ impl Backend {
         if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
             return Ok(self.explain_consuls(&name, explanation));
         }
-        let mut explanation = explain(
-            &self.server_state.snapshot(),
-            &*self.server_state.health,
-            &name,
-        );
+        let mut explanation = explain(&state.snapshot, &*self.server_state.health, &name);
         // Without health checks a query starts none, whatever the name asks for.
         if self.readiness.health.is_none()
             && let Some(result) = &mut explanation.result
@@ -186,7 +183,7 @@ impl Backend {
         }
         let route = Route::of(&state, &name, query_type.unwrap_or(TYPE_A));
         let reverse = if matches!(route, Route::Reverse(_)) {
-            self.reverse(&name)
+            ReverseNames::of(&state.snapshot, &name)
         } else {
             None
         };
@@ -215,14 +212,13 @@ impl Backend {
         if let Some(forwarding) = &forwarding {
             text = format!("{}\n{forwarding}", text.trim_end());
         }
-        let mut value = serde_json::to_value(&explanation).unwrap_or_default();
-        value["forwarding"] = serde_json::to_value(&forwarding).unwrap_or_default();
+        let mut value = json!(explanation);
+        value["forwarding"] = json!(forwarding);
         value["answered_by"] = self
             .answered_by(&name, &route, &handler, is_of_records)
             .into();
         value["rcode"] = rcode.into();
-        value["reverse"] =
-            serde_json::to_value(reverse.map(|reverse| reverse.names)).unwrap_or_default();
+        value["reverse"] = json!(reverse.map(|reverse| reverse.names));
         value["text"] = text.into();
         Ok(value)
     }
@@ -334,19 +330,6 @@ impl Backend {
         }
     }
 
-    /// Returns the names of the address whose reverse name this is; `None` if it is none.
-    fn reverse(&self, name: &Name) -> Option<ReverseNames> {
-        let address = name::address_of(name.as_wire())?;
-        let names = self.server_state.snapshot().reverse(address);
-        let names = names
-            .iter()
-            .filter_map(|name| Some(Name::from_wire(name).ok()?.0.to_string()));
-        Some(ReverseNames {
-            address,
-            names: names.collect(),
-        })
-    }
-
     pub(super) async fn reload(&self) -> anyhow::Result<Reloaded> {
         let (done, result) = oneshot::channel();
         // The main loop drops both ends when it ends.
@@ -455,15 +438,27 @@ struct ReverseNames {
 }
 
 impl ReverseNames {
+    /// Returns the names of the address whose reverse name this is; `None` if it is none.
+    fn of(snapshot: &Snapshot, name: &Name) -> Option<Self> {
+        let address = name::address_of(name.as_wire())?;
+        let mut names = Vec::new();
+        for name in snapshot.reverse(address) {
+            if let Ok((name, _)) = Name::from_wire(&name) {
+                names.push(name.to_string());
+            }
+        }
+        Some(Self { address, names })
+    }
+
     fn text(&self, name: &Name) -> String {
         let Self { address, names } = self;
         let mut text = format!(
             "{name}\n  reverse name of {address}, with {} names in the records\n",
             names.len()
         );
-        names
-            .iter()
-            .for_each(|name| text.push_str(&format!("    + {name}\n")));
+        for name in names {
+            text.push_str(&format!("    + {name}\n"));
+        }
         text
     }
 }

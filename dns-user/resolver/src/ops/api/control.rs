@@ -37,13 +37,9 @@ pub(super) async fn resolve(
     State(backend): State<Arc<Backend>>,
     Query(ResolveParameters { name, query_type }): Query<ResolveParameters>,
 ) -> Response {
-    let query_type = match query_type
-        .as_deref()
-        .map(|text| parse_type(text).ok_or(text))
-        .transpose()
-    {
+    let query_type = match query_type.as_deref().map(number_of_type).transpose() {
         Ok(query_type) => query_type,
-        Err(unknown) => return bad_request(format!("{unknown:?} is no query type")),
+        Err(unknown) => return bad_request(unknown),
     };
     match backend.explain(&name, query_type) {
         Ok(explanation) => Json(explanation).into_response(),
@@ -98,17 +94,14 @@ pub(super) async fn levels(State(backend): State<Arc<Backend>>) -> Response {
         .iter()
         .map(|tag| json!({ "name": tag.name, "about": tag.about }))
         .collect();
-    let levels = backend.logs.as_ref().map(|logs| logs.status());
-    Json(json!({ "levels": levels, "known_tags": known })).into_response()
+    Json(json!({ "levels": backend.logs.status(), "known_tags": known })).into_response()
 }
 
 pub(super) async fn change_levels(
     State(backend): State<Arc<Backend>>,
     Json(change): Json<LogChange>,
 ) -> Response {
-    let Some(logs) = &backend.logs else {
-        return (StatusCode::CONFLICT, "this process does not log\n").into_response();
-    };
+    let logs = &backend.logs;
     let LogChange {
         level,
         tag,
@@ -140,6 +133,12 @@ pub(super) async fn change_levels(
         requests::set_limit(limit);
     }
     Json(logs.status()).into_response()
+}
+
+/// Parses a query type; the error is the reason in words.
+fn number_of_type(text: &str) -> Result<u16, String> {
+    parse_type(text)
+        .ok_or_else(|| format!("{text:?} is no query type; use a name such as AAAA or TYPE65"))
 }
 
 fn bad_request(reason: impl Into<String>) -> Response {
@@ -202,21 +201,11 @@ impl Criteria {
             zone,
             query_type,
         } = self;
-        let query_type = match query_type {
-            Some(text) => {
-                let Some(query_type) = parse_type(text) else {
-                    return Err(NameRefused(format!(
-                        "{text:?} is no query type; use a name such as AAAA or TYPE65"
-                    )));
-                };
-                Some(query_type)
-            }
-            None => None,
-        };
+        let query_type = query_type.as_deref().map(number_of_type).transpose();
         Ok(Selection {
             name: name.as_deref().map(parse).transpose()?,
             zone: zone.as_deref().map(parse).transpose()?,
-            query_type,
+            query_type: query_type.map_err(NameRefused)?,
         })
     }
 }

@@ -12,7 +12,7 @@ use axum::{
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 
-use super::{Backend, NameRefused, backend::parse, json_lines, refused};
+use super::{Backend, NameRefused, backend::parse, refused};
 use dns_core::{
     catalog::{Instance, Snapshot},
     name::Name,
@@ -203,5 +203,12 @@ impl AddressAnswers {
 }
 
 pub(super) async fn local_groups(State(backend): State<Arc<Backend>>) -> Response {
-    json_lines(backend.local_groups().await)
+    let mut lines = Vec::new();
+    for group in backend.local_groups().await {
+        serde_json::to_writer(&mut lines, &group).expect("texts can always be written as JSON");
+        lines.push(b'\n');
+    }
+    // It may wait for its client.
+    lines.shrink_to_fit();
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], lines).into_response()
 }

@@ -20,18 +20,17 @@ mod control;
 mod instances;
 mod tap;
 
-use std::{future::Future, io, net::SocketAddr, sync::Arc};
+use std::{future::pending, io, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
     extract::DefaultBodyLimit,
-    http::{StatusCode, header},
+    http::StatusCode,
     response::{IntoResponse, Response},
     routing::{MethodRouter, any, get, post},
 };
 use nix::unistd::Uid;
 use prometheus::{IntCounter, Registry};
-use serde::Serialize;
 use tokio::net::TcpListener;
 
 pub use self::{
@@ -80,13 +79,8 @@ impl ApiServer {
         })
     }
 
-    /// Returns the bound address, including a port chosen by the kernel.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.server.local_addr()
-    }
-
-    /// Serves until `shutdown` completes.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+    /// Serves until the process ends.
+    pub async fn run(self) {
         let Self {
             server,
             backend,
@@ -109,7 +103,7 @@ impl ApiServer {
                 refused.clone().fallback_service(all.clone())
             }
         };
-        server.run(routes_for, shutdown).await;
+        server.run(routes_for, pending()).await;
     }
 }
 
@@ -142,15 +136,9 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
         group,
         is_default: _,
     } = config;
-    let server = match server_user {
-        Some(name) => Some(accounts::user("xdp.user", name).map_err(missing)?.uid),
-        None => None,
-    };
-    let user = match user {
-        Some(name) => Some(accounts::user("control.user", name).map_err(missing)?.uid),
-        // Commands of the server's own user must work without a group.
-        None => server,
-    };
+    let server = uid_of("xdp.user", server_user)?;
+    // Commands of the server's own user must work without a group.
+    let user = uid_of("control.user", user.as_deref())?.or(server);
     let group = match group {
         Some(name) => Some(accounts::group("control.group", name).map_err(missing)?),
         None => None,
@@ -182,6 +170,14 @@ pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Re
     }
 }
 
+/// Returns the user that a setting names, if any.
+fn uid_of(setting: &'static str, name: Option<&str>) -> io::Result<Option<Uid>> {
+    match name {
+        Some(name) => Ok(Some(accounts::user(setting, name).map_err(missing)?.uid)),
+        None => Ok(None),
+    }
+}
+
 /// Returns the error of an account that this machine does not have.
 fn missing(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, error)
@@ -194,7 +190,7 @@ pub async fn serve_control(socket: ControlSocket, backend: Arc<Backend>) -> io::
     let server = Server::new("the control socket", Listener::Control(socket.listen()?));
     server
         // The mode of the socket decides who connects, so every client is an administrator.
-        .run(move |_| all.clone(), std::future::pending())
+        .run(move |_| all.clone(), pending())
         .await;
     Ok(())
 }
@@ -238,22 +234,6 @@ fn routes(backend: Arc<Backend>) -> Router {
         .route("/cache", get(control::list_cached))
         .route("/cache/flush", post(control::flush_selected))
         .with_state(backend)
-}
-
-fn json_lines<T: Serialize>(lines: impl IntoIterator<Item = T>) -> Response {
-    let mut text = String::new();
-    for line in lines {
-        match serde_json::to_string(&line) {
-            Ok(json) => text.push_str(&json),
-            Err(error) => {
-                return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response();
-            }
-        }
-        text.push('\n');
-    }
-    // It may wait for its client.
-    text.shrink_to_fit();
-    ([(header::CONTENT_TYPE, "application/x-ndjson")], text).into_response()
 }
 
 /// Builds a 422 response with the reason, as bosh-dns does (observed).

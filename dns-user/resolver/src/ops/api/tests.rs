@@ -1,4 +1,4 @@
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::OnceLock, time::Duration};
 
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -30,10 +30,13 @@ use dns_core::{
     resolve::{AddressQuery, AllRunning, FleetAddresses, MAX_ADDRESS_QUERIES, NoAddresses},
 };
 use dns_fastpath::FastPathHandle;
-use dns_kit::logs::Request;
+use dns_kit::logs::{LogFormat, Logs, Request};
 use dns_upstream::{
     CurrentUpstreams, Handlers, NoInterfaces, OwnAddresses, Upstream, admission::Admission,
 };
+
+/// A process has one log.
+static LOGS: OnceLock<Logs> = OnceLock::new();
 
 /// Builds a backend with one instance and without health checks, whose reloads fail.
 fn backend(tap: Tap) -> Arc<Backend> {
@@ -71,7 +74,9 @@ fn backend(tap: Tap) -> Arc<Backend> {
             certificates: Vec::new(),
             events: Arc::default(),
         },
-        logs: None,
+        logs: LOGS
+            .get_or_init(|| Logs::init(&config.logging, LogFormat::default()).unwrap())
+            .clone(),
         metrics: Metrics::new("dns://test".into(), fast_path.clone()).unwrap(),
         server_state: Arc::new(ServerState::new(
             snapshot,
@@ -134,11 +139,9 @@ impl Running {
             RotatingTls::load("api", "api.bosh-dns", &files(folder.path(), "server")).unwrap();
         let tap = Tap::default();
         let backend = backend(tap.clone());
-        let server = ApiServer::bind("127.0.0.1:0".parse().unwrap(), tls, backend, None)
-            .await
-            .unwrap();
-        let address = server.local_addr().unwrap();
-        tokio::spawn(server.run(std::future::pending()));
+        let address = test_support::free_address();
+        let server = ApiServer::bind(address, tls, backend, None).await.unwrap();
+        tokio::spawn(server.run());
         Self {
             folder,
             address,
@@ -293,8 +296,7 @@ async fn mutations_require_post() {
         api.ask("POST", "/flush", "").await,
         (200, r#"{"flushed":0}"#.into())
     );
-    // This backend has no log.
-    assert_eq!(api.ask("POST", "/log", "{}").await.0, 409);
+    assert_eq!(api.ask("POST", "/log", "{}").await.0, 200);
     let (status, text) = api.ask("GET", "/status", "").await;
     assert_eq!(status, 200);
     assert_eq!(

@@ -35,13 +35,16 @@ type ReadCounter = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// Follows the counters of events.
 #[derive(Default)]
-pub(crate) struct RecentEvents {
-    counters: Vec<(CountedEvent, ReadCounter)>,
-    /// Last value of each counter.
-    seen: Mutex<Vec<EventCount>>,
+pub(crate) struct RecentEvents(Vec<FollowedCounter>);
+
+struct FollowedCounter {
+    event: CountedEvent,
+    read: ReadCounter,
+    /// The last value.
+    seen: Mutex<EventCount>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Default)]
 struct EventCount {
     count: u64,
     /// Time at which the counter had grown.
@@ -51,20 +54,20 @@ struct EventCount {
 impl RecentEvents {
     /// Follows these counters, which are zero now.
     pub(crate) fn of(counters: Vec<(CountedEvent, ReadCounter)>) -> Self {
-        let seen = Mutex::new(vec![EventCount::default(); counters.len()]);
-        Self { counters, seen }
+        let followed = counters.into_iter().map(|(event, read)| FollowedCounter {
+            event,
+            read,
+            seen: Mutex::default(),
+        });
+        Self(followed.collect())
     }
 
     /// Returns the number of events since the start if one happened lately.
     pub(crate) fn recent(&self, event: CountedEvent) -> Option<u64> {
-        let position = self
-            .counters
-            .iter()
-            .position(|(known, _)| *known == event)?;
-        let count = self.counters[position].1();
+        let counter = self.0.iter().find(|counter| counter.event == event)?;
+        let count = (counter.read)();
         let now = Instant::now();
-        let mut seen = self.seen.lock();
-        let seen = seen.get_mut(position)?;
+        let mut seen = counter.seen.lock();
         // Compared at each probe: what happened between two of them counts from the later one.
         if seen.count != count {
             *seen = EventCount {

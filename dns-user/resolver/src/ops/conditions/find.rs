@@ -32,20 +32,12 @@ pub(super) fn silent_address(facts: &Facts<'_>) -> Option<String> {
     Some(format!("not every address answers ({})", silent.join("; ")))
 }
 
-pub(super) fn config_unusable(facts: &Facts<'_>) -> Option<String> {
-    unusable(facts, Kind::Config)
-}
-
 pub(super) fn restart_pending(facts: &Facts<'_>) -> Option<String> {
     let pending = &facts.report.pending_restart;
     if pending.is_empty() {
         return None;
     }
     Some(format!("changed since the start ({})", pending.join(", ")))
-}
-
-pub(super) fn records_unusable(facts: &Facts<'_>) -> Option<String> {
-    unusable(facts, Kind::Records)
 }
 
 pub(super) fn records_empty(facts: &Facts<'_>) -> Option<String> {
@@ -58,23 +50,7 @@ pub(super) fn records_empty(facts: &Facts<'_>) -> Option<String> {
     Some(format!("{file} has no instance"))
 }
 
-pub(super) fn aliases_unusable(facts: &Facts<'_>) -> Option<String> {
-    unusable(facts, Kind::Aliases)
-}
-
-pub(super) fn handlers_unusable(facts: &Facts<'_>) -> Option<String> {
-    unusable(facts, Kind::Handlers)
-}
-
-pub(super) fn addresses_unusable(facts: &Facts<'_>) -> Option<String> {
-    unusable(facts, Kind::Addresses)
-}
-
-pub(super) fn consul_files_unusable(facts: &Facts<'_>) -> Option<String> {
-    unusable(facts, Kind::Consul)
-}
-
-fn unusable(facts: &Facts<'_>, kind: Kind) -> Option<String> {
+pub(super) fn unusable(facts: &Facts<'_>, kind: Kind) -> Option<String> {
     let problem = facts.report.files.get(kind.label())?.problem()?;
     Some(format!("{problem}; the newest version is not in use"))
 }
@@ -137,34 +113,8 @@ pub(super) fn health_stalled(facts: &Facts<'_>) -> Option<String> {
         .then(|| format!("the health checks stand still ({} s)", silence.as_secs()))
 }
 
-pub(super) fn health_own_certificate(facts: &Facts<'_>) -> Option<String> {
-    health_outage(facts, |outage| {
-        matches!(outage, HealthOutage::OwnCertificate(_))
-    })
-}
-
-pub(super) fn health_authorities(facts: &Facts<'_>) -> Option<String> {
-    health_outage(facts, |outage| matches!(outage, HealthOutage::Authorities))
-}
-
-pub(super) fn health_untrusted(facts: &Facts<'_>) -> Option<String> {
-    health_outage(facts, |outage| matches!(outage, HealthOutage::Untrusted(_)))
-}
-
-pub(super) fn health_refused(facts: &Facts<'_>) -> Option<String> {
-    health_outage(facts, |outage| matches!(outage, HealthOutage::Refused(_)))
-}
-
-pub(super) fn health_unusable(facts: &Facts<'_>) -> Option<String> {
-    health_outage(facts, |outage| matches!(outage, HealthOutage::Unusable(_)))
-}
-
-pub(super) fn health_silent(facts: &Facts<'_>) -> Option<String> {
-    health_outage(facts, |outage| matches!(outage, HealthOutage::Silent(_)))
-}
-
 /// Returns the outage of health checks if it is of one kind.
-fn health_outage(facts: &Facts<'_>, is: fn(&HealthOutage) -> bool) -> Option<String> {
+pub(super) fn health_outage(facts: &Facts<'_>, is: fn(&HealthOutage) -> bool) -> Option<String> {
     let outage = facts.health_outage.as_ref()?;
     is(outage).then(|| outage.to_string())
 }
@@ -283,35 +233,7 @@ fn of_certificates(
 
 //----------- Parts for operators --------------------------------------------
 
-pub(super) fn api_off(facts: &Facts<'_>) -> Option<String> {
-    off(facts, Part::Api)
-}
-
-pub(super) fn control_off(facts: &Facts<'_>) -> Option<String> {
-    off(facts, Part::Control)
-}
-
-pub(super) fn control_group_missing(facts: &Facts<'_>) -> Option<String> {
-    off(facts, Part::ControlGroup)
-}
-
-pub(super) fn metrics_off(facts: &Facts<'_>) -> Option<String> {
-    off(facts, Part::Metrics)
-}
-
-pub(super) fn health_off(facts: &Facts<'_>) -> Option<String> {
-    off(facts, Part::HealthChecks)
-}
-
-pub(super) fn dnstap_off(facts: &Facts<'_>) -> Option<String> {
-    off(facts, Part::Dnstap)
-}
-
-pub(super) fn local_groups_off(facts: &Facts<'_>) -> Option<String> {
-    off(facts, Part::LocalGroups)
-}
-
-fn off(facts: &Facts<'_>, part: Part) -> Option<String> {
+pub(super) fn off(facts: &Facts<'_>, part: Part) -> Option<String> {
     let mut reasons = Vec::new();
     for (off, why) in &facts.report.parts_off {
         if *off == part {

@@ -10,7 +10,7 @@
 pub(crate) mod events;
 mod find;
 #[cfg(test)]
-mod pages;
+mod page_tests;
 pub(crate) mod table;
 
 use std::time::SystemTime;
