@@ -253,12 +253,29 @@ impl Forwarder {
     /// Starts the forwarder before a separate NSD, and waits for the first answer. The authority
     /// runs on the client's CPU, so that the forwarder has its own CPU.
     pub fn start(self, lab: &Lab, foundation: Option<&Foundation>) -> Result<RunningForwarder> {
+        self.start_build(server::program()?, lab, foundation)
+    }
+
+    /// Like [`Self::start`], with another build of this server.
+    pub fn start_build(
+        self,
+        program: PathBuf,
+        lab: &Lab,
+        foundation: Option<&Foundation>,
+    ) -> Result<RunningForwarder> {
         let folder = TempDir::with_prefix("bdx-forward-")?;
         let authority = start_authority(lab, folder.path())?;
         let names = foundation
             .map(|foundation| foundation.entries(usize::MAX))
             .unwrap_or_default();
-        self.start_in(lab, folder, Box::new(authority), foundation, &names)
+        self.start_in(
+            program,
+            lab,
+            folder,
+            Box::new(authority),
+            foundation,
+            &names,
+        )
     }
 
     /// Starts the forwarder before an authority that runs at [`AUTHORITY`]; only this server gets
@@ -270,11 +287,19 @@ impl Forwarder {
         foundation: &Foundation,
     ) -> Result<RunningForwarder> {
         let folder = TempDir::with_prefix("bdx-forward-")?;
-        self.start_in(lab, folder, Box::new(authority), Some(foundation), &[])
+        self.start_in(
+            server::program()?,
+            lab,
+            folder,
+            Box::new(authority),
+            Some(foundation),
+            &[],
+        )
     }
 
     fn start_in(
         self,
+        program: PathBuf,
         lab: &Lab,
         folder: TempDir,
         authority: Box<dyn std::fmt::Debug>,
@@ -282,7 +307,7 @@ impl Forwarder {
         names: &[Entry],
     ) -> Result<RunningForwarder> {
         let (forwarder, pid): (Box<dyn std::fmt::Debug>, u32) = if self.is_ours() {
-            let server = self.start_ours(lab, foundation)?;
+            let server = self.start_ours(program, lab, foundation)?;
             let pid = server.pid();
             (Box::new(server), pid)
         } else {
@@ -357,7 +382,12 @@ impl Forwarder {
     }
 
     /// Starts this server, without local names unless a foundation has some.
-    fn start_ours(self, lab: &Lab, foundation: Option<&Foundation>) -> Result<Server> {
+    fn start_ours(
+        self,
+        program: PathBuf,
+        lab: &Lab,
+        foundation: Option<&Foundation>,
+    ) -> Result<Server> {
         // The default of `xdp.max_names`.
         let max_names = foundation.map_or(65_536, |foundation| foundation.max_names);
         let xdp = |mode: &str| json!({"mode": mode, "interfaces": [SERVER_INTERFACE, "lo"], "max_names": max_names});
@@ -385,11 +415,13 @@ impl Forwarder {
         };
         // One worker for one CPU: the others are configured for one thread.
         on_cpu(SERVER_CPU, || {
-            Server::start(
+            Server::start_program(
+                program,
                 Some(&lab.server),
                 folder,
                 (SERVER_ADDRESS, 53).into(),
                 &extra,
+                |_| {},
             )
         })
     }

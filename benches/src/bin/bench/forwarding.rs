@@ -13,7 +13,10 @@ use bosh_dns_xdp_benches::{
     servers::{Forwarder, ZONE},
 };
 use tempfile::TempDir;
-use whole_system_tests::metrics::{Metrics, wait_for_metrics};
+use whole_system_tests::{
+    metrics::{Metrics, wait_for_metrics},
+    server,
+};
 
 use crate::{
     Plan,
@@ -108,18 +111,22 @@ pub(crate) fn forwarding(plan: &Plan, subject: &Subject, table: &mut Table) -> R
     const KNOWN_NAMES: usize = 1_000;
     /// Queries per second for latency measurements, low enough for every server.
     const LATENCY_RATE: u32 = 2_000;
-    let Subject::Forwarder(forwarder) = subject else {
-        return Ok(());
+    let (forwarder, program) = match subject {
+        Subject::Forwarder(forwarder) => (*forwarder, server::program()?),
+        Subject::ForwardingBuild { program, cache } => {
+            (Forwarder::Ours { cache: *cache }, program.clone())
+        }
+        _ => return Ok(()),
     };
     // Costs at rates that all can serve, even on a slower machine: under overload a server saves system
     // calls.
     for (point, (hot, cost_rate)) in [(100, 15_000), (0, 3_000)].into_iter().enumerate() {
         // Without a cache there are no hits to measure.
-        if hot > 0 && *forwarder == (Forwarder::Ours { cache: false }) {
+        if hot > 0 && forwarder == (Forwarder::Ours { cache: false }) {
             continue;
         }
         let lab = Lab::plain()?;
-        let running = forwarder.start(&lab, None)?;
+        let running = forwarder.start_build(program.clone(), &lab, None)?;
         let mut drawer = Drawer::new(KNOWN_NAMES, Vec::new())?;
         drawer.ask(&lab, (0, 100), Some(LATENCY_RATE), WARM_UP)?;
         let before = CpuTime::of_process(running.pid)?;
@@ -129,7 +136,7 @@ pub(crate) fn forwarding(plan: &Plan, subject: &Subject, table: &mut Table) -> R
         let latency = drawer.ask(&lab, (0, hot), Some(LATENCY_RATE), plan.duration)?;
         let highest = drawer.ask(&lab, (0, hot), None, plan.duration)?.rate;
         let values = [cost, within(&latency, 0.5), within(&latency, 0.99), highest];
-        table.put_each(forwarder.label(), point, &values);
+        table.put_each(&subject.label(), point, &values);
     }
     Ok(())
 }

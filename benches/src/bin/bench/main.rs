@@ -233,15 +233,18 @@ static PARTS: [Part; 13] = [
             ("Latency of forwarded queries at 2,000/s, p99", "µs"),
             ("Highest rate of forwarded queries", "queries/s"),
         ],
-        subjects: |_| {
-            [
-                Forwarder::Ours { cache: true },
-                Forwarder::Ours { cache: false },
-                Forwarder::Unbound,
-                Forwarder::Dnsmasq,
-            ]
-            .map(Subject::Forwarder)
-            .to_vec()
+        subjects: |plan| {
+            let mut subjects = Vec::new();
+            for cache in [true, false] {
+                for build in plan.builds_or(&[Ours("off")]) {
+                    subjects.extend(build.forwarding(cache));
+                }
+            }
+            if plan.builds.is_empty() {
+                let peers = [Forwarder::Unbound, Forwarder::Dnsmasq];
+                subjects.extend(peers.map(Subject::Forwarder));
+            }
+            subjects
         },
         measure: Measure::Each(forwarding::forwarding),
     },
@@ -544,22 +547,22 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
         // Beside the saturated core what it does not show: the queries' types, starts, memory and
         // reloads.
         let mut parts = vec![&AGAINST, &EXTRAS, &TYPES];
-        parts.extend(
-            PARTS
-                .iter()
-                .filter(|part| ["footprint", "reload"].contains(&part.name)),
-        );
+        parts.extend(named(&["footprint", "reload"]));
         parts.retain(|part| is_wanted(&arguments.only, part.name));
         // Subjects hold the names of their modes for the life of the program.
         for mode in ["tc", "native", "off"] {
             if !arguments.mode.iter().any(|wanted| wanted == mode) {
                 continue;
             }
-            plan.builds = vec![Ours(mode)];
-            for build in &arguments.against {
-                plan.builds.push(Subject::Build(build.clone(), mode));
-            }
+            plan.builds = builds(arguments, mode);
             for part in &parts {
+                report.figures.extend(part.measure(&plan)?);
+            }
+        }
+        // Once: forwarded queries go to userspace in every mode.
+        plan.builds = builds(arguments, "off");
+        for part in named(&["forwarding"]) {
+            if is_wanted(&arguments.only, part.name) {
                 report.figures.extend(part.measure(&plan)?);
             }
         }
@@ -580,6 +583,20 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
             .extend(part.measure(&plan).with_context(|| part.name)?);
     }
     Ok(())
+}
+
+/// Returns the parts with these names.
+fn named(names: &'static [&str]) -> impl Iterator<Item = &'static Part> {
+    PARTS.iter().filter(|part| names.contains(&part.name))
+}
+
+/// Returns this build of the server and those of `--against`, with this mode of the fast path.
+fn builds(arguments: &Arguments, mode: &'static str) -> Vec<Subject> {
+    let mut builds = vec![Ours(mode)];
+    for build in &arguments.against {
+        builds.push(Subject::Build(build.clone(), mode));
+    }
+    builds
 }
 
 /// Arguments of dpkg-query, and Debian's packages of the peers.

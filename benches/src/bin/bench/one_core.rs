@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use bosh_dns_xdp_benches::{
     figures::quoted,
     foundation::Foundation,
@@ -20,7 +20,7 @@ use bosh_dns_xdp_benches::{
     lab::{CLIENT_CPU, Lab},
     report::{Rounds, number},
 };
-use whole_system_tests::{cpu::on_cpu, metrics::Metrics};
+use whole_system_tests::{cpu::on_cpu, interrupt, metrics::Metrics};
 
 use crate::{
     Plan,
@@ -258,6 +258,8 @@ fn measure_alternately(
         }
         for _ in 0..plan.turns {
             for (cell, loaded, [rates, busy, reloads]) in &mut loaded {
+                // No child ends with the signal here, and the clean-up waits for ten seconds only.
+                ensure!(!interrupt::requested(), "interrupted");
                 let (seen, read) =
                     while_changing(cell, &setting.changes, || cell.fill(loaded, TURN))
                         .with_context(|| cell.subject.label())?;

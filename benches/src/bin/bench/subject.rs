@@ -46,6 +46,12 @@ pub(crate) enum Subject {
     Peer(Peer),
     Reference(PathBuf),
     Forwarder(Forwarder),
+    /// Another build of this server that only forwards, in userspace.
+    ForwardingBuild {
+        program: PathBuf,
+        /// Cache answers for their TTL.
+        cache: bool,
+    },
     /// The program that only swaps addresses, on this hook.
     Reflector(Hook),
     /// The program that sends a constant number of answers, on this hook.
@@ -111,6 +117,14 @@ impl Subject {
             Self::Peer(peer) => peer.label().to_owned(),
             Self::Reference(_) => "bosh-dns".to_owned(),
             Self::Forwarder(forwarder) => forwarder.label().to_owned(),
+            Self::ForwardingBuild {
+                program,
+                cache: true,
+            } => program.display().to_string(),
+            Self::ForwardingBuild {
+                program,
+                cache: false,
+            } => format!("{}, cache off", program.display()),
             Self::Reflector(at) => format!("bare reflector, {}", hook(at)),
             Self::Constant(at) => format!("constant answers, {}", hook(at)),
             Self::Skeleton(at) => format!("skeleton, {}", hook(at)),
@@ -123,6 +137,18 @@ impl Subject {
     pub(crate) fn mode(&self) -> Option<&'static str> {
         match self {
             Self::Ours(mode) | Self::With(_, mode) | Self::Build(_, mode) => Some(mode),
+            _ => None,
+        }
+    }
+
+    /// Returns a build of this server as one that only forwards, in userspace.
+    pub(crate) fn forwarding(&self, cache: bool) -> Option<Self> {
+        match self {
+            Self::Ours(_) => Some(Self::Forwarder(Forwarder::Ours { cache })),
+            Self::Build(program, _) => Some(Self::ForwardingBuild {
+                program: program.clone(),
+                cache,
+            }),
             _ => None,
         }
     }
@@ -191,6 +217,11 @@ impl<'a> Cell<'a> {
             Subject::Reference(program) => running(start_reference(program, &lab, foundation)?),
             Subject::Forwarder(forwarder) => {
                 let running = forwarder.start(&lab, Some(foundation))?;
+                (vec![running.pid], Running::Other(Box::new(running)))
+            }
+            Subject::ForwardingBuild { program, cache } => {
+                let forwarder = Forwarder::Ours { cache: *cache };
+                let running = forwarder.start_build(program.clone(), &lab, Some(foundation))?;
                 (vec![running.pid], Running::Other(Box::new(running)))
             }
             Subject::Reflector(hook) => without_process(attach(Yardstick::Reflector, *hook)?),
