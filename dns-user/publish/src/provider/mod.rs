@@ -12,7 +12,6 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     path::PathBuf,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,12 +19,13 @@ use bytes::Bytes;
 use dns_core::terminal;
 use dns_kit::{
     foreign::{cut, redacted_text},
-    http_client::{ClientError, HttpClient, Limits},
+    http_client::{HttpClient, Limits},
     tls::{self, ClientIdentity, ServerTrust},
 };
 use futures_util::future::BoxFuture;
 use http_body_util::Full;
-use hyper::{Request, Response};
+use hyper::{Response, StatusCode, http::request};
+use parking_lot::Mutex;
 use rustls::{ClientConfig, RootCertStore};
 
 pub use self::{
@@ -309,8 +309,8 @@ pub enum ProviderError {
     Refused { server: String, reason: String },
     #[error("{}: invalid response: {}", redacted_text(server), shown(reason))]
     BadAnswer { server: String, reason: String },
-    #[error("{} is throttling; next attempt in {} s", redacted_text(server), wait.as_secs())]
-    Throttled { server: String, wait: Duration },
+    #[error("{} is throttling; the next round tries again", redacted_text(server))]
+    Throttled { server: String },
     #[error("{name}: {reason}")]
     Unfit { name: Name, reason: String },
 }
@@ -377,7 +377,7 @@ trait GroupSender: Send {
 /// Time within which the responses to a window let it grow.
 const QUICK: Duration = Duration::from_secs(1);
 
-/// Sends all transactions; one that the provider cannot express has its error in place of its form.
+/// Sends all transactions; one that must not be sent has its result in place of its form.
 ///
 /// A refused group is halved until its failing transactions are isolated; a group in conflict with
 /// another writer is halved only with [`OnConflict::Isolate`]. If the server is unreachable, if settings are wrong, or
@@ -386,67 +386,50 @@ const QUICK: Duration = Duration::from_secs(1);
 /// One message is sent first, and more at once only while all are applied.
 async fn send_groups<Sender: GroupSender>(
     sender: &mut Sender,
-    transactions: Vec<Result<Sender::Item, ProviderError>>,
+    transactions: Vec<Result<Sender::Item, TransactionResult>>,
     on_conflict: OnConflict,
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
+    let mut results = Vec::with_capacity(transactions.len());
     let mut items = Vec::with_capacity(transactions.len());
-    let mut unfit = Vec::with_capacity(transactions.len());
+    let mut places = Vec::with_capacity(transactions.len());
     for transaction in transactions {
         match transaction {
             Ok(item) => {
+                places.push(results.len());
                 items.push(item);
-                unfit.push(None);
+                // Overwritten below: every item has a result.
+                results.push(TransactionResult::Conflict);
             }
-            Err(error) => unfit.push(Some(error)),
+            Err(result) => results.push(result),
         }
     }
     let sent = send_all(sender, &items, on_conflict, progress).await;
-    let mut sent = sent.into_iter();
-    let mut results = Vec::with_capacity(unfit.len());
-    for unfit in unfit {
-        results.push(match unfit {
-            Some(error) => TransactionResult::Failed(error),
-            // Every item has a result.
-            None => sent.next().unwrap_or(TransactionResult::Conflict),
-        });
+    for (place, result) in places.into_iter().zip(sent) {
+        results[place] = result;
     }
     results
 }
 
-/// Ranges of transactions that wait to be sent.
-#[derive(Default)]
-struct Waiting {
-    /// First transaction that was not sent yet.
-    next: usize,
-    /// Halves of refused groups, the first one last.
-    halves: Vec<Range<usize>>,
-}
-
-impl Waiting {
-    /// Takes at most `count` groups.
-    fn take<Sender: GroupSender>(
-        &mut self,
-        sender: &Sender,
-        transactions: &[Sender::Item],
-        count: usize,
-    ) -> Vec<Range<usize>> {
-        let mut groups = Vec::with_capacity(count);
-        while groups.len() < count {
-            let group = match self.halves.pop() {
-                Some(half) => half,
-                // Halves first: their transactions precede all that were not sent yet.
-                None if self.next < transactions.len() => {
-                    let rest = &transactions[self.next..];
-                    self.next..self.next + sender.fitting(rest).clamp(1, rest.len())
-                }
-                None => break,
-            };
-            self.next = self.next.max(group.end);
-            groups.push(group);
+/// Takes at most `count` groups off the ranges of transactions that wait, of which the first one is the last entry.
+fn take_groups<Sender: GroupSender>(
+    sender: &Sender,
+    transactions: &[Sender::Item],
+    waiting: &mut Vec<Range<usize>>,
+    count: usize,
+) -> Vec<Range<usize>> {
+    let mut groups = Vec::with_capacity(count);
+    while groups.len() < count
+        && let Some(Range { start, end }) = waiting.pop()
+    {
+        let fitting = sender.fitting(&transactions[start..end]);
+        let middle = start + fitting.clamp(1, end - start);
+        if middle < end {
+            waiting.push(middle..end);
         }
-        groups
+        groups.push(start..middle);
     }
+    groups
 }
 
 async fn send_all<Sender: GroupSender>(
@@ -458,13 +441,13 @@ async fn send_all<Sender: GroupSender>(
     let mut results: Vec<Option<TransactionResult>> = vec![None; transactions.len()];
     let mut window = 1;
     let mut refusals = 0;
-    let mut waiting = Waiting::default();
+    let mut waiting = Vec::new();
+    if !transactions.is_empty() {
+        waiting.push(0..transactions.len());
+    }
     let mut failure = None;
-    while failure.is_none() {
-        let groups = waiting.take(sender, transactions, window);
-        if groups.is_empty() {
-            break;
-        }
+    while failure.is_none() && !waiting.is_empty() {
+        let groups = take_groups(sender, transactions, &mut waiting, window);
         let contents: Vec<&[Sender::Item]> = groups
             .iter()
             .map(|group| &transactions[group.clone()])
@@ -480,7 +463,7 @@ async fn send_all<Sender: GroupSender>(
         } else {
             1
         };
-        // Backwards, so that the halves of the first group are on top of the stack.
+        // Backwards, so that the first group's halves come first again.
         for (group, result) in groups.into_iter().zip(sent).rev() {
             let is_broken = result.is_of_service();
             refusals += usize::from(result != TransactionResult::Applied);
@@ -495,8 +478,7 @@ async fn send_all<Sender: GroupSender>(
                 failure = Some(result);
             } else if is_divided && group.len() > 1 {
                 let middle = group.start + group.len() / 2;
-                let parts = [middle..group.end, group.start..middle];
-                waiting.halves.extend(parts);
+                waiting.extend([middle..group.end, group.start..middle]);
             } else {
                 progress(group.len());
                 results[group].fill(Some(result));
@@ -673,8 +655,30 @@ fn remainder(transaction: &Transaction, found: &Found) -> Remainder {
 /// Maximum size of a response of Route 53 or etcd in octets.
 const MAX_BODY: usize = 256 << 20;
 
+/// Returns whether a response is about the service or the time of a request, so that no name is at fault.
+fn is_temporary(status: StatusCode) -> bool {
+    status.is_server_error()
+        || matches!(
+            status,
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS
+        )
+}
+
+/// Maximum number of pages of a listing: 300,000 record sets of Route 53, or 4 million keys of etcd.
+const MAX_PAGES: usize = 1_000;
+
+/// Returns the error of a listing that has more pages than a service can hold records.
+fn endless(server: &str) -> ProviderError {
+    bad_answer(
+        server,
+        format!("its listing does not end after {MAX_PAGES} pages"),
+    )
+}
+
 struct Http {
-    client: HttpClient,
+    client: Mutex<HttpClient>,
+    /// Files of the client, if a server needs them.
+    files: Option<TlsFiles>,
     limits: Limits,
 }
 
@@ -685,39 +689,58 @@ impl Http {
         files: &TlsFiles,
         limits: Limits,
     ) -> Result<Self, ProviderError> {
-        let config = if urls.any(|url| url.starts_with("https:")) {
-            files.config(&[])?
-        } else {
-            // The system may have no CA certificates.
-            let trust = ServerTrust::Roots(RootCertStore::empty());
-            let config = tls::client_config(trust, ClientIdentity::Anonymous)
-                .map_err(|error| settings(error.to_string()))?;
-            Arc::new(config)
-        };
-        // Connections are kept: a round makes many requests to one server.
-        let client = HttpClient::new((*config).clone(), usize::MAX);
-        Ok(Self { client, limits })
+        let is_secure = urls.any(|url| url.starts_with("https:"));
+        let files = is_secure.then(|| files.clone());
+        Ok(Self {
+            client: Mutex::new(http_client(files.as_ref())?),
+            files,
+            limits,
+        })
     }
 
-    /// Sends a request and reads the whole response. `server` identifies the server in errors.
+    /// Sends a request with a body and reads the whole response. `server` identifies the server in errors.
     async fn send(
         &self,
         server: &str,
-        request: Request<Full<Bytes>>,
+        request: request::Builder,
+        body: impl Into<Bytes>,
     ) -> Result<Response<Bytes>, ProviderError> {
-        self.client
-            .send(request, self.limits)
-            .await
-            .map_err(|error| ProviderError::Unreachable {
-                server: server.to_owned(),
-                reason: match error {
-                    ClientError::Timeout(limit) => {
-                        format!("no answer within {} s", limit.as_secs())
-                    }
-                    other => other.to_string(),
-                },
-            })
+        let request = request.body(Full::new(body.into())).map_err(|error| {
+            let server = redacted_text(server);
+            settings(format!("{server}: {error}; correct the URL"))
+        })?;
+        let client = self.client.lock().clone();
+        let error = match client.send(request, self.limits).await {
+            Ok(response) => return Ok(response),
+            Err(error) => error,
+        };
+        // The files may have been replaced since they were read: with an expired certificate, every further
+        // request would fail as well.
+        if self.files.is_some()
+            && let Ok(client) = http_client(self.files.as_ref())
+        {
+            *self.client.lock() = client;
+        }
+        Err(ProviderError::Unreachable {
+            server: server.to_owned(),
+            reason: error.to_string(),
+        })
     }
+}
+
+/// Creates a client; without files it trusts no server of `https`.
+fn http_client(files: Option<&TlsFiles>) -> Result<HttpClient, ProviderError> {
+    let config = match files {
+        Some(files) => files.config()?,
+        // The system may have no CA certificates.
+        None => tls::client_config(
+            ServerTrust::Roots(RootCertStore::empty()),
+            ClientIdentity::Anonymous,
+        )
+        .map_err(|error| settings(error.to_string()))?,
+    };
+    // Connections are kept: a round makes many requests to one server.
+    Ok(HttpClient::new(config, usize::MAX))
 }
 
 /// Files of a TLS client.
@@ -740,14 +763,13 @@ impl TlsFiles {
         })
     }
 
-    /// Loads the files. `protocols` are offered by ALPN.
-    pub fn config(&self, protocols: &[&[u8]]) -> Result<Arc<ClientConfig>, ProviderError> {
+    /// Loads the files.
+    pub fn config(&self) -> Result<ClientConfig, ProviderError> {
         let identity = self
             .identity
             .as_ref()
             .map(|(certificate, key)| (certificate.as_path(), key.as_path()));
-        let config = tls::client_config_of_files(self.ca.as_deref(), identity);
-        let mut config = config.map_err(|error| {
+        tls::client_config_of_files(self.ca.as_deref(), identity).map_err(|error| {
             // Else the error may be one of the client's own files.
             let remedy = if self.ca.is_none() && self.identity.is_none() {
                 "; set tls-ca if the system has no CAs"
@@ -755,14 +777,14 @@ impl TlsFiles {
                 ""
             };
             settings(format!("{error}{remedy}"))
-        })?;
-        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        Ok(Arc::new(config))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use dns_core::config::values::parse_duration;
 
     use super::*;
@@ -964,10 +986,9 @@ mod tests {
         assert_eq!(shown(bad_answer("s", reason)), "s: invalid response: a\\nb");
         assert_eq!(
             shown(ProviderError::Throttled {
-                server: "s".to_owned(),
-                wait: Duration::from_secs(60)
+                server: "s".to_owned()
             }),
-            "s is throttling; next attempt in 60 s"
+            "s is throttling; the next round tries again"
         );
         assert_eq!(shown(unfit(&name, "too long")), "a.example.org: too long");
         assert_eq!(
@@ -995,10 +1016,7 @@ mod tests {
                 true,
             ),
             (
-                TransactionResult::Failed(ProviderError::Throttled {
-                    server: server(),
-                    wait: QUICK,
-                }),
+                TransactionResult::Failed(ProviderError::Throttled { server: server() }),
                 true,
             ),
             (TransactionResult::Failed(unfit(&name, "x")), false),
@@ -1336,8 +1354,8 @@ mod tests {
             (OnConflict::Isolate, vec![5], 8),
         ] {
             let mut server = Contested(Vec::new());
-            let mut items: Vec<Result<u8, ProviderError>> = (0..10).map(Ok).collect();
-            items.push(Err(settings("unfit")));
+            let mut items: Vec<Result<u8, TransactionResult>> = (0..10).map(Ok).collect();
+            items.push(Err(TransactionResult::Failed(settings("unfit"))));
             items.push(Ok(11));
             let found = send_groups(&mut server, items, on_conflict, &|_| {}).await;
             for (place, result) in found.iter().enumerate() {
@@ -1389,7 +1407,7 @@ mod tests {
             ca: Some(PathBuf::from("/nowhere/ca")),
             identity: None,
         };
-        let error = missing.config(&[]).unwrap_err().to_string();
+        let error = missing.config().unwrap_err().to_string();
         assert!(
             error.contains("/nowhere/ca") && !error.contains("set tls-ca"),
             "{error}"
@@ -1440,7 +1458,7 @@ mod tests {
     /// A server on loopback that answers requests with one response after the other, and notes them.
     pub(super) struct Scripted {
         pub(super) url: String,
-        asked: Arc<parking_lot::Mutex<Vec<String>>>,
+        asked: Arc<Mutex<Vec<String>>>,
     }
 
     impl Scripted {
@@ -1452,8 +1470,8 @@ mod tests {
             for (code, body) in responses {
                 rest.push_back((*code, (*body).to_owned()));
             }
-            let rest = Arc::new(parking_lot::Mutex::new(rest));
-            let asked = Arc::new(parking_lot::Mutex::new(Vec::new()));
+            let rest = Arc::new(Mutex::new(rest));
+            let asked = Arc::new(Mutex::new(Vec::new()));
             let noted = asked.clone();
             let routes =
                 axum::Router::new().fallback(move |request: axum::extract::Request| async move {
@@ -1464,7 +1482,7 @@ mod tests {
                     noted.lock().push(line.trim_end().to_owned());
                     let next = rest.lock().pop_front();
                     let (code, text) = next.unwrap_or((500, "nothing is left".to_owned()));
-                    (hyper::StatusCode::from_u16(code).unwrap(), text)
+                    (StatusCode::from_u16(code).unwrap(), text)
                 });
             let server = Server::new("a test", Listener::Plain(listener));
             tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));

@@ -18,7 +18,6 @@ use dns_kit::{
     http_client::Limits,
 };
 use futures_util::future::BoxFuture;
-use http_body_util::Full;
 use hyper::{Request, StatusCode, header, header::HeaderValue};
 use serde::de::DeserializeOwned;
 use url::Url;
@@ -26,7 +25,7 @@ use url::Url;
 use super::{
     Batch, Definition, GroupSender, Http, Parameters, Progress, Provider, ProviderError,
     ProviderSettings, Results, Step, TlsFiles, Transaction, TransactionResult, Zone, bad_answer,
-    definition::shared_root, not_made, send_groups, settings,
+    definition::shared_root, is_temporary, not_made, send_groups, settings,
 };
 use crate::{
     go_json,
@@ -170,21 +169,17 @@ impl Webhook {
     /// Sends a request. A response of the class 5xx is temporary; others are about a name, or about the settings.
     async fn call(&self, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, ProviderError> {
         let server = format!("{}{path}", self.settings.url);
-        let builder = match body {
+        let mut request = match body {
             None => Request::get(&server),
             Some(_) => Request::post(&server).header(header::CONTENT_TYPE, MEDIA_TYPE),
         };
-        let body = body.unwrap_or_default();
-        let request = builder
-            .header(header::ACCEPT, MEDIA_TYPE)
-            .body(Full::new(Bytes::from(body)));
-        let mut request =
-            request.map_err(|error| settings(format!("webhook-provider-url: {error}")))?;
+        request = request.header(header::ACCEPT, MEDIA_TYPE);
         if let Some(authorization) = &self.settings.authorization {
-            let headers = request.headers_mut();
-            headers.insert(header::AUTHORIZATION, authorization.clone());
+            request = request.header(header::AUTHORIZATION, authorization.clone());
         }
-        let response = self.http.send(&self.settings.url, request).await?;
+        let url = &self.settings.url;
+        let sent = self.http.send(url, request, body.unwrap_or_default());
+        let response = sent.await?;
         let status = response.status();
         if matches!(status, StatusCode::OK | StatusCode::NO_CONTENT) {
             return Ok(response.into_body());
@@ -193,12 +188,8 @@ impl Webhook {
         let text = printable_bytes(response.body());
         let reason = format!("{status}: {text}; see the log of the webhook");
         Err(match status {
-            // About the time of the request, not its content.
-            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-                ProviderError::Unreachable { server, reason }
-            }
             // External-dns's server answers every error by 500, so it may mean the whole service.
-            _ if status.is_server_error() => ProviderError::Unreachable { server, reason },
+            _ if is_temporary(status) => ProviderError::Unreachable { server, reason },
             // The peer may mean one of the names.
             StatusCode::BAD_REQUEST
             | StatusCode::CONFLICT
@@ -335,24 +326,22 @@ impl Webhook {
     ) -> Result<Vec<TransactionResult>, ProviderError> {
         // Listed immediately before, because the peer compares nothing itself.
         let (before, _) = self.records().await?;
-        let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
-        let mut places = Vec::new();
         let mut items = Vec::new();
-        for (place, transaction) in batch.transactions.iter().enumerate() {
-            if transaction.steps.iter().all(|step| step.holds(&before)) {
-                places.push(place);
-                items.push(Ok(transaction.clone()));
-            }
-        }
-        let sent = send_groups(self, items, batch.on_conflict, progress).await;
-        for (place, result) in places.into_iter().zip(sent) {
-            results[place] = if result == TransactionResult::Applied {
-                let name = &batch.transactions[place].name;
-                let url = &self.settings.url;
-                TransactionResult::Unproven(not_made(url, name, "see the log of the webhook"))
+        for transaction in &batch.transactions {
+            let holds = transaction.steps.iter().all(|step| step.holds(&before));
+            items.push(if holds {
+                Ok(transaction.clone())
             } else {
-                result
-            };
+                Err(TransactionResult::Conflict)
+            });
+        }
+        let mut results = send_groups(self, items, batch.on_conflict, progress).await;
+        let url = &self.settings.url;
+        for (transaction, result) in batch.transactions.iter().zip(&mut results) {
+            if *result == TransactionResult::Applied {
+                let error = not_made(url, &transaction.name, "see the log of the webhook");
+                *result = TransactionResult::Unproven(error);
+            }
         }
         Ok(results)
     }

@@ -409,6 +409,21 @@ async fn user_and_tls_are_required() {
 }
 
 #[tokio::test]
+async fn replaced_certificate_is_trusted() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = certificate(folder.path());
+    let mut etcd = Etcd::start(Some(files.clone()));
+    let mut parameters = etcd.parameters();
+    parameters.0.insert("tls-ca".to_owned(), files.0);
+    let mut engine = engine(&parameters);
+    assert_eq!(publish(&mut engine, &names(1)).await.applied(), 1);
+    // Other ones under the same names, as a rotation leaves them.
+    certificate(folder.path());
+    etcd.restart();
+    assert_eq!(publish(&mut engine, &names(2)).await.applied(), 1);
+}
+
+#[tokio::test]
 async fn strict_owner_hides_foreign_keys() {
     let etcd = Etcd::start(None);
     etcd.ctl(&[

@@ -9,14 +9,12 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use bytes::Bytes;
 use dns_kit::{
     aws_signature::{Credentials, Signer, encode_query},
     backoff,
     http_client::Limits,
 };
-use http_body_util::Full;
-use hyper::{Request, StatusCode};
+use hyper::{Request, StatusCode, http::request};
 use quick_xml::{
     Reader,
     escape::{escape, resolve_predefined_entity},
@@ -26,15 +24,20 @@ use serde::Deserialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::AwsSettings;
-use crate::provider::{Http, MAX_BODY, ProviderError, bad_answer, settings};
+use crate::provider::{
+    Http, MAX_BODY, MAX_PAGES, ProviderError, bad_answer, endless, is_temporary, settings,
+};
 
 /// API version in paths and in the XML namespace of requests.
 pub(super) const VERSION: &str = "2013-04-01";
 
+/// Time limit of a response.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
 /// First pause after a throttled call; it doubles with each further one, up to [`LONG_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Recommended pause if throttling does not end.
+/// Longest pause between two attempts of a throttled call.
 const LONG_PAUSE: Duration = Duration::from_mins(1);
 
 /// Codes of throttled calls.
@@ -65,7 +68,7 @@ impl Api {
             urls.into_iter(),
             &settings.files,
             Limits {
-                time: settings.timeout,
+                time: TIMEOUT,
                 body: MAX_BODY,
             },
         )?;
@@ -76,12 +79,32 @@ impl Api {
         })
     }
 
-    pub(super) async fn get(
+    /// Gets all pages of a list. `markers` are the parameters that select the next page, each with the element of a
+    /// page that has its value.
+    pub(super) async fn pages(
         &mut self,
         path: &str,
-        query: &[(&str, &str)],
-    ) -> Result<Element, ProviderError> {
-        self.call("GET", path, query, String::new()).await
+        max_items: &str,
+        markers: &[(&str, &str)],
+    ) -> Result<Vec<Element>, ProviderError> {
+        let mut pages: Vec<Element> = Vec::new();
+        while pages.len() < MAX_PAGES {
+            let mut query = Vec::with_capacity(markers.len() + 1);
+            for (parameter, element) in markers {
+                let value = pages.last().map_or("", |page| page.text_of(element));
+                if !value.is_empty() {
+                    query.push((*parameter, value));
+                }
+            }
+            query.push(("maxitems", max_items));
+            let page = self.call("GET", path, &query, String::new()).await?;
+            let is_last = page.text_of("IsTruncated") != "true";
+            pages.push(page);
+            if is_last {
+                return Ok(pages);
+            }
+        }
+        Err(endless(&self.settings.endpoint))
     }
 
     pub(super) async fn post(
@@ -123,8 +146,8 @@ impl Api {
         let mut attempt = 0;
         loop {
             // Each attempt anew: AWS accepts a signature for five minutes.
-            let request = unsigned.sign(endpoint, &credentials)?;
-            match self.exchange(endpoint, request).await {
+            let request = unsigned.sign(endpoint, &credentials);
+            match self.exchange(endpoint, request, body.clone()).await {
                 Err(ProviderError::Throttled { .. }) if attempt < *retries => {
                     attempt += 1;
                     let pause = backoff::pause(FIRST_PAUSE, LONG_PAUSE, attempt);
@@ -138,9 +161,10 @@ impl Api {
     async fn exchange(
         &self,
         server: &str,
-        request: Request<Full<Bytes>>,
+        request: request::Builder,
+        body: String,
     ) -> Result<Element, ProviderError> {
-        let response = self.http.send(server, request).await?;
+        let response = self.http.send(server, request, body).await?;
         // Errors have a body of XML as well, which names the cause.
         let parsed = Element::parse(response.body());
         if response.status() == StatusCode::OK {
@@ -170,13 +194,9 @@ impl Api {
         let status = response.status();
         // The status of PriorRequestNotComplete is 400.
         if THROTTLING.contains(&code) || status == StatusCode::TOO_MANY_REQUESTS {
-            return Err(ProviderError::Throttled {
-                server,
-                wait: LONG_PAUSE,
-            });
+            return Err(ProviderError::Throttled { server });
         }
-        // 5xx is temporary, so no name is at fault and the batch is not halved.
-        Err(if status.is_server_error() {
+        Err(if is_temporary(status) {
             ProviderError::Unreachable {
                 server,
                 reason: format!("{status} {code}: {message}"),
@@ -305,12 +325,12 @@ impl Api {
             METADATA_TOKEN_SECONDS,
         );
         let token = self.metadata(token).await?;
-        let name = Request::get(format!("{server}{PROFILE}"));
-        let name = self.metadata(name.header(METADATA_TOKEN, &token)).await?;
-        let profile = Request::get(format!("{server}{PROFILE}{name}"));
-        let profile = self
-            .metadata(profile.header(METADATA_TOKEN, &token))
-            .await?;
+        let get = |name: &str| {
+            let request = Request::get(format!("{server}{PROFILE}{name}"));
+            request.header(METADATA_TOKEN, &token)
+        };
+        let name = self.metadata(get("")).await?;
+        let profile = self.metadata(get(&name)).await?;
         let profile: Profile = serde_json::from_str(&profile)?;
         let until = OffsetDateTime::parse(&profile.expiration, &Rfc3339)?;
         let credentials = Credentials {
@@ -322,10 +342,9 @@ impl Api {
     }
 
     /// Sends a request to the machine's metadata service, and returns the text of its response.
-    async fn metadata(&self, request: hyper::http::request::Builder) -> anyhow::Result<String> {
-        let request = request.body(Full::new(Bytes::new()))?;
+    async fn metadata(&self, request: request::Builder) -> anyhow::Result<String> {
         let server = &self.settings.metadata_endpoint;
-        let response = self.http.send(server, request).await?;
+        let response = self.http.send(server, request, "").await?;
         if response.status() != StatusCode::OK {
             bail!("{}", response.status());
         }
@@ -342,7 +361,7 @@ impl Api {
             region,
             ..
         } = &self.settings;
-        let body = &role_form("AssumeRole", role, None);
+        let form = role_form("AssumeRole", role, None);
         let unsigned = Unsigned {
             service: "sts",
             region,
@@ -350,10 +369,10 @@ impl Api {
             path: "/",
             query: &[],
             content_type: FORM,
-            body,
+            body: &form,
         };
-        let request = unsigned.sign(token_endpoint, base)?;
-        self.credentials_of(request).await
+        let request = unsigned.sign(token_endpoint, base);
+        self.credentials_of(request, form).await
     }
 
     /// Exchanges the token of a web identity for credentials of its role.
@@ -367,18 +386,17 @@ impl Api {
         let form = role_form("AssumeRoleWithWebIdentity", role, Some(token.trim()));
         let request = Request::post(format!("{}/", self.settings.token_endpoint))
             .header("content-type", FORM);
-        let request = request.body(Full::new(Bytes::from(form)));
-        let request = request.map_err(|error| settings(format!("token service: {error}")))?;
-        self.credentials_of(request).await
+        self.credentials_of(request, form).await
     }
 
     /// Sends a request to the token service, and returns the credentials in its response.
     async fn credentials_of(
         &self,
-        request: Request<Full<Bytes>>,
+        request: request::Builder,
+        form: String,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         let endpoint = &self.settings.token_endpoint;
-        let answer = self.exchange(endpoint, request).await?;
+        let answer = self.exchange(endpoint, request, form).await?;
         let no_credentials = "the token service returned no credentials";
         let Some(found) = answer.find("Credentials") else {
             return Err(bad_answer(endpoint, no_credentials));
@@ -557,11 +575,7 @@ struct Unsigned<'a> {
 
 impl Unsigned<'_> {
     /// Signs a request to `endpoint` at this time.
-    fn sign(
-        &self,
-        endpoint: &str,
-        credentials: &Credentials,
-    ) -> Result<Request<Full<Bytes>>, ProviderError> {
+    fn sign(&self, endpoint: &str, credentials: &Credentials) -> request::Builder {
         let host = endpoint
             .split_once("://")
             .map_or(endpoint, |(_, host)| host);
@@ -580,10 +594,7 @@ impl Unsigned<'_> {
         for (name, value) in signer.headers(self.method, self.path, self.query, &headers, body) {
             builder = builder.header(name, value);
         }
-        let body = Full::new(Bytes::from(self.body.to_owned()));
         builder
-            .body(body)
-            .map_err(|error| settings(format!("endpoint {endpoint}: {error}")))
     }
 }
 
@@ -710,9 +721,9 @@ mod tests {
             content_type: "text/xml",
             body: "<a/>",
         };
-        let request = unsigned
-            .sign("https://route53.example.org:8443", &credentials)
-            .unwrap();
+        let signed =
+            |unsigned: &Unsigned<'_>, endpoint| unsigned.sign(endpoint, &credentials).body(());
+        let request = signed(&unsigned, "https://route53.example.org:8443").unwrap();
         assert_eq!(request.method(), "POST");
         assert_eq!(
             request.uri().to_string(),
@@ -729,13 +740,23 @@ mod tests {
             "{authorization}"
         );
         unsigned.query = &[];
-        let request = unsigned.sign("http://h", &credentials).unwrap();
+        let request = signed(&unsigned, "http://h").unwrap();
         assert_eq!(request.uri().to_string(), "http://h/2013-04-01/hostedzone");
-        let error = unsigned.sign("http://a b", &credentials).unwrap_err();
-        assert!(
-            error.to_string().starts_with("endpoint http://a b: "),
-            "{error}"
-        );
+    }
+
+    #[tokio::test]
+    async fn broken_endpoint_is_named() {
+        let parameters = [
+            ("aws-endpoint", "http://a b"),
+            ("aws-access-key-id", "ID"),
+            ("aws-secret-access-key", "secret"),
+        ];
+        let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let parameters = crate::provider::Parameters(parameters.into());
+        let mut api = Api::new(AwsSettings::from_parameters(&parameters).unwrap()).unwrap();
+        let error = api.pages("hostedzone", "1", &[]).await.unwrap_err();
+        let shown = error.to_string();
+        assert!(shown.starts_with("http://a b: invalid uri"), "{shown}");
     }
 
     #[tokio::test]

@@ -35,8 +35,6 @@ use crate::record::{DomainFilter, Key, Name, Record, RecordType};
 
 const TAGS_PER_CALL: usize = 10;
 
-const PAGE: &str = "300";
-
 pub(super) const DEFINITION: Definition = Definition {
     parameters: PARAMETERS,
     settings: &[
@@ -139,8 +137,6 @@ pub struct AwsSettings {
     pub balancers: BalancerRecords,
     /// Certificates for the connection to AWS.
     pub files: TlsFiles,
-    /// Timeout of a response.
-    pub timeout: Duration,
 }
 
 impl AwsSettings {
@@ -200,7 +196,6 @@ impl AwsSettings {
             retries: parameters.number("aws-api-retries", 3)?,
             balancers: balancers(parameters)?,
             files: TlsFiles::from_parameters(parameters)?,
-            timeout: Duration::from_secs(30),
         })
     }
 }
@@ -234,20 +229,12 @@ fn tags(parameters: &Parameters) -> Vec<(String, Option<String>)> {
 }
 
 fn credentials(parameters: &Parameters) -> Result<Option<Credentials>, ProviderError> {
-    match (
-        parameters.text("aws-access-key-id"),
-        parameters.text("aws-secret-access-key"),
-    ) {
-        (Some(key_id), Some(secret)) => Ok(Some(Credentials {
-            key_id: key_id.to_owned(),
-            secret: secret.to_owned(),
-            token: parameters.text("aws-session-token").map(str::to_owned),
-        })),
-        (None, None) => Ok(None),
-        _ => Err(settings(
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither",
-        )),
-    }
+    let pair = parameters.pair("aws-access-key-id", "aws-secret-access-key")?;
+    Ok(pair.map(|(key_id, secret)| Credentials {
+        key_id,
+        secret,
+        token: parameters.text("aws-session-token").map(str::to_owned),
+    }))
 }
 
 /// Parses `aws-prefer-cname` and `aws-evaluate-target-health`.
@@ -311,23 +298,11 @@ impl Aws {
     /// Lists the zones that pass the filters, without content.
     async fn hosted_zones(&mut self) -> Result<Vec<Zone>, ProviderError> {
         let mut hosted = Vec::new();
-        let mut marker = String::new();
-        loop {
-            let query = [("marker", marker.as_str()), ("maxitems", "100")];
-            let query = if marker.is_empty() {
-                &query[1..]
-            } else {
-                &query[..]
-            };
-            let page = self.api.get("hostedzone", query).await?;
+        let markers = [("marker", "NextMarker")];
+        for page in self.api.pages("hostedzone", "100", &markers).await? {
             for zone in page.list("HostedZones") {
                 hosted.extend(self.accept(zone)?);
             }
-            // At most 100 zones are in one page.
-            if page.text_of("IsTruncated") != "true" {
-                break;
-            }
-            page.text_of("NextMarker").clone_into(&mut marker);
         }
         // Zones are listed without their tags, which cost further calls.
         if !self.api.settings.tags.is_empty() {
@@ -348,7 +323,7 @@ impl Aws {
             .text_of("Id")
             .trim_start_matches("/hostedzone/")
             .to_owned();
-        let apex = Name::parse(zone.text_of("Name"))
+        let apex = sets::read_name(zone.text_of("Name"))
             .map_err(|error| bad_answer(&self.api.settings.endpoint, error))?;
         let is_private = zone
             .find("PrivateZone")
@@ -369,7 +344,7 @@ impl Aws {
         }))
     }
 
-    async fn with_tags(&mut self, hosted: Vec<Zone>) -> Result<Vec<Zone>, ProviderError> {
+    async fn with_tags(&mut self, mut hosted: Vec<Zone>) -> Result<Vec<Zone>, ProviderError> {
         let mut kept: Vec<String> = Vec::new();
         for zones in hosted.chunks(TAGS_PER_CALL) {
             let ids = zones
@@ -387,24 +362,21 @@ impl Aws {
                 }
             }
         }
-        let mut hosted = hosted;
         hosted.retain(|zone| kept.contains(&zone.id));
         Ok(hosted)
     }
 
-    /// Lists a zone page by page, without its SOA and its own NS records.
+    /// Lists a zone without its SOA and its own NS records.
     async fn list_zone(&mut self, id: &str, apex: &Name) -> Result<Vec<Record>, ProviderError> {
         let mut records = Vec::new();
         let mut listed = BTreeMap::new();
         let path = format!("hostedzone/{id}/rrset");
-        let mut next: Vec<(&str, String)> = Vec::new();
-        loop {
-            let mut query = Vec::with_capacity(next.len() + 1);
-            for (name, value) in &next {
-                query.push((*name, value.as_str()));
-            }
-            query.push(("maxitems", PAGE));
-            let page = self.api.get(&path, &query).await?;
+        let markers = [
+            ("name", "NextRecordName"),
+            ("type", "NextRecordType"),
+            ("identifier", "NextRecordIdentifier"),
+        ];
+        for page in self.api.pages(&path, "300", &markers).await? {
             for set in page.list("ResourceRecordSets") {
                 if set.text_of("Type") == "SOA" {
                     continue;
@@ -423,20 +395,6 @@ impl Aws {
                     }
                 }
             }
-            if page.text_of("IsTruncated") != "true" {
-                break;
-            }
-            next.clear();
-            for (parameter, element) in [
-                ("name", "NextRecordName"),
-                ("type", "NextRecordType"),
-                ("identifier", "NextRecordIdentifier"),
-            ] {
-                let value = page.text_of(element);
-                if !value.is_empty() {
-                    next.push((parameter, value.to_owned()));
-                }
-            }
         }
         // A deletion has to repeat a set exactly as Route 53 lists it, with properties that a
         // record does not have.
@@ -450,7 +408,8 @@ impl Aws {
         let max_changes = self.api.settings.batch_size;
         let mut changes = Vec::with_capacity(batch.transactions.len());
         for transaction in &batch.transactions {
-            changes.push(convert(transaction, &listed, max_changes));
+            let converted = convert(transaction, &listed, max_changes);
+            changes.push(converted.map_err(TransactionResult::Failed));
         }
         let mut sender = BatchSender {
             aws: self,
@@ -486,7 +445,10 @@ fn convert(
             return Err(unfit(&transaction.name, reason));
         }
     }
-    let changes = SetChanges::new(transaction, |record| listed.get(&record.key()).cloned());
+    let changes = SetChanges::new(transaction, |record| match listed.get(&record.key()) {
+        Some(set) => set.clone(),
+        None => sets::write(record),
+    });
     if changes.size.fits(max_changes) {
         return Ok(changes);
     }
@@ -561,7 +523,7 @@ fn is_conflict(message: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::tests::Scripted;
+    use crate::provider::{MAX_PAGES, tests::Scripted};
 
     fn settings_of(pairs: &[(&str, &str)]) -> Result<AwsSettings, String> {
         let mut parameters = Parameters::default();
@@ -664,7 +626,6 @@ mod tests {
         assert!(matches("a.example.org") && !matches("x.example.org") && !matches("example.net"));
         assert_eq!((found.batch_size, found.retries), (7, 4));
         assert_eq!(found.batch_interval, Duration::from_secs(3));
-        assert_eq!(found.timeout, Duration::from_secs(30));
         assert_eq!(found.balancers, BalancerRecords::Cname);
         assert_eq!(
             found.shared_file,
@@ -732,11 +693,11 @@ mod tests {
             ),
             (
                 ("aws-access-key-id", "id"),
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither",
+                "aws-access-key-id and aws-secret-access-key require each other; set both or neither",
             ),
             (
                 ("aws-secret-access-key", "s"),
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither",
+                "aws-access-key-id and aws-secret-access-key require each other; set both or neither",
             ),
             (
                 ("aws-web-identity-token-file", "/f"),
@@ -788,6 +749,10 @@ mod tests {
         );
         let found = accepted(&[], &public).unwrap().unwrap();
         assert_eq!((&*found.id, found.visibility), ("Z1A", Visibility::Public));
+        // Route 53 escapes the slash of a delegated part of a network (RFC 2317).
+        let part = zone("Z3", "0\\05725.2.0.192.in-addr.arpa.", "false");
+        let found = accepted(&[], &part).unwrap().unwrap();
+        assert_eq!(found.apex.as_str(), "0/25.2.0.192.in-addr.arpa");
         for (filter, passes) in [
             (("aws-zone-type", "public"), [true, false]),
             (("aws-zone-type", "private"), [false, true]),
@@ -912,7 +877,7 @@ mod tests {
             "<InvalidChangeBatch><Messages><Message>one</Message><Message>two</Message></Messages>\
                         </InvalidChangeBatch>"
                 .to_owned();
-        let throttled = " is throttling; next attempt in 60 s";
+        let throttled = " is throttling; the next round tries again";
         for (code, body, expected) in [
             (400, messages, " refused: one; two"),
             (400, error("InvalidChangeBatch"), " refused: why"),
@@ -931,10 +896,25 @@ mod tests {
             (200, "<A>".to_owned(), ": invalid response: it is truncated"),
         ] {
             let (mut aws, server) = route53(&[(code, &body)], &[]).await;
-            let error = aws.api.get("x", &[]).await.unwrap_err().to_string();
-            assert_eq!(error, format!("{}{expected}", server.url));
-            assert_eq!(server.asked(), ["GET /2013-04-01/x"]);
+            let error = aws.api.pages("x", "1", &[]).await.unwrap_err();
+            assert_eq!(error.to_string(), format!("{}{expected}", server.url));
+            assert_eq!(server.asked(), ["GET /2013-04-01/x?maxitems=1"]);
         }
+    }
+
+    #[tokio::test]
+    async fn endless_listing_is_given_up() {
+        let page = "<R><IsTruncated>true</IsTruncated><NextMarker>m</NextMarker></R>";
+        let (mut aws, server) = route53(&vec![(200, page); MAX_PAGES + 1], &[]).await;
+        let error = aws.list().await.err().unwrap().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "{}: invalid response: its listing does not end after 1000 pages",
+                server.url
+            )
+        );
+        assert_eq!(server.asked().len(), MAX_PAGES);
     }
 
     #[tokio::test]

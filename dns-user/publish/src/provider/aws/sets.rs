@@ -4,7 +4,7 @@
 use super::api::Element;
 use crate::{
     provider::{Step, Transaction},
-    record::{Name, Record, RecordError, RecordType, Target},
+    record::{Name, NameError, Record, RecordError, RecordType, Target},
 };
 
 /// Default TTL of new sets, and the TTL with which alias sets are compared.
@@ -58,8 +58,13 @@ pub(super) fn unfit(record: &Record) -> Option<String> {
     None
 }
 
+/// Parses a name as Route 53 writes it, with octal escapes.
+pub(super) fn read_name(text: &str) -> Result<Name, NameError> {
+    Name::parse(&octal_to_decimal(text))
+}
+
 pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
-    let name = Name::parse(&octal_to_decimal(set.text_of("Name")))?;
+    let name = read_name(set.text_of("Name"))?;
     let record_type: RecordType = set.text_of("Type").parse()?;
     let mut record = Record::new(name, record_type, []);
     set.text_of("SetIdentifier")
@@ -69,7 +74,7 @@ pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
         read_properties(&mut record, location, &GEOLOCATION);
     }
     if let Some(alias) = set.child("AliasTarget") {
-        let target = Name::parse(&octal_to_decimal(alias.text_of("DNSName")))?;
+        let target = read_name(alias.text_of("DNSName"))?;
         record.targets.insert(Target::alias(&target));
         // An alias set has no TTL of its own; with one, wanted and listed sets are equal.
         record.ttl = Some(DEFAULT_TTL);
@@ -386,30 +391,23 @@ pub(super) struct SetChanges {
 }
 
 impl SetChanges {
-    /// Converts steps to changes. `listed` returns a set exactly as Route 53 listed it.
+    /// Converts steps to changes. `listed` returns a set exactly as Route 53 listed it, if it did.
     ///
     /// A deletion must name the exact set, so it also compares: a set that must stay is deleted and
     /// created in the same batch. A creation fails if the set exists.
-    pub(super) fn new(
-        transaction: &Transaction,
-        listed: impl Fn(&Record) -> Option<Element>,
-    ) -> Self {
+    pub(super) fn new(transaction: &Transaction, listed: impl Fn(&Record) -> Element) -> Self {
         let mut changes = Vec::new();
         for step in &transaction.steps {
             let (before, after) = match step {
                 Step::Create(record) => (None, Some(write(record))),
                 Step::Delete(record) => (Some(record), None),
                 Step::Replace { before, after } => (Some(before), Some(write(after))),
-                Step::Require(record) => (
-                    Some(record),
-                    Some(listed(record).unwrap_or_else(|| write(record))),
-                ),
+                Step::Require(record) => (Some(record), Some(listed(record))),
                 // Route 53 itself refuses a CNAME beside other sets.
                 Step::RequireAbsent(..) => (None, None),
             };
             if let Some(before) = before {
-                let old = listed(before).unwrap_or_else(|| write(before));
-                changes.push((DELETE, old));
+                changes.push((DELETE, listed(before)));
             }
             if let Some(after) = after {
                 changes.push((CREATE, after));
@@ -550,7 +548,7 @@ mod tests {
                 name,
                 steps: vec![step],
             },
-            |_| None,
+            write,
         )
     }
 
@@ -611,7 +609,7 @@ mod tests {
             Step::Delete(record("a.example.org", RecordType::A, "192.0.2.1")),
         ];
         let name = record("a.example.org", RecordType::A, "192.0.2.1").name;
-        let changes = SetChanges::new(&Transaction { name, steps }, |_| None);
+        let changes = SetChanges::new(&Transaction { name, steps }, write);
         let request = request(&[changes]);
         let order: Vec<String> = request
             .find("Changes")
@@ -865,7 +863,11 @@ mod tests {
         };
         let exact = Element::of("Exact", [Element::text("Name", "a.example.org.")]);
         let changes = SetChanges::new(&transaction, |wanted| {
-            (wanted.name.as_str() == "a.example.org").then(|| exact.clone())
+            if wanted.name.as_str() == "a.example.org" {
+                exact.clone()
+            } else {
+                write(wanted)
+            }
         });
         let shown: Vec<String> = changes
             .changes
@@ -889,7 +891,7 @@ mod tests {
             name: record("d", "192.0.2.1").name,
             steps: vec![Step::Create(record("d", "192.0.2.1"))],
         };
-        request(&[SetChanges::new(&created, |_| None)]).write(&mut xml);
+        request(&[SetChanges::new(&created, write)]).write(&mut xml);
         assert_eq!(
             xml,
             "<ChangeResourceRecordSetsRequest><ChangeBatch><Comment>bosh-dns-publish</Comment><Changes><Change>\

@@ -4,9 +4,7 @@
 use std::collections::BTreeMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use bytes::Bytes;
 use dns_kit::http_client::Limits;
-use http_body_util::Full;
 use hyper::{Request, StatusCode, header};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -14,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::CoreDnsSettings;
 use crate::{
     go_json,
-    provider::{Http, MAX_BODY, ProviderError, bad_answer, settings},
+    provider::{Http, MAX_BODY, MAX_PAGES, ProviderError, bad_answer, endless, is_temporary},
     record::{Name, RecordType, Target},
 };
 
@@ -148,7 +146,7 @@ impl Etcd {
         let mut from = prefix.as_bytes().to_vec();
         let mut revision: Option<i64> = None;
         let mut pairs = Vec::new();
-        loop {
+        for _ in 0..MAX_PAGES {
             let start = STANDARD.encode(&from);
             let stop = STANDARD.encode(&end);
             let mut body = json!({"key": start, "range_end": stop, "limit": PAGE.to_string()});
@@ -172,6 +170,7 @@ impl Etcd {
                 _ => return Ok((revision.unwrap_or(0), pairs)),
             }
         }
+        Err(endless(&self.server()))
     }
 
     /// Applies transactions as one. Returns false if a comparison failed.
@@ -260,10 +259,8 @@ impl Etcd {
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, token);
         }
-        let request = request
-            .body(Full::new(Bytes::from(body.to_string())))
-            .map_err(|error| settings(format!("etcd-urls: {error}")))?;
-        let response = self.http.send(&server, request).await?;
+        let sent = self.http.send(&server, request, body.to_string());
+        let response = sent.await?;
         if response.status() == StatusCode::OK {
             return go_json::from_slice(response.body())
                 .map_err(|error| bad_answer(&server, error));
@@ -283,8 +280,8 @@ impl Etcd {
             });
         }
         let reason = format!("{} ({text})", response.status());
-        // A member without a leader; another one may have one.
-        Err(if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        // Such as a member without a leader or with too many requests; another one may answer.
+        Err(if is_temporary(response.status()) {
             ProviderError::Unreachable { server, reason }
         } else {
             ProviderError::Refused { server, reason }
@@ -446,7 +443,7 @@ pub(super) fn name_of(prefix: &str, key: &[u8], strip: u32) -> Option<Name> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::tests::Scripted;
+    use crate::provider::{GroupSender as _, tests::Scripted};
 
     #[test]
     fn values_are_read_as_coredns_reads_them() {
@@ -689,6 +686,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn overloaded_member_is_no_fault_of_a_name() {
+        for (code, is_temporary) in [
+            (400, false),
+            (403, false),
+            (408, true),
+            (429, true),
+            (500, true),
+            (504, true),
+        ] {
+            let (mut etcd, _server) = member(&[(code, "{\"message\": \"why\"}")], false).await;
+            let mut txn = Txn::default();
+            txn.write(b"/a", None);
+            let result = etcd.send(&[&[txn]]).await.remove(0);
+            assert_eq!(result.is_of_service(), is_temporary, "{code}: {result:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn endless_listing_is_given_up() {
+        let again = page(9, &["/s/a"], true);
+        let responses = vec![(200, again.as_str()); MAX_PAGES + 1];
+        let (mut etcd, server) = member(&responses, false).await;
+        let error = etcd.range("/s/").await.err().unwrap().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "{}: invalid response: its listing does not end after 1000 pages",
+                server.url
+            )
+        );
+        assert_eq!(server.asked().len(), MAX_PAGES);
+    }
+
+    #[tokio::test]
     async fn compacted_listing_starts_over() {
         let compacted = (
             400,
@@ -790,7 +821,7 @@ mod tests {
             (
                 500,
                 "x",
-                " refused: 500 Internal Server Error (no reason given)".to_owned(),
+                ": 500 Internal Server Error (no reason given)".to_owned(),
             ),
             (401, "{}", format!(" refused: no reason given{no_token}")),
             (

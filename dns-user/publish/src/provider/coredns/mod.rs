@@ -228,7 +228,8 @@ impl CoreDns {
         order.sort_by_key(|place| batch.transactions[*place].name.labels().count());
         let mut converted = Vec::with_capacity(order.len());
         for place in &order {
-            converted.push(self.convert(&batch.transactions[*place]));
+            let txn = self.convert(&batch.transactions[*place]);
+            converted.push(txn.map_err(TransactionResult::Failed));
         }
         let sent = send_groups(&mut self.etcd, converted, batch.on_conflict, progress).await;
         // Each place is overwritten: `send_groups` returns a result for each transaction.
@@ -246,7 +247,7 @@ impl CoreDns {
         let mut names: Vec<&Name> = Vec::new();
         for step in &transaction.steps {
             let (name, before, after) = match step {
-                Step::Require(record) => (&record.name, Some(record), Some(record)),
+                Step::Require(record) => (&record.name, Some(record), None),
                 // The comparison of the name's keys below covers it.
                 Step::RequireAbsent(name, _) => (name, None, None),
                 Step::Create(record) => (&record.name, None, Some(record)),
@@ -257,7 +258,7 @@ impl CoreDns {
             if !names.contains(&name) {
                 names.push(name);
             }
-            if !matches!(step, Step::Require(_)) {
+            if step.is_change() {
                 self.edit(&mut edits, before, after)?;
             }
             for key in self.keys_of(before) {

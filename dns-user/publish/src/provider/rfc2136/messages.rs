@@ -163,23 +163,14 @@ impl Transfer {
 
     /// Returns the zone without the SOA and the zone's own NS records, which the server manages.
     pub(super) fn finish(self) -> Result<(Vec<Record>, ListedTexts), TransferError> {
-        let Self {
-            apex,
-            id: _,
-            serial: _,
-            is_complete,
-            records,
-            texts,
-            left: _,
-        } = self;
-        if !is_complete {
+        if !self.is_complete {
             // Missing records would look deleted. (External-dns takes a broken transfer for an empty zone.)
             return Err(TransferError::Incomplete);
         }
-        let mut sets: Vec<Record> = records.into_values().collect();
+        let mut sets: Vec<Record> = self.records.into_values().collect();
         // A server ignores the deletion of this NS set (RFC 2136, section 3.4.2.3).
-        sets.retain(|set| set.record_type != RecordType::NS || set.name != apex);
-        Ok((sets, texts))
+        sets.retain(|set| set.record_type != RecordType::NS || set.name != self.apex);
+        Ok((sets, self.texts))
     }
 }
 
@@ -223,20 +214,12 @@ impl Encoded {
         for step in &transaction.steps {
             match step {
                 Step::Require(record) => same(&mut prerequisites, zone, record, listed)?,
-                // RFC 2136, section 2.4.3.
-                Step::RequireAbsent(name, record_type) => {
+                // RFC 2136, section 2.4.3. Another writer may have created the set since the listing.
+                Step::RequireAbsent(name, record_type)
+                | Step::Create(Record {
+                    name, record_type, ..
+                }) => {
                     prerequisites.push(zone, name, *record_type, CLASS_NONE, 0, &[])?;
-                }
-                // Another writer may have created it since the listing.
-                Step::Create(record) => {
-                    prerequisites.push(
-                        zone,
-                        &record.name,
-                        record.record_type,
-                        CLASS_NONE,
-                        0,
-                        &[],
-                    )?;
                 }
                 // A server refuses a CNAME beside other data silently (RFC 2136, section 3.4.2.2), so the set goes
                 // before new records come.
@@ -324,8 +307,6 @@ pub(super) fn fitting(transactions: &[Encoded]) -> usize {
             octets <= MAX_MESSAGE && records.0.max(records.1) <= u32::from(u16::MAX)
         })
         .count()
-        // A transaction that fits no message was refused by `fits`.
-        .max(1)
 }
 
 pub(super) fn message(id: u16, zone: &Name, group: &[Encoded]) -> Vec<u8> {
@@ -1185,7 +1166,7 @@ mod tests {
             (vec![encoded(1, 65_535, 1), encoded(1, 0, 65_534)], 2),
             (vec![encoded(1, 65_535, 1), encoded(1, 1, 1)], 1),
             (vec![encoded(1, 1, 65_535), encoded(1, 1, 1)], 1),
-            (vec![encoded(room + 1, 1, 1)], 1),
+            (vec![encoded(room + 1, 1, 1)], 0),
         ] {
             assert_eq!(fitting(&transactions), expected);
         }

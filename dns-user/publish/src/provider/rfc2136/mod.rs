@@ -12,16 +12,18 @@ use std::{
     any::Any,
     collections::{BTreeSet, HashMap},
     io,
+    net::SocketAddr,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, select_ok};
 use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
-    net::TcpStream,
-    time::timeout,
+    net::{TcpStream, lookup_host},
+    time::{sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
@@ -40,7 +42,7 @@ use super::{
     Batch, Definition, GroupSender, Parameter,
     ParameterKind::{Boolean, List, Secret, Switch, Text},
     Parameters, Progress, Provider, ProviderError, ProviderSettings, Results, TlsFiles,
-    Transaction, TransactionResult, Zone, not_made, send_groups, settings, unfit,
+    Transaction, TransactionResult, Zone, elements, not_made, send_groups, settings, unfit,
 };
 use crate::record::{Name, Record};
 
@@ -84,8 +86,7 @@ fn obstacles(parameters: &Parameters) -> Vec<String> {
     let mut found = Vec::new();
     let algorithm = parameters.text("rfc2136-tsig-secret-alg");
     let algorithm = algorithm.unwrap_or_default().to_ascii_lowercase();
-    let algorithm = algorithm.trim_end_matches('.');
-    if algorithm == "gss-tsig" {
+    if algorithm.trim_end_matches('.') == "gss-tsig" {
         found.push(
             "the provider rfc2136 does not support GSS-TSIG in bosh-dns-publish; use a shared key \
              (hmac-sha256), or run external-dns itself (bosh-dns-publish render)"
@@ -112,38 +113,31 @@ fn obstacles(parameters: &Parameters) -> Vec<String> {
             "rfc2136-tsig-secret is not base64; copy it from the server's key file".to_owned(),
         );
     }
-    if !algorithm.is_empty() && algorithm.parse::<Algorithm>().is_err() {
-        found.push(format!(
-            "rfc2136-tsig-secret-alg {algorithm:?} is unknown; use one of {}",
-            Algorithm::names()
-        ));
+    if !algorithm.is_empty()
+        && let Err(error) = algorithm.parse::<Algorithm>()
+    {
+        found.push(error.to_string());
     }
     found
 }
 
-/// Formats a host, whose port and protocol are separate flags.
+/// Formats the hosts, whose port and protocol are separate flags.
 fn arguments(name: &str, text: &str) -> Option<Vec<String>> {
     if name != "rfc2136-host" {
         return None;
     }
-    // external-dns has a flag for TLS in place of the scheme.
-    if let Some(host) = text.strip_prefix("tls://") {
-        let mut words = arguments(name, host)?;
-        words.push("--rfc2136-use-tls".to_owned());
-        return Some(words);
-    }
-    Some(match text.rsplit_once(':') {
-        // An IPv6 address without brackets has no port, although its end may look like one.
-        Some((host, port))
-            if port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']')) =>
-        {
-            vec![
-                format!("--rfc2136-host={host}"),
-                format!("--rfc2136-port={port}"),
-            ]
+    let mut hosts = Vec::new();
+    let mut of_all = Vec::new();
+    for text in elements(text) {
+        let Server { host, port, tls } = Server::split(text)?;
+        hosts.push(format!("--rfc2136-host={host}"));
+        // external-dns has one port for all hosts, by default 0, and a flag for TLS in place of the scheme.
+        of_all = vec![format!("--rfc2136-port={port}")];
+        if tls {
+            of_all.push("--rfc2136-use-tls".to_owned());
         }
-        _ => vec![format!("--rfc2136-host={text}")],
-    })
+    }
+    Some([hosts, of_all].concat())
 }
 
 /// Settings of one server.
@@ -341,12 +335,13 @@ impl Rfc2136 {
         let listed = self.texts.remove(&zone).unwrap_or_default();
         let mut encoded = Vec::with_capacity(batch.transactions.len());
         for transaction in &batch.transactions {
-            encoded.push(match Encoded::new(&zone, transaction, &listed) {
+            let made = match Encoded::new(&zone, transaction, &listed) {
                 // Never divided: the server applies each message on its own.
-                Ok(encoded) if encoded.fits() => Ok(encoded),
+                Ok(made) if made.fits() => Ok(made),
                 Ok(_) => Err(unfit(&transaction.name, "the change exceeds 64,000 octets")),
                 Err(error) => Err(unfit(&transaction.name, error.to_string())),
-            });
+            };
+            encoded.push(made.map_err(TransactionResult::Failed));
         }
         self.texts.insert(zone.clone(), listed);
         let mut sender = UpdateSender {
@@ -715,7 +710,7 @@ impl Connection {
         let limit = *limit;
         let clock = *clock;
         let open = async {
-            let tcp = TcpStream::connect((server.host.as_str(), server.port)).await?;
+            let tcp = connect(lookup_host((server.host.as_str(), server.port)).await?).await?;
             // Nagle's algorithm would hold a message back until the server acknowledges the one before.
             tcp.set_nodelay(true)?;
             if !server.tls {
@@ -723,9 +718,11 @@ impl Connection {
             }
             let name = ServerName::try_from(server.host.clone())
                 .map_err(|error| Failure::Unreachable(format!("TLS name: {error}")))?;
+            let mut config = files.config()?;
             // RFC 9103, section 7.1.
-            let config = files.config(&[b"dot"])?;
-            Ok(Box::new(TlsConnector::from(config).connect(name, tcp).await?) as Box<dyn Stream>)
+            config.alpn_protocols = vec![b"dot".to_vec()];
+            let connector = TlsConnector::from(Arc::new(config));
+            Ok(Box::new(connector.connect(name, tcp).await?) as Box<dyn Stream>)
         };
         let stream = within(limit, open).await?;
         Ok(Self {
@@ -849,6 +846,26 @@ impl Connection {
         })
         .await
     }
+}
+
+/// Time after which the next address of a host is tried as well (RFC 8305, section 5).
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// Connects to one of a host's addresses, by preference to the first one.
+async fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
+    let mut attempts = Vec::new();
+    for (address, number) in addresses.zip(0_u32..) {
+        attempts.push(Box::pin(async move {
+            sleep(ATTEMPT_DELAY * number).await;
+            TcpStream::connect(address).await
+        }));
+    }
+    if attempts.is_empty() {
+        return Err(io::Error::other("the host has no address"));
+    }
+    // A firewall may drop what goes to one of them, such as all of IPv6; its attempt would take the whole time limit.
+    let (stream, _) = select_ok(attempts).await?;
+    Ok(stream)
 }
 
 async fn within<T>(

@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{
     Failure, MAX_PIPELINED, Rfc2136, Rfc2136Settings, Server, TsigKey, UpdateSender, WireError,
-    arguments, explain, is_cheaper_than_transfer,
+    arguments, connect, explain, is_cheaper_than_transfer,
     messages::{
         self, CLASS_IN, Encoded, MessageReader, Records, TYPE_AXFR, Transfer, TransferError,
         append, decode, encode, question,
@@ -270,17 +270,35 @@ fn many_questions_are_left_to_a_transfer() {
     }
 }
 
+#[tokio::test]
+async fn filtered_address_is_passed_over() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let full = socket.listen(1).unwrap();
+    let first = full.local_addr().unwrap();
+    // With two connections that nobody accepts the queue is full, and Linux drops the packets of the next one.
+    let _one = TcpStream::connect(first).await.unwrap();
+    let _other = TcpStream::connect(first).await.unwrap();
+    let good = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let second = good.local_addr().unwrap();
+    let stream = connect([first, second].into_iter()).await.unwrap();
+    assert_eq!(stream.peer_addr().unwrap(), second);
+    assert!(connect(std::iter::empty()).await.is_err());
+}
+
 #[test]
 fn port_is_told_from_the_end_of_an_address() {
     for (text, expected) in [
-        ("2001:db8::a:53", &["--rfc2136-host=2001:db8::a:53"][..]),
-        ("2001:db8::1", &["--rfc2136-host=2001:db8::1"]),
-        (
-            "[2001:db8::a]:54",
-            &["--rfc2136-host=[2001:db8::a]", "--rfc2136-port=54"],
-        ),
-        ("ns:54", &["--rfc2136-host=ns", "--rfc2136-port=54"]),
+        ("2001:db8::a:53", ["2001:db8::a:53", "53"]),
+        ("2001:db8::1", ["2001:db8::1", "53"]),
+        ("[2001:db8::a]:54", ["2001:db8::a", "54"]),
+        ("ns:54", ["ns", "54"]),
     ] {
+        let [host, port] = expected;
+        let expected = [
+            format!("--rfc2136-host={host}"),
+            format!("--rfc2136-port={port}"),
+        ];
         assert_eq!(arguments("rfc2136-host", text).unwrap(), expected, "{text}");
     }
 }
@@ -430,9 +448,10 @@ fn obstacles_name_missing_settings() {
     let secret = missing("rfc2136-tsig-secret");
     let not_base64 =
         "rfc2136-tsig-secret is not base64; copy it from the server's key file".to_owned();
-    let unknown = "rfc2136-tsig-secret-alg \"md5\" is unknown; use one of hmac-sha1, hmac-sha224, hmac-sha256, \
+    let unknown =
+        "rfc2136-tsig-secret-alg is \"md5\"; use one of hmac-sha1, hmac-sha224, hmac-sha256, \
                    hmac-sha384, hmac-sha512"
-        .to_owned();
+            .to_owned();
     let gss = "the provider rfc2136 does not support GSS-TSIG in bosh-dns-publish; use a shared key (hmac-sha256), or \
                run external-dns itself (bosh-dns-publish render)"
         .to_owned();
@@ -469,13 +488,23 @@ fn obstacles_name_missing_settings() {
 #[test]
 fn hosts_become_flags_of_external_dns() {
     for (name, text, expected) in [
-        ("rfc2136-host", "ns", Some(&["--rfc2136-host=ns"][..])),
         (
             "rfc2136-host",
             "tls://ns",
-            Some(&["--rfc2136-host=ns", "--rfc2136-use-tls"]),
+            Some(
+                &[
+                    "--rfc2136-host=ns",
+                    "--rfc2136-port=853",
+                    "--rfc2136-use-tls",
+                ][..],
+            ),
         ),
-        ("rfc2136-host", "ns:x", Some(&["--rfc2136-host=ns:x"])),
+        (
+            "rfc2136-host",
+            "a, b:53",
+            Some(&["--rfc2136-host=a", "--rfc2136-host=b", "--rfc2136-port=53"]),
+        ),
+        ("rfc2136-host", "ns:x", None),
         ("rfc2136-zone", "ns:1", None),
     ] {
         let found = arguments(name, text);

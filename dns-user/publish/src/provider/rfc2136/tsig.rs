@@ -40,11 +40,6 @@ impl Algorithm {
         Self::of::<Hmac<sha2::Sha512>>("hmac-sha512"),
     ];
 
-    /// Returns the names of all algorithms, which are external-dns's.
-    pub(super) fn names() -> String {
-        Self::ALL.map(|algorithm| algorithm.name).join(", ")
-    }
-
     const fn of<M: Mac + KeyInit>(name: &'static str) -> Self {
         Self {
             name,
@@ -73,9 +68,9 @@ impl FromStr for Algorithm {
             .into_iter()
             .find(|algorithm| algorithm.name == lower)
             .ok_or_else(|| {
+                let names = Self::ALL.map(|algorithm| algorithm.name).join(", ");
                 settings(format!(
-                    "rfc2136-tsig-secret-alg is {text:?}; use one of {}",
-                    Self::names()
+                    "rfc2136-tsig-secret-alg is {text:?}; use one of {names}"
                 ))
             })
     }
