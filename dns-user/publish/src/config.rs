@@ -171,7 +171,7 @@ impl Config {
         self.txt_encryption_key = fields.optional_as("txt_encryption_key_file", read_path);
         if let Some(mut providers) = fields.optional_as("provider_settings", Reader::fields) {
             for (name, settings) in providers.others() {
-                let settings = read_settings(&settings);
+                let settings = settings.text_map().unwrap_or_default();
                 self.provider_settings.insert(name.to_owned(), settings);
             }
         }
@@ -259,20 +259,6 @@ fn read_names(list: Option<Reader<'_>>) -> Vec<String> {
         }
     }
     names
-}
-
-/// Reads the settings of one provider: texts by their names.
-fn read_settings(reader: &Reader<'_>) -> BTreeMap<String, String> {
-    let mut settings = BTreeMap::new();
-    let Some(mut fields) = reader.fields() else {
-        return settings;
-    };
-    for (name, value) in fields.others() {
-        if let Some(text) = value.text() {
-            settings.insert(name.to_owned(), text.to_owned());
-        }
-    }
-    settings
 }
 
 fn read_path(reader: &Reader<'_>) -> Option<PathBuf> {

@@ -110,6 +110,36 @@ impl Planned {
             .chain(&self.notes)
     }
 
+    fn zone(&self, id: &str) -> Option<&ZonePlan> {
+        self.zones.iter().find(|zone| zone.id == id)
+    }
+
+    /// Returns the report of a run that has not changed anything yet.
+    pub(crate) fn report(&self, listing: &[ZoneListing]) -> Report {
+        let mut zones = Vec::with_capacity(listing.len());
+        for zone in listing {
+            let mut report = ZoneReport {
+                id: zone.id.clone(),
+                warnings: zone.warnings.clone(),
+                ..ZoneReport::default()
+            };
+            match &zone.content {
+                Ok(view) => report.records = view.records.len(),
+                Err(failure) => report.failure = Some(failure.clone()),
+            }
+            if let Some(of_zone) = self.zone(&zone.id) {
+                report.owned = of_zone.owned;
+                report.notes.clone_from(&of_zone.plan.notes);
+            }
+            zones.push(report);
+        }
+        Report {
+            zones,
+            notes: self.notes.clone(),
+            rounds: 1,
+        }
+    }
+
     /// Returns an error if a zone's deletions need confirmation. `confirmed` is the number of
     /// deletions in all zones that the operator allows.
     pub fn check(&self, zone: &ZonePlan, confirmed: Option<usize>) -> Result<(), Refusal> {
@@ -360,7 +390,9 @@ impl Engine {
         }
         let owned = self.owned(&ours);
         let mut plan = plan::plan(&self.rules, &ours, desired);
-        self.hold_back(&mut plan, now);
+        // Changes that would be made again and again.
+        self.keep_contested(&mut plan, now);
+        self.keep_ttls(&mut plan);
         plan.notes.extend(view.notes.iter().cloned());
         let id = listing[index].id.clone();
         let mut counted = 0;
@@ -403,12 +435,6 @@ impl Engine {
             zones.insert(0, index);
         }
         zones
-    }
-
-    /// Drops changes that would be made again and again.
-    fn hold_back(&self, plan: &mut Plan, now: SystemTime) {
-        self.keep_contested(plan, now);
-        self.keep_ttls(plan);
     }
 
     /// Drops deletions that another writer has undone repeatedly.
@@ -470,47 +496,29 @@ impl Engine {
         on_conflict: OnConflict,
         progress: Progress<'_>,
     ) -> Report {
-        let mut report = Report {
-            notes: planned.notes.clone(),
-            rounds: 1,
-            ..Report::default()
-        };
-        for zone in listing {
-            let mut result = ZoneReport {
-                id: zone.id.clone(),
-                ..ZoneReport::default()
+        let mut report = planned.report(listing);
+        for (zone, result) in listing.iter().zip(&mut report.zones) {
+            let Ok(view) = &zone.content else { continue };
+            let Some(of_zone) = planned.zone(&zone.id) else {
+                continue;
             };
-            result.warnings.clone_from(&zone.warnings);
-            match &zone.content {
-                Err(failure) => result.failure = Some(failure.clone()),
-                Ok(view) => {
-                    result.records = view.records.len();
-                    if let Some(of_zone) = planned.zones.iter().find(|plan| plan.id == zone.id) {
-                        result.owned = of_zone.owned;
-                        result.notes.clone_from(&of_zone.plan.notes);
-                        result.refusal = planned.check(of_zone, confirmed).err();
-                        // Only deletions can lose what no document has any more, so only they wait
-                        // for an operator.
-                        let plan = match result.refusal {
-                            None => Cow::Borrowed(&of_zone.plan),
-                            Some(_) => Cow::Owned(of_zone.plan.without_deletions()),
-                        };
-                        let batch = Batch {
-                            zone: zone.id.clone(),
-                            on_conflict,
-                            transactions: Vec::new(),
-                        };
-                        let deleted = self
-                            .apply_zone(view, &plan, batch, progress, &mut result)
-                            .await;
-                        // Confirmed deletions do not use up those that need no confirmation.
-                        if confirmed.is_none() {
-                            self.deletions.add(&zone.id, deleted, SystemTime::now());
-                        }
-                    }
-                }
+            result.refusal = planned.check(of_zone, confirmed).err();
+            // Only deletions can lose what no document has any more, so only they wait for an
+            // operator.
+            let plan = match result.refusal {
+                None => Cow::Borrowed(&of_zone.plan),
+                Some(_) => Cow::Owned(of_zone.plan.without_deletions()),
+            };
+            let batch = Batch {
+                zone: zone.id.clone(),
+                on_conflict,
+                transactions: Vec::new(),
+            };
+            let deleted = self.apply_zone(view, &plan, batch, progress, result).await;
+            // Confirmed deletions do not use up those that need no confirmation.
+            if confirmed.is_none() {
+                self.deletions.add(&zone.id, deleted, SystemTime::now());
             }
-            report.zones.push(result);
         }
         report
     }

@@ -238,6 +238,8 @@ pub(crate) struct ProviderState {
     pub general: Vec<String>,
     /// Problems of single names.
     pub names: Vec<(Name, String)>,
+    /// Foreign data of the zones that could not be read.
+    pub warnings: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -298,6 +300,7 @@ impl ProviderState {
                 state.general.push(format!("zone {}: {problem}", zone.id));
             }
             state.names.extend(zone.failures.iter().cloned());
+            state.warnings.extend(zone.warnings.iter().cloned());
             notes.extend(zone.notes.iter().cloned());
         }
         // Behind the failures, so that a shortened list begins with what went wrong.
@@ -313,7 +316,7 @@ impl ProviderState {
             ran: true,
             zones: before.zones.clone(),
             general: vec![problem.to_string()],
-            names: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -326,9 +329,9 @@ impl ProviderState {
         shortened(self.general.iter().chain(self.of_names(target, true)))
     }
 
-    /// Returns remarks on names that no document wants, such as owner records without a record.
+    /// Returns remarks on what no document wants, such as owner records without a record.
     pub(crate) fn remarks(&self, target: &Target) -> Vec<String> {
-        shortened(self.of_names(target, false))
+        shortened(self.of_names(target, false).chain(&self.warnings))
     }
 
     /// Returns the problems of names that documents want, or of the others.
@@ -340,7 +343,7 @@ impl ProviderState {
 
     pub(crate) fn all_problems(&self) -> impl Iterator<Item = &String> {
         let of_names = self.names.iter().map(|(_, problem)| problem);
-        self.general.iter().chain(of_names)
+        self.general.iter().chain(of_names).chain(&self.warnings)
     }
 
     fn overview(&self, target: &Target) -> ProviderOverview {
@@ -435,9 +438,8 @@ fn status_of(
         id,
         labels,
         generation,
-        line: _,
-        last_line: _,
         content,
+        ..
     } = document;
     // Of the parsed content: a comment or another layout is no new generation.
     let digest = digest(&format!("{labels:?}{content:?}"));
@@ -447,14 +449,15 @@ fn status_of(
         None => 1,
     };
     let mut providers = BTreeMap::new();
+    let unknown = ProviderState::default();
     for (name, target) in &publication.targets {
-        let state = states.get(name).cloned().unwrap_or_default();
+        let state = states.get(name).unwrap_or(&unknown);
         if target.counts.contains_key(id) {
             providers.insert(name.clone(), state.result(target, id));
         }
         // The problems of a provider are also those of the record that configures it.
         if target.id == *id {
-            problems.extend(state.general);
+            problems.extend(state.general.iter().cloned());
         }
     }
     let remarks = match content {
@@ -881,6 +884,12 @@ spec: {endpoints: [{dnsName: wanted.example.org, targets: [192.0.2.1]}]}
             ["of a zone", "about wanted.example.org"]
         );
         assert_eq!(state.remarks(target), ["about other.example.org"]);
+        state.warnings = vec!["key x left unchanged".to_owned()];
+        assert_eq!(
+            state.remarks(target),
+            ["about other.example.org", "key x left unchanged"]
+        );
+        state.warnings.clear();
         state.names = vec![named("other.example.org"); MAX_PROBLEMS + 3];
         let remarks = state.remarks(target);
         assert_eq!(remarks.len(), MAX_PROBLEMS + 1);
@@ -938,6 +947,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
         first.conflicts = 2;
         first.failures = vec![(named("f"), "failed".to_owned())];
         first.notes = vec![note("n")];
+        first.warnings = vec!["key x left unchanged".to_owned()];
         let mut second = zone("z2");
         second.contested = [named("d")].into();
         let report = Report {
@@ -985,16 +995,17 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
                 (named("s"), format!("s {text}")),
                 (named("n"), format!("n {text}")),
             ],
+            warnings: vec!["key x left unchanged".to_owned()],
         };
         assert_eq!(state, expected);
         assert_eq!(state.owned(), 14);
-        assert_eq!(state.all_problems().count(), 8);
+        assert_eq!(state.all_problems().count(), 9);
         let failed = ProviderState::failed("why", &state);
         let expected = ProviderState {
             ran: true,
             zones: state.zones,
             general: vec!["why".to_owned()],
-            names: Vec::new(),
+            ..ProviderState::default()
         };
         assert_eq!(failed, expected);
     }

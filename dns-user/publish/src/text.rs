@@ -3,8 +3,14 @@
 //!
 //! Files and API bodies share one reader, so errors have the same wording: position, cause and remedy.
 
-use std::{cell::RefCell, collections::HashSet, fmt, sync::Arc};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashSet},
+    fmt,
+    sync::Arc,
+};
 
+use dns_kit::foreign::cut;
 use serde::{
     Deserialize, Serialize,
     de::{Deserializer, MapAccess, SeqAccess, Visitor},
@@ -225,6 +231,17 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Returns the texts of a map by their names; reports other values.
+    pub fn text_map(&self) -> Option<BTreeMap<String, String>> {
+        let mut texts = BTreeMap::new();
+        for (name, value) in self.fields()?.others() {
+            if let Some(text) = value.text() {
+                texts.insert(name.to_owned(), text.to_owned());
+            }
+        }
+        Some(texts)
+    }
+
     fn expected<T>(&self, wanted: &str) -> Option<T> {
         self.refuse(
             format!("{} instead of {wanted}", self.found()),
@@ -234,7 +251,7 @@ impl<'a> Reader<'a> {
 
     fn found(&self) -> String {
         match &self.node.value {
-            Value::Text(text) => format!("the text {:?}", shortened(text)),
+            Value::Text(text) => format!("the text {:?}", cut(text, MAX_SHOWN)),
             Value::List(_) => "a list".to_owned(),
             Value::Map(_) => "a map".to_owned(),
             _ => self.scalar().unwrap_or_else(|| "nothing".to_owned()),
@@ -324,6 +341,9 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Maximum number of characters of a text that a message repeats.
+const MAX_SHOWN: usize = 60;
+
 /// Returns a remedy that suggests the known name closest to an unknown one.
 pub(crate) fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
     let lower = name.to_lowercase();
@@ -339,15 +359,6 @@ pub(crate) fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
         // A longer list would hide the cause in a message of one line.
         _ if known.len() <= 12 => format!("remove it; known members are {}", known.join(", ")),
         _ => "remove it".to_owned(),
-    }
-}
-
-/// Returns the beginning of a text, for messages.
-fn shortened(text: &str) -> String {
-    const MAX_SHOWN: usize = 60;
-    match text.char_indices().nth(MAX_SHOWN) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
     }
 }
 
@@ -934,7 +945,7 @@ mod tests {
         let long = "y".repeat(60);
         for (text, shown) in [
             (long.clone(), long.clone()),
-            (format!("{long}z"), format!("{long}...")),
+            (format!("{long}z"), format!("{long}…")),
         ] {
             let (_, problems) = member(&text, |reader| reader.boolean());
             assert!(

@@ -33,14 +33,13 @@ use axum::{
     routing::{MethodRouter, get, post},
 };
 use dns_kit::{
+    accounts,
     http_server::{Listener, Server},
     tls::RotatingTls,
-    unix_socket::{self, ControlSocket},
+    unix_socket::{self, ControlListener, ControlSocket},
 };
-use nix::unistd::Group;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::json;
 use tokio::net::TcpListener;
 
 use self::resources::{Page, Preconditions, Scope, refusal};
@@ -153,22 +152,18 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
             let page = page
                 .map_err(|error| refusal(StatusCode::BAD_REQUEST, &error.body_text()))?
                 .0;
-            Answer::Ok(
-                blocking(move || resources::list(&state, &scope(&params), uri.path(), &page)).await,
-            )
+            blocking(move || resources::list(&state, &scope(&params), uri.path(), &page)).await
         },
     )
     .post(
         move |State(state): Shared, Path(params): Params, uri: Uri, body: Body| async move {
             let body = read_body(body, MAX_BODY).await?;
             let conditions = Preconditions::default();
-            Answer::Ok(
-                blocking(move || {
-                    let place = (uri.path(), None);
-                    resources::write(&state, &scope(&params), place, &body, &conditions)
-                })
-                .await,
-            )
+            blocking(move || {
+                let place = (uri.path(), None);
+                resources::write(&state, &scope(&params), place, &body, &conditions)
+            })
+            .await
         },
     )
 }
@@ -191,13 +186,11 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
             let name = param(&params, "name");
             let conditions = Preconditions::of(&headers);
             let body = read_body(body, MAX_BODY).await?;
-            Answer::Ok(
-                blocking(move || {
-                    let place = ("", Some(&*name));
-                    resources::write(&state, &scope(&params), place, &body, &conditions)
-                })
-                .await,
-            )
+            blocking(move || {
+                let place = ("", Some(&*name));
+                resources::write(&state, &scope(&params), place, &body, &conditions)
+            })
+            .await
         },
     )
     .delete(
@@ -232,16 +225,10 @@ async fn read_body(body: Body, limit: usize) -> Result<Bytes, Response> {
 }
 
 /// Runs a request on a blocking thread, because the store waits for the disk.
-async fn blocking(request: impl FnOnce() -> Response + Send + 'static) -> Response {
+async fn blocking(request: impl FnOnce() -> Response + Send + 'static) -> Answer {
     tokio::task::spawn_blocking(request)
         .await
-        .unwrap_or_else(|error| {
-            (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                Json(json!({ "error": error.to_string() })),
-            )
-                .into_response()
-        })
+        .map_err(|error| refusal(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()))
 }
 
 async fn openapi_document() -> Response {
@@ -316,29 +303,24 @@ async fn metrics(State(api_state): Shared) -> Response {
 pub(crate) fn bind_control(
     path: &std::path::Path,
     group: Option<&str>,
-) -> io::Result<ControlSocket> {
-    let mut gid = None;
+) -> io::Result<ControlListener> {
+    let mut access = unix_socket::Access {
+        user: None,
+        group: None,
+    };
     if let Some(name) = group {
         // Its members would be refused without a reason, so the start fails.
-        let Some(found) = Group::from_name(name)? else {
-            let problem = format!("group {name:?} does not exist");
-            return Err(io::Error::new(io::ErrorKind::NotFound, problem));
-        };
-        gid = Some(found.gid);
+        let found = accounts::group("control.group", name).map_err(io::Error::other)?;
+        access.group = Some(found.gid);
     }
-    let access = unix_socket::Access {
-        user: None,
-        group: gid,
-    };
-    ControlSocket::bind(path, access, &[])
+    ControlSocket::bind(path, access, &[])?.listen()
 }
 
-pub(crate) async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<()> {
-    let server = Server::new("the control socket", Listener::Control(socket.listen()?));
+pub(crate) async fn serve_control(listener: ControlListener, routes: Router) {
+    let server = Server::new("the control socket", Listener::Control(listener));
     server
         .run(move |_| routes.clone(), std::future::pending())
         .await;
-    Ok(())
 }
 
 /// Serves clients with a certificate of the CA, whose common name must be one of `names`, if there are any.
@@ -436,7 +418,7 @@ async fn negotiate(State(webhook): State<Arc<WebhookState>>) -> Response {
     response
 }
 
-async fn list(State(webhook): State<Arc<WebhookState>>) -> Response {
+async fn list(State(webhook): State<Arc<WebhookState>>) -> Answer {
     blocking(move || {
         webhook
             .writer
@@ -450,7 +432,7 @@ async fn list(State(webhook): State<Arc<WebhookState>>) -> Response {
 async fn adjust(State(webhook): State<Arc<WebhookState>>, body: Body) -> Answer {
     let EndpointList(endpoints) = read_message(body).await?;
     let known = webhook.known_targets(endpoints.iter()).await?;
-    Ok(blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await)
+    blocking(move || reply(&webhook.writer.lock().adjust(&endpoints, &known))).await
 }
 
 async fn apply(State(webhook): State<Arc<WebhookState>>, body: Body) -> Answer {
@@ -458,7 +440,7 @@ async fn apply(State(webhook): State<Arc<WebhookState>>, body: Body) -> Answer {
     let known = webhook
         .known_targets(changes.create.iter().chain(&changes.update_new))
         .await?;
-    let applied = blocking(
+    blocking(
         move || match webhook.writer.lock().apply(&changes, &known) {
             Ok(records) => {
                 tracing::info!(records, "external-dns changed names of the fleet");
@@ -466,8 +448,8 @@ async fn apply(State(webhook): State<Arc<WebhookState>>, body: Body) -> Answer {
             }
             Err(error) => failed(&error),
         },
-    );
-    Ok(applied.await)
+    )
+    .await
 }
 
 impl WebhookState {

@@ -71,13 +71,6 @@ pub(super) struct Retire {
     dry_run: bool,
 }
 
-/// The part of a zone that a command may change.
-struct InScope {
-    records: Vec<Record>,
-    /// Owner records without a record.
-    orphans: Vec<Record>,
-}
-
 enum Change {
     /// Takes the wanted records without an owner; all of them without names.
     Adopt(Vec<Name>),
@@ -166,9 +159,14 @@ impl Retire {
 }
 
 impl Change {
-    /// Plans the change of one zone; `owner` is the publisher's owner label.
-    fn plan(&self, target: &Target, owner: &str, in_scope: &InScope) -> plan::Plan {
-        let InScope { records, orphans } = in_scope;
+    /// Plans the change of a zone's records and orphans in scope; `owner` is the publisher's owner label.
+    fn plan(
+        &self,
+        target: &Target,
+        owner: &str,
+        records: &[Record],
+        orphans: &[Record],
+    ) -> plan::Plan {
         match self {
             Self::Adopt(names) => {
                 let wanted = records.iter().filter(|record| {
@@ -289,14 +287,12 @@ impl OwnershipChange {
         let mut zones = Vec::new();
         for zone in listing {
             let Ok(view) = &zone.content else { continue };
-            let in_scope = InScope {
-                records: self.select(&view.records, &engine.rules.domains),
-                orphans: self.select(&view.orphans, &engine.rules.domains),
-            };
+            let records = self.select(&view.records, &engine.rules.domains);
+            let orphans = self.select(&view.orphans, &engine.rules.domains);
             zones.push(ZonePlan {
                 id: zone.id.clone(),
-                plan: self.change.plan(target, owner, &in_scope),
-                owned: engine.owned(&in_scope.records),
+                plan: self.change.plan(target, owner, &records, &orphans),
+                owned: engine.owned(&records),
                 // An operator watches a command; only the deletions of one run are limited.
                 recent: 0,
             });
@@ -388,14 +384,11 @@ mod tests {
             owned("taken.example.org", ""),
             owned("own.example.org", ""),
         ]);
-        let in_scope = InScope {
-            records: records(),
-            orphans: vec![
-                owned("a-x.example.org", "default"),
-                owned("a-y.example.org", "you"),
-            ],
-        };
-        let plan = change.plan(&target, "default", &in_scope);
+        let orphans = [
+            owned("a-x.example.org", "default"),
+            owned("a-y.example.org", "you"),
+        ];
+        let plan = change.plan(&target, "default", &records(), &orphans);
         assert_eq!(plan.notes, []);
         plan.actions().map(ToString::to_string).collect()
     }

@@ -293,13 +293,13 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
         };
         failed |= complain_of(&name, &problems);
         for remark in target.record.remarks() {
-            println!("{name}: {remark}");
+            print(&format!("{name}: {remark}\n"))?;
         }
-        let documents = target.counts.len();
-        println!(
-            "{name}: {} record sets from {documents} documents",
-            target.counts.values().sum::<usize>()
-        );
+        print(&format!(
+            "{name}: {} record sets from {} documents\n",
+            target.counts.values().sum::<usize>(),
+            target.counts.len()
+        ))?;
     }
     Ok(exit_code(failed))
 }
@@ -325,7 +325,7 @@ impl Render {
                 for (name, text) in manifests {
                     let path = folder.join(name);
                     fs::write(&path, text).with_context(|| path.display().to_string())?;
-                    println!("{}", path.display());
+                    print(&format!("{}\n", path.display()))?;
                 }
             }
         }
@@ -409,8 +409,8 @@ pub(super) fn plan_text(
     confirmed: Option<usize>,
     colour: Colour,
 ) -> String {
-    let is_coloured = colour.is_on();
-    let mut shown = painted(is_coloured, "1", &format!("{name}:"));
+    // Each with the code of its colour (ECMA-48).
+    let mut lines = vec![("1", format!("{name}:"))];
     for zone in &planned.zones {
         for action in zone.plan.actions() {
             let code = match action {
@@ -419,37 +419,37 @@ pub(super) fn plan_text(
                 Action::Delete(_) | Action::DropOrphan(_) => "31",
                 Action::Release(_) => "36",
             };
-            shown.push_str(&painted(is_coloured, code, &format!("  {action}")));
+            lines.push((code, format!("  {action}")));
         }
         for note in &zone.plan.notes {
-            shown.push_str(&painted(is_coloured, "2", &format!("  # {note}")));
+            lines.push(("2", format!("  # {note}")));
         }
         if let Err(refusal) = planned.check(zone, confirmed) {
-            let line = format!("  ! {}: {refusal}", zone.id);
-            shown.push_str(&painted(is_coloured, "1;31", &line));
+            lines.push(("1;31", format!("  ! {}: {refusal}", zone.id)));
         }
     }
     for note in &planned.notes {
-        shown.push_str(&painted(is_coloured, "2", &format!("  # {note}")));
+        lines.push(("2", format!("  # {note}")));
     }
     for failure in failures {
-        shown.push_str(&painted(is_coloured, "1;31", &format!("  ! {failure}")));
+        lines.push(("1;31", format!("  ! {failure}")));
     }
-    if planned.is_empty() && planned.notes().next().is_none() && failures.is_empty() {
+    let is_idle = lines.len() == 1;
+    let is_coloured = colour.is_on();
+    let mut shown = String::new();
+    for (code, line) in lines {
+        // Zones and servers belong to others, whose text must not reach the terminal raw.
+        let line = dns_core::terminal::line(&line);
+        shown.push_str(&if is_coloured {
+            format!("\x1b[{code}m{line}\x1b[0m\n")
+        } else {
+            format!("{line}\n")
+        });
+    }
+    if is_idle {
         shown.push_str("  nothing to do\n");
     }
     shown
-}
-
-/// Returns a line for the terminal, in the colour with this code of ECMA-48.
-fn painted(is_coloured: bool, code: &str, line: &str) -> String {
-    // Zones and servers belong to others, whose text must not reach the terminal raw.
-    let line = dns_core::terminal::line(line);
-    if is_coloured {
-        format!("\x1b[{code}m{line}\x1b[0m\n")
-    } else {
-        format!("{line}\n")
-    }
 }
 
 fn plan_json(planned: &Planned, failures: &[String]) -> Value {

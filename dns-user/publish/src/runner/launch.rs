@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
+
 use crate::{
     config::Config,
     documents::read_json,
@@ -54,6 +56,9 @@ impl LaunchOptions {
 
     /// Saves the recent deletions of a provider for the next process.
     pub fn save_deletions(&self, name: &str, deletions: &RecentDeletions) {
+        // Workers end their rounds at the same time; the file that both have read would lose what one of them adds.
+        static SAVING: Mutex<()> = Mutex::new(());
+        let _saving = SAVING.lock();
         let mut all = match self.saved_deletions() {
             // Nearly every round: nothing was deleted, and nothing has to be written.
             Ok(all) if all.get(name).unwrap_or(&RecentDeletions::default()) == deletions => return,
@@ -247,7 +252,7 @@ fn parameters(
     if let Some(settings) = options.provider_settings.get(name) {
         all.extend(settings.clone());
     }
-    all.extend(record.parameters.texts());
+    all.extend(record.parameters.texts().0);
     Parameters(all)
 }
 
@@ -1016,6 +1021,30 @@ mod tests {
         assert!(launch(&found.targets["shop/x"], &options).is_ok());
         options.save_deletions("shop/a", &deletions);
         assert_eq!(options.saved_deletions().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn deletions_of_simultaneous_rounds_are_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = LaunchOptions::of(&Config {
+            store: folder.path().join("store"),
+            ..Config::default()
+        })
+        .unwrap();
+        let mut deletions = RecentDeletions::default();
+        deletions.add("z", 1, std::time::SystemTime::now());
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let options = &options;
+                let deletions = &deletions;
+                scope.spawn(move || {
+                    for number in 0..20 {
+                        options.save_deletions(&format!("shop/{worker}-{number}"), deletions);
+                    }
+                });
+            }
+        });
+        assert_eq!(options.saved_deletions().unwrap().len(), 80);
     }
 
     #[test]

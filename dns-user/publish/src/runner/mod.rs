@@ -32,7 +32,7 @@ use crate::{
     api,
     config::{ApiConfig, Config, WebhookConfig},
     documents::{Folder, Scan, Watch, read_json},
-    engine::{Engine, Report, ZoneReport},
+    engine::{Engine, Report},
     fleet::{AliasWriter, Fleet, HealthHistory, ResolveError, SavedHealth, ServerClient},
     plan::Reason,
     provider::ProviderError,
@@ -204,44 +204,33 @@ impl Sources {
 
     /// Reads all changed sources.
     pub async fn read(&mut self) -> SourceState {
-        let mut state = self.read_all().await;
-        fill_targets(&mut state.publication, &self.options);
-        mark_rivals(&mut state.publication, &self.options);
-        state
-    }
-
-    async fn read_all(&mut self) -> SourceState {
         // Files may lie on a file system that is slow; the API must answer meanwhile.
         let scan = tokio::task::block_in_place(|| self.folder.scan());
         let now = Instant::now();
         let mut next = now + SCAN_INTERVAL;
         let names = fleet_names(&scan.documents);
-        let Some(followed) = &mut self.fleet else {
-            let publication = publish(&scan, &|_| Err(ResolveError::NoServer));
-            return SourceState {
-                scan: scan.into(),
-                publication,
-                next,
-                fleet_problem: None,
-            };
-        };
         let mut problem = None;
-        if !names.is_empty() {
-            // The last answers stay in use: that a server restarts must withdraw no address.
-            if let Err(error) = followed.fleet.ask(&names).await {
-                problem = Some(format!(
-                    "the fleet's addresses and health are unknown: {error}"
-                ));
+        if let Some(followed) = &mut self.fleet {
+            if !names.is_empty() {
+                // The last answers stay in use: that a server restarts must withdraw no address.
+                if let Err(error) = followed.fleet.ask(&names).await {
+                    problem = Some(format!(
+                        "the fleet's addresses and health are unknown: {error}"
+                    ));
+                }
+                next = next
+                    .min(now + FLEET_INTERVAL)
+                    .min(followed.fleet.next_change(now).unwrap_or(next));
+                followed.save();
             }
-            next = next
-                .min(now + FLEET_INTERVAL)
-                .min(followed.fleet.next_change(now).unwrap_or(next));
-            followed.save();
+            followed.log(problem.as_deref());
         }
-        followed.log(problem.as_deref());
-        let publication = publish(&scan, &|name| {
-            followed.fleet.records(name, problem.as_deref())
+        let mut publication = publish(&scan, &|name| match &self.fleet {
+            Some(followed) => followed.fleet.records(name, problem.as_deref()),
+            None => Err(ResolveError::NoServer),
         });
+        fill_targets(&mut publication, &self.options);
+        mark_rivals(&mut publication, &self.options);
         SourceState {
             scan: scan.into(),
             publication,
@@ -375,34 +364,33 @@ pub(crate) fn alias_writer(
 struct Workers(BTreeMap<String, Worker>);
 
 struct Worker {
-    targets: watch::Sender<Arc<Target>>,
+    /// `None` once its DNS Update Record was removed: it ends after its round.
+    targets: Option<watch::Sender<Arc<Target>>>,
     task: JoinHandle<()>,
 }
 
 impl Workers {
     fn update(&mut self, shared: &Arc<Shared>, publication: &Publication) {
-        // The current round of a removed worker completes; published records stay.
-        for (name, _) in self
-            .0
-            .extract_if(.., |name, _| !publication.targets.contains_key(name))
-        {
-            // A record of the same name may return with another provider, whose state this is not.
-            shared.states.lock().remove(&name);
-            shared.api_state.metrics.forget(&name);
-            tracing::info!(
-                provider = name,
-                "provider no longer used: its DNS Update Record was removed; published records stay"
-            );
+        for (name, worker) in &mut self.0 {
+            if !publication.targets.contains_key(name) && worker.targets.take().is_some() {
+                tracing::info!(
+                    provider = name,
+                    "provider no longer used: its DNS Update Record was removed; published records stay"
+                );
+            }
         }
+        self.0.retain(|_, worker| !worker.task.is_finished());
         let expected = publication
             .targets
             .iter()
             .map(|(name, target)| (name.clone(), time_limit(target)));
         shared.api_state.expect(expected);
         for (name, target) in &publication.targets {
-            match self.0.get(name) {
-                Some(worker) => {
-                    worker.targets.send_if_modified(|current| {
+            match self.0.get(name).map(|worker| &worker.targets) {
+                // Two rounds of one provider would disturb each other; the end of this one wakes the main loop.
+                Some(None) => {}
+                Some(Some(targets)) => {
+                    targets.send_if_modified(|current| {
                         // Every scan makes new targets; an equal one costs no listing.
                         let is_new = !current.wants_the_same(target);
                         if is_new {
@@ -413,8 +401,11 @@ impl Workers {
                 }
                 None => {
                     let (targets, receiver) = watch::channel(target.clone());
-                    let task = tokio::spawn(work(shared.clone(), name.clone(), receiver));
-                    self.0.insert(name.clone(), Worker { targets, task });
+                    let worker = Worker {
+                        targets: Some(targets),
+                        task: tokio::spawn(work(shared.clone(), name.clone(), receiver)),
+                    };
+                    self.0.insert(name.clone(), worker);
                 }
             }
         }
@@ -434,9 +425,8 @@ impl Workers {
 
 /// Returns the time after which a target without a finished round is late.
 fn time_limit(target: &Target) -> Duration {
-    let interval = target.record.parameters.duration("interval");
     // Three rounds may fail for a reason that passes, and each may take its time.
-    interval.unwrap_or_default() * 3 + Duration::from_secs(60)
+    target.record.parameters.interval() * 3 + Duration::from_secs(60)
 }
 
 /// Minimum pause between two rounds.
@@ -492,18 +482,14 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
             // The client may have gone.
             let _ = reply.send(Confirmed { changed, problems });
         }
-        let interval = target
-            .record
-            .parameters
-            .duration("interval")
-            .unwrap_or(Duration::from_secs(60));
+        let interval = target.record.parameters.interval();
         // Spreads publishers that started together.
         let pause = interval.max(MIN_PAUSE).mul_f64(0.9 + 0.2 * fastrand::f64());
         tokio::select! {
             changed = targets.changed() => {
                 // The record was removed, or the process ends.
                 if changed.is_err() {
-                    return;
+                    return shared.forget(&name);
                 }
                 // A program may rewrite documents without a pause; zones are not listed as fast.
                 tokio::time::sleep(MIN_PAUSE.saturating_sub(begun.elapsed())).await;
@@ -523,6 +509,14 @@ impl Shared {
             &states,
             state.fleet_problem.as_deref(),
         );
+    }
+
+    /// Forgets a provider whose last round has ended.
+    fn forget(&self, name: &str) {
+        self.states.lock().remove(name);
+        self.api_state.metrics.forget(name);
+        // A record of the same name may have returned meanwhile.
+        self.api_state.change.notify_one();
     }
 
     fn state(&self, name: &str) -> ProviderState {
@@ -660,27 +654,7 @@ async fn dry_round(
     for action in planned.actions() {
         tracing::info!(provider = name, "dry run: {action}");
     }
-    let mut zones = Vec::with_capacity(listing.len());
-    for zone in &listing {
-        let mut report = ZoneReport {
-            id: zone.id.clone(),
-            ..ZoneReport::default()
-        };
-        match &zone.content {
-            Ok(view) => report.records = view.records.len(),
-            Err(error) => report.failure = Some(error.clone()),
-        }
-        if let Some(plan) = planned.zones.iter().find(|plan| plan.id == zone.id) {
-            report.owned = plan.owned;
-            report.notes.clone_from(&plan.plan.notes);
-        }
-        zones.push(report);
-    }
-    Ok(Report {
-        zones,
-        notes: planned.notes,
-        rounds: 1,
-    })
+    Ok(planned.report(&listing))
 }
 
 fn seconds_now() -> f64 {
@@ -925,6 +899,42 @@ mod tests {
         shared.report("p", well.clone(), None);
         assert_eq!(shared.state("p"), well);
         assert_eq!(counted(&shared).0[4], 0);
+    }
+
+    #[tokio::test]
+    async fn provider_removed_during_a_round_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", service.local_addr().unwrap());
+        let settings = BTreeMap::from([("etcd-urls".to_owned(), url)]);
+        let mut shared = shared(folder.path());
+        shared.options = LaunchOptions::of(&Config {
+            store: folder.path().join("store"),
+            provider_settings: BTreeMap::from([("shop/p".to_owned(), settings)]),
+            ..Config::default()
+        })
+        .unwrap();
+        let shared = Arc::new(shared);
+        let mut wanted = Publication::default();
+        let one = Arc::new(target("{}", &["a"]));
+        wanted.targets.insert("shop/p".to_owned(), one);
+        let mut workers = Workers::default();
+        workers.update(&shared, &wanted);
+        let (request, _) = service.accept().await.unwrap();
+        // Its record goes and returns before the round fails.
+        workers.update(&shared, &Publication::default());
+        workers.update(&shared, &wanted);
+        assert!(workers.0["shop/p"].targets.is_none());
+        drop((request, service));
+        shared.api_state.change.notified().await;
+        assert_eq!(shared.state("shop/p"), ProviderState::default());
+        let metrics = shared.api_state.metrics.text();
+        assert!(!metrics.contains("shop/p"), "{metrics}");
+        while !workers.0["shop/p"].task.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        workers.update(&shared, &wanted);
+        assert!(workers.0["shop/p"].targets.is_some());
     }
 
     #[tokio::test(flavor = "multi_thread")]

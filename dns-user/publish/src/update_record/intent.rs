@@ -126,8 +126,8 @@ impl Intent {
         is_record: impl Fn(&str) -> bool,
     ) -> IntentOutcome {
         let mut outcome = IntentOutcome::default();
-        // Keyed by update record and by whether the name is the public one.
-        let mut wanted: BTreeMap<(String, bool), BTreeSet<&str>> = BTreeMap::new();
+        // Keyed by update record and by domain.
+        let mut wanted: BTreeMap<(String, &str), BTreeSet<&str>> = BTreeMap::new();
         // Without a name nothing is published; `read` has refused domains without one.
         let Some(first) = &self.external_name else {
             return outcome;
@@ -137,33 +137,26 @@ impl Intent {
                 project: project.to_owned(),
                 name: placement.logical_cloud.clone(),
             };
-            if self.public_domain.is_some() {
+            if let Some(domain) = &self.public_domain {
                 for record in outcome.records_of(&owner, lists, &is_record) {
-                    let addresses = wanted.entry((record, true)).or_default();
+                    let addresses = wanted.entry((record, domain.as_str())).or_default();
                     for cluster in &placement.clusters {
                         // A logical cloud has one public name for all its clusters.
                         addresses.extend(cluster.public.iter().map(String::as_str));
                     }
                 }
             }
-            if self.local_domain.is_some() {
+            if let Some(domain) = &self.local_domain {
                 for cluster in &placement.clusters {
                     for record in outcome.records_of(&cluster.cluster, lists, &is_record) {
-                        let addresses = wanted.entry((record, false)).or_default();
+                        let addresses = wanted.entry((record, domain.as_str())).or_default();
                         // Addresses of other clusters may not be reachable from this one's network.
                         addresses.extend(cluster.local.iter().map(String::as_str));
                     }
                 }
             }
         }
-        for ((update_record, is_public), addresses) in wanted {
-            let domain = if is_public {
-                &self.public_domain
-            } else {
-                &self.local_domain
-            };
-            // Without a domain there is no binding.
-            let Some(domain) = domain else { continue };
+        for ((update_record, domain), addresses) in wanted {
             match records(&format!("{first}.{domain}"), &addresses, self.ttl) {
                 Ok(records) => outcome.bindings.push((update_record, records)),
                 Err(problem) => outcome.problems.push(problem),

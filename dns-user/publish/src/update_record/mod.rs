@@ -5,7 +5,6 @@ mod intent;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use dns_core::config::values::parse_duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -92,36 +91,21 @@ impl UpdateRecord {
 
     /// Returns the reasons why the publisher cannot use the record although it is valid in the document's schema.
     pub fn obstacles(&self) -> Vec<String> {
-        let Self {
-            metadata: _,
-            provider,
-            selector: _,
-            parameters,
-        } = self;
-        let mut found = provider
-            .definition()
-            .all_obstacles(&Parameters(parameters.texts()));
+        let texts = self.parameters.texts();
+        let mut found = self.provider.definition().all_obstacles(&texts);
         for name in ["domain-filter", "exclude-domains"] {
             // A restriction was meant, but all names would be published.
-            if parameters.is_blank(name) {
+            if self.parameters.is_blank(name) {
                 found.push(format!(
                     "{name} is empty, which filters nothing; name domains, or remove it"
                 ));
             }
         }
         // This registry keeps ownership in AWS Cloud Map, which only external-dns reaches.
-        if parameters.text("registry") == Some("aws-sd") {
+        if texts.text("registry") == Some("aws-sd") {
             found.push(
                 "registry aws-sd is not available in bosh-dns-publish; use txt or noop, or run external-dns itself \
                  (bosh-dns-publish render)"
-                    .to_owned(),
-            );
-        }
-        if parameters.text("tls-client-cert").is_some()
-            != parameters.text("tls-client-cert-key").is_some()
-        {
-            found.push(
-                "tls-client-cert and tls-client-cert-key require each other; set both or neither"
                     .to_owned(),
             );
         }
@@ -137,7 +121,7 @@ impl UpdateRecord {
                 found.push(format!("{} {reason}", parameter.name));
             }
         }
-        let texts = Parameters(self.parameters.texts());
+        let texts = self.parameters.texts();
         found.extend((self.provider.definition().remarks)(&texts));
         found
     }
@@ -301,18 +285,6 @@ impl DocumentParameters {
             .filter_map(|(name, setting)| Some((Parameter::named(name)?, setting)))
     }
 
-    /// Returns the text of a parameter, or its default; `None` if empty.
-    pub fn text(&self, name: &str) -> Option<&str> {
-        let text = match self.0.get(name) {
-            Some(Setting::Text(text)) => text.as_str(),
-            _ => Parameter::named(name)?.default?,
-        };
-        match text.trim() {
-            "" => None,
-            text => Some(text),
-        }
-    }
-
     pub fn is_blank(&self, name: &str) -> bool {
         matches!(self.0.get(name), Some(Setting::Text(text)) if text.trim().is_empty())
     }
@@ -322,7 +294,7 @@ impl DocumentParameters {
     }
 
     /// Returns every parameter that is set or has a default, as text.
-    pub fn texts(&self) -> BTreeMap<String, String> {
+    pub fn texts(&self) -> Parameters {
         let mut texts = BTreeMap::new();
         for parameter in Parameter::all() {
             if let Some(default) = parameter.default {
@@ -332,12 +304,14 @@ impl DocumentParameters {
         for (name, setting) in &self.0 {
             texts.insert((*name).to_owned(), setting.to_string());
         }
-        texts
+        Parameters(texts)
     }
 
-    pub fn duration(&self, name: &str) -> Option<Duration> {
-        // Only valid durations are accepted by `read`.
-        parse_duration(self.text(name)?).ok()
+    /// Returns the time from one round to the next.
+    pub fn interval(&self) -> Duration {
+        // `read` accepts only valid durations, and there is a default.
+        let interval = self.texts().duration("interval", Duration::ZERO);
+        interval.unwrap_or_default()
     }
 }
 

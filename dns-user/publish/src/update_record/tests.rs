@@ -207,7 +207,8 @@ fn defaults_match_document() {
         ("txt-prefix", None),
         ("metrics-address", None),
     ] {
-        assert_eq!(record.parameters.text(name), default, "{name}");
+        let texts = record.parameters.texts();
+        assert_eq!(texts.text(name), default, "{name}");
     }
     assert_eq!(
         record.to_json()["spec"]["external-dns-parameters"],
@@ -252,17 +253,12 @@ fn obstacles_are_named() {
         (
             "rfc2136",
             provider_example(ProviderKind::Rfc2136),
-            "rfc2136-tsig-secret-alg \"tsig secret alg\" is unknown",
+            "rfc2136-tsig-secret-alg is \"tsig secret alg\"",
         ),
         (
             "coredns",
             json!({"registry": "aws-sd"}),
             "registry aws-sd is not available",
-        ),
-        (
-            "coredns",
-            json!({"tls-client-cert": "c"}),
-            "tls-client-cert-key require each other",
         ),
     ] {
         let obstacles = record(provider, parameters).unwrap().obstacles();
@@ -546,11 +542,11 @@ fn parameters_have_texts_and_defaults() {
         ("coredns-prefix", Some("p")),
         ("txt-prefix", None),
         ("policy", Some("sync")),
-        ("once", None),
+        ("once", Some("true")),
         ("zone-id-filter", None),
         ("unknown", None),
     ] {
-        assert_eq!(parameters.text(name), text, "{name}");
+        assert_eq!(parameters.texts().text(name), text, "{name}");
     }
     for (name, is_set, is_blank) in [
         ("once", true, false),
@@ -565,12 +561,12 @@ fn parameters_have_texts_and_defaults() {
             "{name}"
         );
     }
+    assert_eq!(parameters.interval(), Duration::from_secs(30));
     assert_eq!(
-        parameters.duration("interval"),
-        Some(Duration::from_secs(30))
+        DocumentParameters::default().interval(),
+        Duration::from_mins(1)
     );
-    assert_eq!(parameters.duration("txt-cache-interval"), None);
-    let texts = parameters.texts();
+    let texts = parameters.texts().0;
     for (name, text) in [
         ("once", "true"),
         ("dry-run", "false"),
@@ -600,15 +596,8 @@ fn parameters_have_texts_and_defaults() {
 #[test]
 fn contradictions_are_obstacles() {
     let obstacles = |parameters: Value| record("coredns", parameters).unwrap().obstacles();
-    let pair = "tls-client-cert and tls-client-cert-key require each other; set both or neither";
     for (parameters, expected) in [
         (json!({}), vec![]),
-        (
-            json!({"tls-client-cert": "c", "tls-client-cert-key": "k"}),
-            vec![],
-        ),
-        (json!({"tls-client-cert": "c"}), vec![pair]),
-        (json!({"tls-client-cert-key": "k"}), vec![pair]),
         (
             json!({"domain-filter": " ", "exclude-domains": ""}),
             vec![

@@ -65,6 +65,26 @@ fn plan_apply_and_retire_agree() {
 }
 
 #[test]
+fn closed_output_is_no_failure() {
+    let publisher = Publisher::new();
+    publisher.write(
+        "documents/etcd.yml",
+        "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd}\nspec: {provider: coredns}\n",
+    );
+    for arguments in ["check", "render --output manifests"] {
+        // As `| head -0` leaves it.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = publisher
+            .command(arguments)
+            .stdout(writer)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{arguments}: {output:?}");
+    }
+}
+
+#[test]
 fn empty_source_needs_confirmation() {
     let server = NameServer::start(Program::Knot);
     let publisher = Publisher::of(&server);

@@ -104,7 +104,7 @@ impl Publisher {
         self.write(&format!("documents/{document}.json"), &endpoint.to_string());
     }
 
-    fn command(&self, arguments: &str) -> Command {
+    pub(crate) fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bosh-dns-publish"));
         command
             .args(["--config", "publish.yml"])
