@@ -74,7 +74,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     };
     let ttl = fields.optional_as("recordTTL", |ttl| ttl.integer(0..=MAX_TTL));
     let set_identifier = fields.optional_as("setIdentifier", Reader::text);
-    let labels = read_labels(fields.optional("labels"));
+    let labels = fields.optional_as("labels", Reader::text_map);
     let properties = fields.optional_as("providerSpecific", |list| Some(read_properties(list)));
     let targets = fields.required_as("targets", Reader::items);
     fields.finish();
@@ -105,7 +105,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     // As in external-dns, a TTL of 0 is none.
     record.ttl = ttl.filter(|ttl| *ttl > 0);
     record.set_identifier = set_identifier.unwrap_or_default().to_owned();
-    record.labels.0 = labels;
+    record.labels.0 = labels.unwrap_or_default();
     record.properties = properties.unwrap_or_default();
     if !seen.insert(record.key()) {
         entry.problem(
@@ -157,20 +157,6 @@ fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
 }
 
 pub(crate) type Labels = BTreeMap<String, String>;
-
-/// Parses `metadata.labels`; reports malformed ones.
-pub(crate) fn read_labels(reader: Option<Reader<'_>>) -> Labels {
-    let Some(mut fields) = reader.and_then(|reader| reader.fields()) else {
-        return Labels::new();
-    };
-    let mut labels = Labels::new();
-    for (name, value) in fields.others() {
-        if let Some(value) = value.text() {
-            labels.insert(name.to_owned(), value.to_owned());
-        }
-    }
-    labels
-}
 
 /// A label selector: `a=b,c!=d,e in (x,y),f notin (z),g,!h`. All requirements must hold.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::IpAddr,
 };
+
+use dns_core::name::reverse_of;
 
 use crate::record::{DomainFilter, Labels, Name, Record, RecordType, Target};
 
@@ -130,23 +131,8 @@ pub(crate) fn pointers(record: &Record) -> Vec<Record> {
 }
 
 fn reverse_name(address: &Target) -> Option<Name> {
-    let mut name = String::new();
-    match address.as_str().parse().ok()? {
-        IpAddr::V4(address) => {
-            for octet in address.octets().iter().rev() {
-                name.push_str(&format!("{octet}."));
-            }
-            name.push_str("in-addr.arpa");
-        }
-        IpAddr::V6(address) => {
-            // Nibbles in reverse order, the low one of each octet first (RFC 3596, section 2.5).
-            for octet in address.octets().iter().rev() {
-                name.push_str(&format!("{:x}.{:x}.", octet & 0xf, octet >> 4));
-            }
-            name.push_str("ip6.arpa");
-        }
-    }
-    Name::parse(&name).ok()
+    let address = address.as_str().parse().ok()?;
+    Name::parse(&reverse_of(address).to_string()).ok()
 }
 
 /// Plans the changes from `current` to `desired`.

@@ -337,15 +337,12 @@ impl Name {
     }
 
     fn parse_labels(text: &str) -> Result<Self, NameError> {
-        let mut labels: Vec<Vec<u8>> = vec![Vec::new()];
+        let mut labels = Vec::new();
+        let mut label = Vec::new();
         let mut octets = text.bytes();
         while let Some(octet) = octets.next() {
-            // The first label exists from the start, and labels are only added.
-            let Some(label) = labels.last_mut() else {
-                break;
-            };
             match octet {
-                b'.' => labels.push(Vec::new()),
+                b'.' => labels.push(std::mem::take(&mut label)),
                 b'\\' => {
                     let first = octets.clone().next();
                     match escaped(&mut octets) {
@@ -362,10 +359,8 @@ impl Name {
             }
         }
         // The final dot leaves the root's empty label; further ones are a mistake.
-        if let [_, .., last] = &labels[..]
-            && last.is_empty()
-        {
-            labels.pop();
+        if !label.is_empty() || labels.is_empty() {
+            labels.push(label);
         }
         Self::from_labels(&labels)
     }

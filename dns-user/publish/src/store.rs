@@ -280,14 +280,10 @@ fn path_of(folder: &Path, id: &DocumentId) -> PathBuf {
 /// Replaces a file of the publisher's state by the JSON of a value, in one step. A command of root may write what
 /// the service reads.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let text = serde_json::to_vec(value)?;
-    atomic::replace_own(path, &text, Attributes::PUBLIC).map_err(|error| error.cause)?;
-    Ok(())
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    write_pretty(path, value, Attributes::PUBLIC).map_err(|error| error.cause)
 }
 
 #[cfg(test)]
@@ -539,7 +535,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/state.json");
         write_json(&path, &[1, 2]).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "[1,2]");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "[\n  1,\n  2\n]\n");
         assert!(write_json(&path.join("below"), &[1]).is_err());
     }
 }

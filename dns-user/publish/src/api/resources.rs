@@ -188,14 +188,14 @@ pub(super) fn write(
     }
     let (own, line, body) = match parse(scope.kind(), body) {
         Ok(parsed) => parsed,
-        Err(problems) => return bad_request(problems),
+        Err(problems) => return reply_with(StatusCode::BAD_REQUEST, problems),
     };
     // A PUT under another name would create a resource that the path does not lead to.
     if let Some(name) = name.filter(|name| *name != own) {
         let reason = format!("{own:?} differs from {name:?} in the path");
         let remedy = "write the same name in both places; a resource cannot be renamed";
         let problem = Problem::new(BODY, line, "metadata.name", reason, remedy);
-        return bad_request(vec![problem]);
+        return reply_with(StatusCode::BAD_REQUEST, vec![problem]);
     }
     let id = scope.id(&own);
     // Two definitions of one document would be a problem in every scan.
@@ -455,21 +455,15 @@ fn missing(id: &DocumentId) -> Response {
     )
 }
 
-fn bad_request(problems: Vec<Problem>) -> Response {
-    (
-        StatusCode::BAD_REQUEST,
-        Json(json!({ "problems": problems })),
-    )
-        .into_response()
+fn reply_with(code: StatusCode, problems: Vec<Problem>) -> Response {
+    (code, Json(json!({ "problems": problems }))).into_response()
 }
 
 /// Returns an error response that refers to no position in the body.
 pub(super) fn refusal(code: StatusCode, reason: &str) -> Response {
     // Messages are written as "cause; remedy", which every problem of the API has apart.
     let (reason, remedy) = reason.split_once("; ").unwrap_or((reason, ""));
-    let problem =
-        json!({ "file": BODY, "line": 1, "path": "", "reason": reason, "remedy": remedy });
-    (code, Json(json!({ "problems": [problem] }))).into_response()
+    reply_with(code, vec![Problem::new(BODY, 1, "", reason, remedy)])
 }
 
 fn failure(error: &StoreError) -> Response {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::sync::mpsc;
 
 use crate::{
-    endpoint::{self, Endpoints, Labels, read_labels},
+    endpoint::{self, Endpoints, Labels},
     fleet::{self, FleetNames},
     text::{self, Fields, Node, Problem, Problems, Reader, Value, remedy_for_unknown},
     update_record::{
@@ -39,12 +39,18 @@ const WRITING: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub(crate) struct Folder {
     paths: Vec<PathBuf>,
-    /// Last valid documents of each file, which replace invalid ones.
-    good: BTreeMap<PathBuf, BTreeMap<DocumentId, Option<Document>>>,
-    /// State of each file at the last scan.
-    read: BTreeMap<PathBuf, Reading>,
-    /// Text of each file when its documents were last known, to detect that its end is missing.
-    texts: BTreeMap<PathBuf, String>,
+    known: BTreeMap<PathBuf, KnownFile>,
+}
+
+/// What is known of a file since earlier scans.
+#[derive(Debug)]
+struct KnownFile {
+    /// Last valid documents, which replace invalid ones.
+    good: BTreeMap<DocumentId, Option<Document>>,
+    /// State at the last scan.
+    reading: Option<Reading>,
+    /// Text when its documents were last known, to detect that its end is missing.
+    text: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -87,9 +93,7 @@ impl Folder {
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         Self {
             paths,
-            good: BTreeMap::new(),
-            read: BTreeMap::new(),
-            texts: BTreeMap::new(),
+            known: BTreeMap::new(),
         }
     }
 
@@ -98,18 +102,17 @@ impl Folder {
         let mut places: BTreeMap<DocumentId, (PathBuf, u64)> = BTreeMap::new();
         let files = self.files(&mut scan);
         // A removed file withdraws its documents; `files` keeps those of an unreadable folder.
-        self.good.retain(|file, _| files.contains(file));
-        self.read.retain(|file, _| files.contains(file));
-        self.texts.retain(|file, _| files.contains(file));
+        self.known.retain(|file, _| files.contains(file));
         for path in files {
-            let reading = self.reading(&path);
-            let good = self.good.entry(path.clone()).or_default();
+            let known = self.known.entry(path.clone());
+            let known = known.or_insert_with(|| KnownFile::of_status(&path));
             let Reading {
                 stamp: _,
                 mut state,
                 is_complete,
                 is_illegible,
-            } = reading;
+            } = known.read(&path);
+            let good = &mut known.good;
             // Only the contents of a legible version are known and kept.
             scan.holds_unknown |= is_illegible && good.is_empty();
             let mut next = BTreeMap::new();
@@ -151,7 +154,7 @@ impl Folder {
                 Err(error) => {
                     // Files in an unreadable folder count as unreadable, not as removed.
                     let mut is_unknown = true;
-                    for file in self.good.keys() {
+                    for file in self.known.keys() {
                         if file.starts_with(path) {
                             files.insert(file.clone());
                             is_unknown = false;
@@ -164,21 +167,34 @@ impl Folder {
         }
         files
     }
+}
 
-    /// Returns the content of a file: as read before, if the file has not changed since.
-    fn reading(&mut self, path: &Path) -> Reading {
-        let good = self.good.entry(path.to_owned());
-        let held = good.or_insert_with(|| remembered(path)).len();
+impl KnownFile {
+    /// Returns a file that contained the documents in its status file.
+    fn of_status(path: &Path) -> Self {
+        let mut good = BTreeMap::new();
+        for document in StatusFile::read(path).unwrap_or_default().documents {
+            good.insert(document.id, None);
+        }
+        Self {
+            good,
+            reading: None,
+            text: None,
+        }
+    }
+
+    /// Returns the content: as read before, if the file has not changed since.
+    fn read(&mut self, path: &Path) -> Reading {
         let stamp = FileStamp::of(path);
-        if let Some(known) = self.read.get(path)
+        if let Some(known) = &self.reading
             // Without a stamp the file was illegible, and is read again in each scan.
             && stamp.is_some()
             && known.stamp == stamp
         {
             return known.clone();
         }
-        let reading = read_file(path, stamp, held, &mut self.texts);
-        self.read.insert(path.to_owned(), reading.clone());
+        let reading = read_file(path, stamp, self.good.len(), &mut self.text);
+        self.reading = Some(reading.clone());
         reading
     }
 }
@@ -245,21 +261,12 @@ impl Scan {
     }
 }
 
-/// Returns the documents that a file contained according to its status file.
-fn remembered(path: &Path) -> BTreeMap<DocumentId, Option<Document>> {
-    let mut known = BTreeMap::new();
-    for document in StatusFile::read(path).unwrap_or_default().documents {
-        known.insert(document.id, None);
-    }
-    known
-}
-
-/// Reads a file that held `count` documents before.
+/// Reads a file that held `count` documents before, and had the text `before` when they were last known.
 fn read_file(
     path: &Path,
     stamp: Option<FileStamp>,
     count: usize,
-    texts: &mut BTreeMap<PathBuf, String>,
+    before: &mut Option<String>,
 ) -> Reading {
     let text = match read_text(path) {
         Ok(text) => text,
@@ -267,7 +274,7 @@ fn read_file(
     };
     let problems = Problems::of(path.display().to_string());
     // Before parsing: a text that was cut off between two documents has no syntax error.
-    check_text(path, &text, count, texts.get(path), &problems);
+    check_text(path, &text, count, before.as_deref(), &problems);
     if problems.count() > 0 {
         return illegible(FileState {
             path: path.to_owned(),
@@ -293,7 +300,7 @@ fn read_file(
     }
     // Only a text that was understood as a whole can tell whether the next one lacks its end.
     if is_complete {
-        texts.insert(path.to_owned(), text);
+        *before = Some(text);
     }
     let state = FileState {
         path: path.to_owned(),
@@ -309,7 +316,7 @@ fn read_file(
 }
 
 /// Reports a text that must not replace the one before: it is empty, or only its beginning is there.
-fn check_text(path: &Path, text: &str, count: usize, before: Option<&String>, problems: &Problems) {
+fn check_text(path: &Path, text: &str, count: usize, before: Option<&str>, problems: &Problems) {
     let last_line = text.lines().count().max(1) as u64;
     if text.trim().is_empty() && count == 0 {
         problems.add(
@@ -364,15 +371,9 @@ fn missing_end(path: &Path, text: &str, before: &str) -> Option<&'static str> {
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
-    // The tree of a document takes several times its text, so a large file could take all memory.
-    if fs::metadata(path)?.len() > MAX_FILE_SIZE {
-        return Err(io::Error::other(format!(
-            "it is larger than {} MiB",
-            MAX_FILE_SIZE >> 20
-        )));
-    }
-    // A FIFO in the folder must not block.
-    let bytes = bounded::read(path)?;
+    // The tree of a document takes several times its text, so a large file could take all memory; a FIFO in the
+    // folder must not block.
+    let bytes = bounded::read_at_most(path, MAX_FILE_SIZE)?;
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
 }
 
@@ -590,7 +591,9 @@ impl Document {
             Some(name) => read_identifier(&name),
             None => Some(DEFAULT_PROJECT.to_owned()),
         };
-        let labels = read_labels(members.optional("labels"));
+        let labels = members
+            .optional_as("labels", Reader::text_map)
+            .unwrap_or_default();
         // Kubernetes and the store count it; in an operator's file it is usually missing.
         let generation = members.optional_as("generation", |value| value.integer(0..=u64::MAX));
         let named = Metadata::read(&mut members);
@@ -749,7 +752,7 @@ impl StatusFile {
     pub(crate) fn read(documents: &Path) -> Option<Self> {
         // A damaged status file costs generations and the memory of damaged files, never records,
         // so it is replaced without a word.
-        serde_json::from_slice(&fs::read(path_beside(documents)).ok()?).ok()
+        serde_json::from_slice(&bounded::read(&path_beside(documents)).ok()?).ok()
     }
 
     /// Writes the status file of a file of documents if the status has changed.

@@ -280,6 +280,24 @@ fn status_follows_no_planted_link_and_leaves_no_unfinished_file() {
 }
 
 #[test]
+fn planted_fifo_blocks_no_scan() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "a.yml", &[&endpoint("a")]);
+    // A scan reads the status that an earlier process has left.
+    let status = folder.path().join("a.yml.status");
+    nix::unistd::mkfifo(&status, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+    assert_eq!(scan.documents.len(), 1);
+    StatusFile::default()
+        .write(&folder.path().join("a.yml"))
+        .unwrap();
+    assert_eq!(
+        StatusFile::read(&folder.path().join("a.yml")),
+        Some(StatusFile::default())
+    );
+}
+
+#[test]
 fn good_provider_stays_while_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();

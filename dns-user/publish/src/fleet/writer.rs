@@ -186,10 +186,7 @@ impl AliasWriter {
                 Ok(record) if record.record_type == RecordType::TXT => {
                     Err("an alias has no text".to_owned())
                 }
-                Ok(record) => match self.check_alias(&record, &names, known) {
-                    Ok(()) => Ok(record),
-                    Err(reason) => Err(reason),
-                },
+                Ok(record) => self.check_alias(&record, &names, known).map(|()| record),
             };
             match record {
                 Ok(record) => adjusted.push(Endpoint {

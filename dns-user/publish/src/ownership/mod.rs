@@ -576,14 +576,10 @@ impl PendingSets<'_> {
 
     /// Returns the differences, and the transaction's requirements on other sets.
     fn steps(self, name: &Name) -> Vec<Step> {
-        let Self {
-            registry: _,
-            view,
-            sets,
-        } = self;
+        let view = self.view;
         let mut steps = Vec::new();
         let mut creates = Vec::new();
-        for (key, after) in sets {
+        for (key, after) in self.sets {
             // The differences between listing and result: whoever wrote in between makes the
             // transaction fail.
             match (view.listed.get(&key).cloned(), after) {
@@ -723,21 +719,19 @@ impl Mapper {
         } else {
             format!("{record_type}-")
         };
-        self.with_label(name, &record_type, |first| format!("{before}{first}"))
+        self.with_label(name, &record_type, &before)
     }
 
-    /// Returns a name with another first label, which `label` makes of the old one, between the affixes, in which
-    /// `record_type` replaces the template.
-    fn with_label(&self, name: &str, record_type: &str, label: impl Fn(&str) -> String) -> String {
-        let (first, behind) = name.split_once('.').unwrap_or((name, ""));
-        let label = label(if first == "*" && !self.wildcard.is_empty() {
-            &self.wildcard
-        } else {
-            first
-        });
+    /// Returns a name whose first label, behind `before`, is between the affixes, in which `record_type` replaces the
+    /// template.
+    fn with_label(&self, name: &str, record_type: &str, before: &str) -> String {
+        let (mut first, behind) = name.split_once('.').unwrap_or((name, ""));
+        if first == "*" && !self.wildcard.is_empty() {
+            first = &self.wildcard;
+        }
         let [prefix, suffix] =
             [&self.prefix, &self.suffix].map(|affix| affix.replace(TEMPLATE, record_type));
-        let label = format!("{prefix}{label}{suffix}");
+        let label = format!("{prefix}{before}{first}{suffix}");
         if behind.is_empty() {
             label
         } else {
@@ -787,7 +781,7 @@ impl Mapper {
 
     /// Returns the name in the older form, which contains no type.
     pub fn old_owner_name(&self, name: &Name) -> Option<Name> {
-        Name::parse(&self.with_label(name.as_str(), "", str::to_owned)).ok()
+        Name::parse(&self.with_label(name.as_str(), "", "")).ok()
     }
 
     /// Maps an owner record back to name and type, as external-dns does. The type is `None`
