@@ -14,9 +14,9 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 
 use crate::{
-    PROGRAMS, kernel,
+    PROGRAMS, Profile, SERVER, kernel,
     packages::{self, Lists},
-    process::{capture, root, run},
+    process::{build_test, capture, root, run},
     toolchain,
 };
 
@@ -50,7 +50,7 @@ pub(crate) enum Arm64 {
 impl Arm64 {
     pub(crate) fn run(self) -> Result<()> {
         match self {
-            Self::Build => build(),
+            Self::Build => build_all(),
             Self::Test { unit: true } => unit_tests(),
             // Cheapest first: an emulated kernel takes minutes to boot.
             Self::Test { unit: false } => {
@@ -62,19 +62,15 @@ impl Arm64 {
     }
 }
 
-fn build() -> Result<()> {
-    let packages = PROGRAMS
-        .map(|[package, program]| ["--package", package, "--bin", program])
-        .concat();
-    run(cargo()?
-        .args(["build", "--release"])
-        .args(packages)
-        .args(["--target", TARGET]))?;
-    let folder = root()
-        .canonicalize()?
-        .join("target")
-        .join(TARGET)
-        .join("release");
+/// Builds programs; returns their folder.
+fn build(profile: Profile, programs: &[[&str; 2]]) -> Result<PathBuf> {
+    let mut cargo = crate::build_with(cargo()?, profile, programs)?;
+    run(cargo.args(["--target", TARGET]))?;
+    Ok(root().join("target").join(TARGET).join(profile.folder()))
+}
+
+fn build_all() -> Result<()> {
+    let folder = build(Profile::Release, &PROGRAMS)?;
     for [_, program] in PROGRAMS {
         let about = capture(
             Command::new("file")
@@ -141,29 +137,15 @@ pub(crate) fn cargo() -> Result<Command> {
 
 /// Builds all programs, packs them beside this machine's programs, and checks packages, release and image.
 fn test_artifacts() -> Result<()> {
-    let packages = PROGRAMS
-        .map(|[package, program]| ["--package", package, "--bin", program])
-        .concat();
-    run(cargo()?
-        .arg("build")
-        .args(packages)
-        .args(["--target", TARGET]))?;
-    let folder = root()
-        .join(".toolchain/arm64")
-        .canonicalize()?
-        .join("programs");
+    let debug = build(Profile::Dev, &PROGRAMS)?;
+    let folder = root().join(".toolchain/arm64/programs");
     packages::make_anew(&folder)?;
-    let debug = root()
-        .canonicalize()?
-        .join("target")
-        .join(TARGET)
-        .join("debug");
     for [_, program] in PROGRAMS {
         install(&debug.join(program), &folder.join(program))?;
     }
     packages::ensure("lintian podman")?;
     // Unoptimised like the programs for arm64: only the packing is tested.
-    crate::build(crate::Profile::Dev, &PROGRAMS)?;
+    crate::build(Profile::Dev, &PROGRAMS)?;
     let mut test = Command::new("cargo");
     test.args([
         "test",
@@ -184,45 +166,16 @@ fn test_artifacts() -> Result<()> {
 /// Builds the programs that a virtual machine runs; returns the root of their file system.
 fn file_system() -> Result<PathBuf> {
     packages::ensure("cpio qemu-system-arm")?;
-    let tests = [
-        "--package",
-        "whole-system-tests",
-        "--test",
-        "packets",
-        "--target",
-        TARGET,
-    ];
-    let built = [
-        "build",
-        "--package",
-        "dns-cli",
-        "--bin",
-        "bosh-dns-xdp",
-        "--target",
-        TARGET,
-    ];
-    run(cargo()?.args(built))?;
-    run(cargo()?.args([
-        "build",
-        "--package",
-        "whole-system-tests",
-        "--bin",
-        "vm-init",
-        "--target",
-        TARGET,
-    ]))?;
-    // First with its output on the terminal; the second call finds everything built and only names
-    // the file.
-    run(cargo()?.args(["test", "--no-run"]).args(tests))?;
-    let messages = capture(
-        cargo()?
-            .args(["test", "--no-run", "--message-format", "json"])
-            .args(tests),
-    )?;
-    let packets =
-        executable(&messages, "packets").context("cargo built no test program `packets`")?;
+    // One after the other: together they would be compiled with the features that the tests need.
+    let debug = build(Profile::Dev, &[SERVER])?;
+    build(Profile::Dev, &[["whole-system-tests", "vm-init"]])?;
+    let mut tests = cargo()?;
+    tests
+        .args(["test", "--package", "whole-system-tests"])
+        .args(["--test", "packets", "--target", TARGET]);
+    let packets = build_test(&mut tests, "packets")?;
 
-    let folder = root().join(".toolchain/arm64").canonicalize()?;
+    let folder = root().join(".toolchain/arm64");
     let libraries = libraries(&folder)?;
     let files = folder.join("files");
     packages::make_anew(&files)?;
@@ -230,11 +183,6 @@ fn file_system() -> Result<PathBuf> {
         .arg("-a")
         .arg(libraries.join("."))
         .arg(&files))?;
-    let debug = root()
-        .canonicalize()?
-        .join("target")
-        .join(TARGET)
-        .join("debug");
     install(&debug.join("vm-init"), &files.join("init"))?;
     install(&debug.join("bosh-dns-xdp"), &files.join("bin/bosh-dns-xdp"))?;
     install(&packets, &files.join("bin/packets"))?;
@@ -282,19 +230,4 @@ fn install(from: &Path, to: &Path) -> Result<()> {
         .arg("-o")
         .arg(to)
         .arg(from))
-}
-
-/// Returns the path of a test program from cargo's messages.
-fn executable(messages: &str, name: &str) -> Option<PathBuf> {
-    for line in messages.lines() {
-        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else {
-            continue;
-        };
-        if message["target"]["name"] == name
-            && let Some(executable) = message["executable"].as_str()
-        {
-            return Some(executable.into());
-        }
-    }
-    None
 }

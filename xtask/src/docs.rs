@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    dist::archive,
+    dist::{self, archive},
     process::{capture, cargo, install, root, run},
     toolchain,
 };
@@ -21,7 +21,7 @@ const MDBOOK_VERSION: &str = "0.5.4";
 
 /// Checks links, and that the book's summary lists every page.
 pub(crate) fn check() -> Result<()> {
-    let problems = problems(&root().canonicalize()?)?;
+    let problems = problems()?;
     ensure!(
         problems.is_empty(),
         "documentation has broken links:\n{}",
@@ -33,11 +33,11 @@ pub(crate) fn check() -> Result<()> {
 /// Checks links, and builds the book into `target/book` and the API documentation of all crates into `target/doc`.
 pub(crate) fn build() -> Result<()> {
     check()?;
-    let root = root().canonicalize()?;
-    run(Command::new(mdbook(&root)?)
+    run(Command::new(mdbook()?)
         .arg("build")
-        .arg(root.join("docs")))?;
-    println!("written: {}", root.join("target/book/index.html").display());
+        .arg(root().join("docs")))?;
+    let book = root().join("target/book/index.html");
+    println!("written: {}", book.display());
     // The build script of the fast path compiles the programs.
     toolchain::ensure()?;
     let refused = r#"build.rustdocflags=["-D", "warnings"]"#;
@@ -53,45 +53,31 @@ pub(crate) fn build() -> Result<()> {
 }
 
 /// Returns the path of mdBook, installing it if necessary.
-fn mdbook(root: &Path) -> Result<PathBuf> {
-    let folder = root.join(".toolchain/mdbook");
+fn mdbook() -> Result<PathBuf> {
+    let folder = root().join(".toolchain/mdbook");
     let program = folder.join("bin/mdbook");
     let installed = capture(Command::new(&program).arg("--version")).unwrap_or_default();
     // Cargo's note on what it installed: without this feature the book has no search.
     let note = fs::read_to_string(folder.join(".crates2.json")).unwrap_or_default();
     if !installed.contains(MDBOOK_VERSION) || !note.contains("\"search\"") {
-        install(
-            Command::new("cargo")
-                .args([
-                    "install",
-                    "mdbook",
-                    "--version",
-                    MDBOOK_VERSION,
-                    "--force",
-                    "--no-default-features",
-                ])
-                .args(["--features", "search"])
-                .arg("--root")
-                .arg(folder),
-        )?;
+        run(install("mdbook", MDBOOK_VERSION)
+            .args(["--force", "--no-default-features", "--features", "search"])
+            .arg("--root")
+            .arg(folder))?;
     }
     Ok(program)
 }
 
 /// Returns broken links as `file: link: reason`, and pages missing from the book's summary.
-fn problems(root: &Path) -> Result<Vec<String>> {
-    let listed = capture(
-        Command::new("git")
-            .args(["ls-files", "*.md"])
-            .current_dir(root),
-    )?;
+fn problems() -> Result<Vec<String>> {
+    let listed = dist::git(&["ls-files", "*.md"])?;
     let mut pages = HashMap::new();
     for file in listed
         .lines()
         // Recorded files of bosh-dns, whose links are not ours.
         .filter(|file| !file.starts_with("tests/conformance/scenarios"))
     {
-        let path = root.join(file);
+        let path = root().join(file);
         // A deleted file is listed until the deletion is committed.
         if path.exists() {
             let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
@@ -101,7 +87,7 @@ fn problems(root: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for (file, text) in &pages {
         for link in links(text) {
-            if let Err(reason) = check_link(root, file, &link, &pages) {
+            if let Err(reason) = check_link(root(), file, &link, &pages) {
                 problems.push(format!("{}: {link}: {reason}", file.display()));
             }
         }
@@ -129,12 +115,7 @@ const COMMON_LICENCE: (&str, &str) = ("](LICENSE)", "](/usr/share/common-license
 /// Copies the README, the documentation and the files to which they link, with the repository's folders. Links to
 /// sources, which are in the repository only, become plain text.
 pub(crate) fn put_pages(folder: &Path) -> Result<()> {
-    let root = root().canonicalize()?;
-    let listed = capture(
-        Command::new("git")
-            .args(["ls-files", "docs"])
-            .current_dir(&root),
-    )?;
+    let listed = dist::git(&["ls-files", "docs"])?;
     let mut next: Vec<PathBuf> = vec!["README.md".into()];
     // Listed by git: a page that is not committed does not get into a package.
     for file in listed.lines() {
@@ -144,7 +125,7 @@ pub(crate) fn put_pages(folder: &Path) -> Result<()> {
     }
     let mut copied = BTreeSet::new();
     while let Some(file) = next.pop() {
-        let path = root.join(&file);
+        let path = root().join(&file);
         if !path.is_file() || !copied.insert(file.clone()) {
             continue;
         }
@@ -362,9 +343,6 @@ mod tests {
 
     #[test]
     fn repository_links_resolve() {
-        assert_eq!(
-            problems(&root().canonicalize().unwrap()).unwrap(),
-            [] as [&str; 0]
-        );
+        assert_eq!(problems().unwrap(), [] as [&str; 0]);
     }
 }

@@ -203,7 +203,7 @@ fn run(command: Command) -> Result<()> {
         } => {
             packages::ensure(packages::DEMO)?;
             toolchain::ensure()?;
-            soak(hours.map_or(minutes, |hours| hours * 60.0), seed, &faults)
+            soak(hours.map_or(minutes, |hours| hours * 60.0), seed, faults)
         }
         Command::Bench { arguments } => bench(arguments),
     }
@@ -223,7 +223,7 @@ fn bench(arguments: Vec<String>) -> Result<()> {
 /// Runs a built program of the repository.
 fn run_program(name: &str, arguments: Vec<String>) -> Result<()> {
     let mut program = Process::new(process::root().join("target/release").join(name));
-    name_server(&mut program, Profile::Release)?
+    name_server(&mut program, Profile::Release)
         .args(arguments)
         .current_dir(process::root());
     process::run(&mut program)
@@ -239,26 +239,23 @@ fn parse_or_exit<A: Parser>(program: &str, arguments: &[String]) {
 }
 
 /// Builds the server and the soak test, and runs the test.
-fn soak(minutes: f64, seed: Option<u64>, faults: &[String]) -> Result<()> {
+fn soak(minutes: f64, seed: Option<u64>, faults: Vec<String>) -> Result<()> {
     build(Profile::Release, &[SERVER, ["whole-system-tests", "soak"]])?;
-    let mut command = Process::new(process::root().join("target/release/soak"));
     let seed = seed.map_or_else(|| "-".to_owned(), |seed| seed.to_string());
-    let command = name_server(&mut command, Profile::Release)?
-        .args([minutes.to_string(), seed])
-        .args(faults);
-    process::run(command.current_dir(process::root()))
+    let mut arguments = vec![minutes.to_string(), seed];
+    arguments.extend(faults);
+    run_program("soak", arguments)
 }
 
 /// Makes a command use the server's build of `profile`: the other one may be newer.
-fn name_server(command: &mut Process, profile: Profile) -> Result<&mut Process> {
-    let folder = match profile {
-        Profile::Dev => "target/debug",
-        Profile::Release => "target/release",
-    };
-    Ok(command.env(
+fn name_server(command: &mut Process, profile: Profile) -> &mut Process {
+    command.env(
         "BOSH_DNS_XDP",
-        process::root().canonicalize()?.join(folder).join(SERVER[1]),
-    ))
+        process::root()
+            .join("target")
+            .join(profile.folder())
+            .join(SERVER[1]),
+    )
 }
 
 // Package and binary name of each program.
@@ -279,13 +276,27 @@ enum Profile {
     Release,
 }
 
+impl Profile {
+    /// Returns the name of the folder below cargo's target folder.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Dev => "debug",
+            Self::Release => "release",
+        }
+    }
+}
+
 /// Builds programs, each given by package and binary name.
 fn build(profile: Profile, programs: &[[&str; 2]]) -> Result<()> {
     process::run(&mut cargo_build(profile, programs)?)
 }
 
 fn cargo_build(profile: Profile, programs: &[[&str; 2]]) -> Result<Process> {
-    let mut cargo = Process::new("cargo");
+    build_with(Process::new("cargo"), profile, programs)
+}
+
+/// Makes a cargo build programs.
+fn build_with(mut cargo: Process, profile: Profile, programs: &[[&str; 2]]) -> Result<Process> {
     cargo.arg("build").current_dir(process::root());
     if let Profile::Release = profile {
         cargo

@@ -15,12 +15,12 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use serde_json::Value;
 
 use crate::{
-    process::{capture, install, root},
+    process::{build_test, capture, install, root, run},
     toolchain::{self, bpf_cargo},
 };
 
@@ -105,7 +105,7 @@ impl Mutants {
 /// Brings the copy of the project up to date and returns its folder. Files that are the same stay as they
 /// are, so that little is compiled again.
 fn copy() -> Result<PathBuf> {
-    let root = root().canonicalize()?;
+    let root = root();
     let copy = root.join("target/mutants/tree");
     fs::create_dir_all(&copy)?;
     let listed = Command::new("git")
@@ -116,7 +116,7 @@ fn copy() -> Result<PathBuf> {
             "--others",
             "--exclude-standard",
         ])
-        .current_dir(&root)
+        .current_dir(root)
         .output()
         .context("git lists the project's files")?;
     ensure!(listed.status.success(), "git cannot list the files");
@@ -248,18 +248,14 @@ fn lines(file: &Path) -> Result<Vec<String>> {
 
 /// Returns the path of cargo-mutants, installing it if necessary.
 fn cargo_mutants() -> Result<PathBuf> {
-    let folder = root().canonicalize()?.join(".toolchain/mutants");
+    let folder = root().join(".toolchain/mutants");
     let program = folder.join("bin/cargo-mutants");
     let installed =
         capture(Command::new(&program).args(["mutants", "--version"])).unwrap_or_default();
     if !installed.contains(CARGO_MUTANTS_VERSION) {
-        install(
-            Command::new("cargo")
-                .args(["install", "cargo-mutants", "--version"])
-                .arg(CARGO_MUTANTS_VERSION)
-                .arg("--root")
-                .arg(folder),
-        )?;
+        run(install("cargo-mutants", CARGO_MUTANTS_VERSION)
+            .arg("--root")
+            .arg(folder))?;
     }
     Ok(program)
 }
@@ -603,21 +599,12 @@ fn build_programs(copy: &Path) -> Result<bool> {
 
 /// Builds the packet tests of the tree and returns their program.
 fn packet_tests() -> Result<PathBuf> {
-    let messages = capture(
-        Command::new("cargo")
-            .args(["test", "--no-run", "--package", "whole-system-tests"])
-            .args(["--test", "packets", "--message-format", "json"])
-            .current_dir(root()),
-    )?;
-    for message in messages.lines() {
-        let message: Value = serde_json::from_str(message).context("cargo writes JSON")?;
-        if message["target"]["name"] == "packets"
-            && let Some(program) = message["executable"].as_str()
-        {
-            return Ok(program.into());
-        }
-    }
-    bail!("cargo built no packet tests")
+    let mut cargo = Command::new("cargo");
+    cargo
+        .args(["test", "--package", "whole-system-tests"])
+        .args(["--test", "packets"])
+        .current_dir(root());
+    build_test(&mut cargo, "packets")
 }
 
 /// Runs the packet tests with the programs of the copy.

@@ -134,7 +134,6 @@ impl Lists {
         for below in ["lists/partial", "cache"] {
             fs::create_dir_all(folder.join(below))?;
         }
-        let folder = folder.canonicalize()?;
         let sources = folder.join("suite.sources");
         let repository = if suite.ends_with("-security") {
             "-security"
@@ -150,7 +149,7 @@ impl Lists {
         fs::write(&status, "").with_context(|| status.display().to_string())?;
         let options = [
             ("Dir::Etc::SourceList", PathBuf::from("/dev/null")),
-            ("Dir::Etc::SourceParts", folder.clone()),
+            ("Dir::Etc::SourceParts", folder.to_owned()),
             ("Dir::State::Lists", folder.join("lists")),
             ("Dir::State::Status", status),
             ("Dir::Cache", folder.join("cache")),
@@ -263,11 +262,10 @@ fn moto_environment() -> PathBuf {
 
 /// Installs moto, a server that emulates Amazon's services, if it is missing.
 pub(crate) fn ensure_moto() -> Result<()> {
-    let folder = moto_environment();
-    if on_path("moto_server") || folder.join("bin/moto_server").is_file() {
+    if on_path("moto_server") {
         return Ok(());
     }
-    install_from_pypi(&folder, MOTO_REQUIREMENT)
+    install_from_pypi(&moto_environment(), MOTO_REQUIREMENT)
 }
 
 /// pip requirement of the binding of c-ares, which contains the library: Debian's is older than its DNS Cookies.
@@ -275,20 +273,21 @@ const PYCARES_REQUIREMENT: &str = "pycares==4.9.0";
 
 /// Installs c-ares with its binding for Python, the client in a test of DNS Cookies, if it is missing.
 pub(crate) fn ensure_pycares() -> Result<()> {
-    let folder = root().join("target/pycares");
-    if folder.join("installed").is_file() {
-        return Ok(());
-    }
-    install_from_pypi(&folder, PYCARES_REQUIREMENT)?;
-    // Written last: an interrupted installation leaves a folder that looks complete.
-    Ok(fs::write(folder.join("installed"), PYCARES_REQUIREMENT)?)
+    install_from_pypi(&root().join("target/pycares"), PYCARES_REQUIREMENT)
 }
 
-/// Installs a package that Debian does not have from PyPI, into a virtual environment.
+/// Installs a package that Debian does not have from PyPI, into a virtual environment, unless it is there.
 fn install_from_pypi(folder: &Path, requirement: &str) -> Result<()> {
+    let note = folder.join("installed");
+    if fs::read_to_string(&note).is_ok_and(|installed| installed == requirement) {
+        return Ok(());
+    }
     println!("installing {requirement}");
+    make_anew(folder)?;
     run(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
-    run(Command::new(folder.join("bin/pip")).args(["install", "--quiet", requirement]))
+    run(Command::new(folder.join("bin/pip")).args(["install", "--quiet", requirement]))?;
+    // Written last: an interrupted installation leaves a folder that looks complete.
+    Ok(fs::write(note, requirement)?)
 }
 
 /// Returns the search path with the server's folder appended.

@@ -4,7 +4,7 @@ use std::{
     env,
     ffi::OsStr,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -12,8 +12,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+/// Returns the folder of the repository.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is a folder of the repository")
 }
 
 /// Runs cargo at the root with its output on the terminal.
@@ -46,18 +49,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `cargo install` for a tool, unoptimised: it works for seconds, and compiling it for speed takes
+/// Returns `cargo install` for a tool, unoptimised: it works for seconds, and compiling it for speed takes
 /// minutes.
-pub(crate) fn install(command: &mut Command) -> Result<()> {
-    let name = command
-        .get_args()
-        // The first argument is `install`.
-        .nth(1)
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
-    println!("set-up: installing {name}");
-    command.args(["--quiet", "--locked"]);
+pub(crate) fn install(tool: &str, version: &str) -> Command {
+    println!("set-up: installing {tool}");
+    let mut command = Command::new("cargo");
+    command.args(["install", tool, "--version", version, "--quiet", "--locked"]);
     for (setting, value) in [
         ("OPT_LEVEL", "0"),
         ("DEBUG", "false"),
@@ -67,7 +64,24 @@ pub(crate) fn install(command: &mut Command) -> Result<()> {
         command.env(format!("CARGO_PROFILE_RELEASE_{setting}"), value);
     }
     // The tool does not belong to this workspace's build.
-    run(command.env_remove("CARGO_TARGET_DIR"))
+    command.env_remove("CARGO_TARGET_DIR");
+    command
+}
+
+/// Builds the test program with this name by a command of `cargo test`, whose progress and errors go to the terminal;
+/// returns its path.
+pub(crate) fn build_test(cargo: &mut Command, name: &str) -> Result<PathBuf> {
+    cargo.args(["--no-run", "--message-format", "json-render-diagnostics"]);
+    let messages = capture(cargo.stderr(Stdio::inherit()))?;
+    for line in messages.lines() {
+        let message: Value = serde_json::from_str(line).context("cargo writes JSON")?;
+        if message["target"]["name"] == name
+            && let Some(program) = message["executable"].as_str()
+        {
+            return Ok(program.into());
+        }
+    }
+    bail!("cargo built no test program {name}")
 }
 
 /// Runs a command and returns its output; fails unless it succeeds.

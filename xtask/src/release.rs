@@ -57,11 +57,11 @@ pub(crate) fn run(arguments: ReleaseArguments) -> Result<()> {
         programs,
         out,
     } = arguments;
-    let root = root().canonicalize()?;
+    let root = root();
     // First of all: the checks take hours.
     check_version(&version, env!("CARGO_PKG_VERSION"))?;
     // Tests pack what they are given, from a tree that may be in work.
-    let is_trial = programs.binary.is_some();
+    let is_trial = programs.built.is_some();
     if !is_trial {
         let changelog = fs::read_to_string(root.join("CHANGELOG.md")).context("CHANGELOG.md")?;
         check_changelog(&version, &changelog)?;

@@ -65,7 +65,7 @@ pub(crate) fn run(filters: &[String], server: Profile) -> Result<()> {
         .args(["nextest", "run"])
         .args(list_test_programs()?)
         .args(filters);
-    crate::name_server(&mut nextest, server)?;
+    crate::name_server(&mut nextest, server);
     thread::scope(|scope| {
         // Tests wait more than they compute: meanwhile the compiler checks what they do not need.
         let checks = filters.is_empty().then(|| scope.spawn(Checked::run));
@@ -94,7 +94,7 @@ pub(crate) fn run_quick() -> Result<()> {
         .args(["nextest", "run"])
         .args(list_test_programs()?)
         .args(["-E", QUICK]);
-    let passed = run_tests(times, crate::name_server(&mut nextest, Profile::Dev)?, None);
+    let passed = run_tests(times, crate::name_server(&mut nextest, Profile::Dev), None);
     println!("\nA quick run: `cargo xtask test` runs everything.");
     passed
 }
@@ -124,7 +124,7 @@ pub(crate) fn run_soaks() -> Result<()> {
     run_command(crate::name_server(
         nextest.env("SOAK_SECONDS", "3600").current_dir(root()),
         Profile::Release,
-    )?)
+    ))
 }
 
 /// Runs nextest beside `checks`, then prints all times and what could not run.
@@ -133,11 +133,14 @@ fn run_tests(
     nextest: &mut Command,
     checks: Option<ScopedJoinHandle<'_, Checked>>,
 ) -> Result<()> {
-    let target = root().canonicalize()?.join("target");
+    let target = root().join("target");
     let not_run = target.join("not-run.txt");
     fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
     // Tests append to it; lines of an earlier run would look like this one's.
     fs::write(&not_run, "").with_context(|| not_run.display().to_string())?;
+    let report = target.join("nextest/default/junit.xml");
+    // So would its report, and nextest writes none if it cannot start.
+    let _ = fs::remove_file(&report);
     // Not returned at once if it failed: times and what was not run help to see why.
     let passed = times.step("tests", || {
         run_command(
@@ -151,7 +154,7 @@ fn run_tests(
                 .current_dir(root()),
         )
     });
-    times.add_groups(&target.join("nextest/default/junit.xml"))?;
+    times.add_groups(&fs::read_to_string(report).unwrap_or_default());
     let mut list = fs::read_to_string(&not_run)?;
     let checked = checks.map(|checks| {
         checks
@@ -194,7 +197,7 @@ fn list_test_programs() -> Result<[OsString; 4]> {
 }
 
 fn write_list(name: &str, cargo: &[&str]) -> Result<OsString> {
-    let path = root().canonicalize()?.join("target").join(name);
+    let path = root().join("target").join(name);
     fs::write(&path, capture(cargo_with_lints()?.args(cargo))?)
         .with_context(|| path.display().to_string())?;
     Ok(path.into_os_string())
@@ -377,12 +380,10 @@ impl Times {
     }
 
     /// Adds the test groups with the sum of their tests' durations; tests run in parallel.
-    fn add_groups(&mut self, report: &Path) -> Result<()> {
-        let text = fs::read_to_string(report).with_context(|| report.display().to_string())?;
-        for (group, time) in groups(&text) {
+    fn add_groups(&mut self, report: &str) {
+        for (group, time) in groups(report) {
             self.0.push((format!("  {group}"), time));
         }
-        Ok(())
     }
 
     fn print(&self) {
@@ -420,12 +421,12 @@ fn attribute<'a>(line: &'a str, name: &str) -> Option<&'a str> {
 /// has not fetched its database into this folder.
 fn advisories_not_run(cargo_home: Option<&Path>) -> Option<String> {
     let has_database = cargo_home.is_some_and(|home| home.join("advisory-dbs").is_dir());
-    let missing = match has_database {
-        false => "there is no database of advisories",
-        true if capture(Command::new("cargo").args(["deny", "--version"])).is_err() => {
-            "cargo-deny is not installed"
-        }
-        true => return None,
+    let missing = if !has_database {
+        "there is no database of advisories"
+    } else if capture(Command::new("cargo").args(["deny", "--version"])).is_err() {
+        "cargo-deny is not installed"
+    } else {
+        return None;
     };
     Some(format!(
         "advisories about dependencies: {missing}, and a test must not need the network; \
@@ -453,11 +454,11 @@ fn ensure_nextest() -> Result<()> {
         return Ok(());
     }
     // Without its own update from the network.
-    install(
-        Command::new("cargo")
-            .args(["install", "cargo-nextest", "--version", NEXTEST_VERSION])
-            .args(["--no-default-features", "--features", "default-no-update"]),
-    )
+    run_command(install("cargo-nextest", NEXTEST_VERSION).args([
+        "--no-default-features",
+        "--features",
+        "default-no-update",
+    ]))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! Of two toolchains the first available one is used:
 //!
 //! 1. rustup's nightly with the rust-src component, and bpf-linker on the path.
+//! 2. Debian's rustc for the BPF target, unpacked in `.toolchain`, with a bpf-linker that is built there.
 
 use std::{
     fs,
@@ -61,7 +62,6 @@ pub(crate) fn ensure() -> Result<()> {
         return Ok(());
     }
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let folder = folder.canonicalize()?;
     // A developer's own toolchain first: it needs no download.
     let settings = match nightly_settings() {
         Some(settings) => settings,
@@ -74,7 +74,7 @@ pub(crate) fn ensure() -> Result<()> {
 /// Runs clippy on the BPF crates with the BPF compiler; warnings are errors.
 pub(crate) fn lint_programs() -> Result<()> {
     ensure()?;
-    let folder = root().join(".toolchain").canonicalize()?;
+    let folder = root().join(".toolchain");
     let settings = fs::read_to_string(folder.join("env"))?;
     // Rustup's nightly includes clippy; Debian's rustc needs Debian's clippy.
     let clippy = if settings.contains("RUSTUP_TOOLCHAIN=") {
@@ -88,7 +88,7 @@ pub(crate) fn lint_programs() -> Result<()> {
         command
             .arg("--target-dir")
             // One folder for all of them: crates that they share are compiled once.
-            .arg(root().join("dns-ebpf/target").canonicalize()?);
+            .arg(root().join("dns-ebpf/target"));
         run(command.args(["--quiet", "--", "-D", "warnings"]))?;
     }
     Ok(())
@@ -173,7 +173,6 @@ fn install_debian(folder: &Path) -> Result<String> {
 pub(crate) fn arm64_rustc() -> Result<PathBuf> {
     let folder = root().join(".toolchain/arm64");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let folder = folder.canonicalize()?;
     let usr = folder.join("sysroot/usr");
     let target = usr.join("lib/rustlib/aarch64-unknown-linux-gnu");
     if !usr.exists() {
@@ -226,17 +225,9 @@ fn build_linker(folder: &Path) -> Result<()> {
     if !link.exists() {
         std::os::unix::fs::symlink(LLVM_LIBRARY, &link)?;
     }
-    install(
-        Command::new("cargo")
-            .args([
-                "install",
-                "bpf-linker",
-                "--version",
-                LINKER_VERSION,
-                "--no-default-features",
-            ])
-            .args(["--features", LINKER_FEATURE, "--root"])
-            .arg(folder.join("linker"))
-            .env("LLVM_PREFIX", &llvm),
-    )
+    run(install("bpf-linker", LINKER_VERSION)
+        .args(["--no-default-features", "--features", LINKER_FEATURE])
+        .arg("--root")
+        .arg(folder.join("linker"))
+        .env("LLVM_PREFIX", &llvm))
 }

@@ -20,13 +20,7 @@ use std::{
 use serde_json::Value;
 use toml_edit::DocumentMut;
 
-/// Returns the root of the repository.
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .canonicalize()
-        .unwrap()
-}
+use crate::sources::root;
 
 /// Returns cargo's metadata of a workspace for the build target.
 fn metadata(folder: &Path) -> Value {
@@ -72,7 +66,7 @@ fn items(list: &Value, member: &str) -> BTreeSet<String> {
 /// Returns the folders of the server's workspace and of the BPF crates.
 fn workspaces() -> [PathBuf; 4] {
     [
-        root(),
+        root().to_owned(),
         root().join("dns-ebpf"),
         root().join("benches/programs/ebpf"),
         root().join("dns-user/load/ebpf"),

@@ -5,13 +5,9 @@
     reason = "a test that cannot read its input has failed"
 )]
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, path::Path};
 
-use crate::sources::rust_files;
+use crate::sources::{root, rust_files};
 
 /// Folders of the repository that hold no sources.
 const NO_SOURCES: [&str; 4] = ["target", ".git", ".toolchain", "node_modules"];
@@ -24,10 +20,6 @@ const PAGES_WITH_TYPES: [&str; 3] = ["architecture.md", "development.md", "gloss
 
 /// Words in the form of types that are none of ours.
 const NO_TYPES: [&str; 0] = [];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 /// Collects the paths of all files below a folder, relative to the repository.
 fn collect(folder: &Path, root: &Path, files: &mut BTreeSet<String>) {
@@ -82,7 +74,7 @@ fn is_path(span: &str) -> bool {
 #[test]
 fn paths_in_documents_exist() {
     let mut files = BTreeSet::new();
-    collect(&root(), &root(), &mut files);
+    collect(root(), root(), &mut files);
     let mut missing = Vec::new();
     for (page, text) in pages(&files) {
         let folder = Path::new(&page).parent().unwrap();

@@ -1,16 +1,12 @@
 //! Every declared metric family is exposed.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use crate::sources;
 
 #[test]
 fn every_family_is_exposed() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-user");
+    let root = sources::root().join("dns-user");
     let code: Vec<(PathBuf, String)> = sources::rust_files(&root)
         .into_iter()
         .map(|path| {

@@ -7,15 +7,14 @@
 
 use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
+use crate::sources::root;
+
 #[path = "../../dns-user/attacher/build/object.rs"]
 mod build;
 
 #[test]
 fn build_folder_does_not_matter() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .canonicalize()
-        .unwrap();
+    let root = root();
     let settings =
         fs::read_to_string(root.join(".toolchain/env")).expect("run `cargo xtask build` first");
     // Registry crates come from the workspace's own build, if there is one; this project's crates are built in each

@@ -6,21 +6,16 @@
     reason = "a test that cannot read its input has failed"
 )]
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, path::Path};
 
-use crate::sources;
+use crate::sources::{self, files, root};
 
 #[test]
 fn options_are_used() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let references = root.join("docs/reference");
+    let references = root().join("docs/reference");
     let mut texts = Vec::new();
     for folder in ["deploy", "docs"] {
-        for path in files(&root.join(folder)) {
+        for path in files(&root().join(folder)) {
             // The references are generated from the options themselves.
             if !path.starts_with(&references) {
                 texts.push(String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
@@ -28,7 +23,7 @@ fn options_are_used() {
         }
     }
     for folder in ["tests", "dns-user"] {
-        for path in sources::rust_files(&root.join(folder)) {
+        for path in sources::rust_files(&root().join(folder)) {
             let text = fs::read_to_string(&path).unwrap();
             let is_test =
                 folder == "tests" || path.components().any(|part| part.as_os_str() == "tests");
@@ -82,20 +77,6 @@ fn contains(text: &str, option: &str) -> bool {
 
 fn is_part(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '-'
-}
-
-/// Returns the files at or below a folder.
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(files(&path));
-        } else {
-            found.push(path);
-        }
-    }
-    found
 }
 
 #[test]

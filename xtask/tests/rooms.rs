@@ -22,9 +22,8 @@ type Uses = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
 fn modules_have_no_cycles() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut found = Vec::new();
-    for (name, sources) in crates(&root) {
+    for (name, sources) in crates(sources::root()) {
         for (folder, uses) in uses(&Crate::read(&sources)) {
             let folder = folder.join("::");
             for modules in find_circles(&uses) {

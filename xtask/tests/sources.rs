@@ -10,16 +10,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// Returns the folder of the repository.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
 /// Returns the Rust files at or below a path.
 pub(crate) fn rust_files(path: &Path) -> Vec<PathBuf> {
-    if path.is_dir() {
-        return fs::read_dir(path)
-            .unwrap()
-            .flat_map(|entry| rust_files(&entry.unwrap().path()))
-            .collect();
+    let mut files = files(path);
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "rs"));
+    files
+}
+
+/// Returns the files at or below a path.
+pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
+    if !path.is_dir() {
+        return vec![path.to_owned()];
     }
-    let is_rust = path.extension().is_some_and(|extension| extension == "rs");
-    is_rust.then(|| path.to_owned()).into_iter().collect()
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path).unwrap() {
+        found.extend(files(&entry.unwrap().path()));
+    }
+    found
 }
 
 /// Returns whether a file holds tests only.

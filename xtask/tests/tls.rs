@@ -37,15 +37,12 @@ fn is_test(path: &str) -> bool {
 
 #[test]
 fn tls_is_configured_in_one_module() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .canonicalize()
-        .unwrap();
+    let root = sources::root();
     let mut found = Vec::new();
     let mut only = 0;
     for folder in ["dns-user", "dns-common", "xtask/src"] {
         for file in sources::rust_files(&root.join(folder)) {
-            let name = file.strip_prefix(&root).unwrap().display().to_string();
+            let name = file.strip_prefix(root).unwrap().display().to_string();
             if is_test(&name) {
                 continue;
             }

@@ -57,14 +57,11 @@ const RESULTS: [&str; 2] = ["dist", "report"];
 
 #[test]
 fn crates_stay_within_budget() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .canonicalize()
-        .unwrap();
+    let root = sources::root();
     let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
-    for file in files(&root) {
+    for file in files(root) {
         let count = tokens(&fs::read_to_string(&file).unwrap());
-        *sizes.entry(crate_of(&root, &file)).or_default() += count;
+        *sizes.entry(crate_of(root, &file)).or_default() += count;
     }
 
     let budgets = BTreeMap::from(BUDGETS);
@@ -88,12 +85,9 @@ fn crates_stay_within_budget() {
 
 #[test]
 fn files_stay_short() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .canonicalize()
-        .unwrap();
+    let root = sources::root();
     let mut problems = Vec::new();
-    for file in files(&root) {
+    for file in files(root) {
         let size = lines(&fs::read_to_string(&file).unwrap());
         if size > MAX_FILE_LINES {
             problems.push(format!(

@@ -35,8 +35,12 @@ pub fn on_cpu<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Pins the calling thread, and threads it starts later, to a CPU, or to the last one if the
 /// machine has fewer.
 pub fn stay_on(cpu: usize) -> Result<()> {
-    let last = std::thread::available_parallelism().map_or(0, |count| count.get() - 1);
-    pin_thread(Pid::from_raw(0), cpu.min(last)).context("cannot pin a thread")
+    pin_thread(Pid::from_raw(0), cpu.min(last_cpu())).context("cannot pin a thread")
+}
+
+/// Returns the highest CPU number.
+pub(crate) fn last_cpu() -> usize {
+    std::thread::available_parallelism().map_or(0, |count| count.get() - 1)
 }
 
 /// Pins a thread (0: the calling one) to a CPU.

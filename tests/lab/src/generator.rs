@@ -13,6 +13,7 @@ use hickory_proto::rr::RecordType;
 
 use crate::{
     client,
+    cpu::last_cpu,
     lab::{self, CLIENT_CPU, CLIENT_INTERFACE, Lab},
 };
 
@@ -73,7 +74,7 @@ impl<'a> Generator<'a> {
         }
         let sequence: Vec<u32> = (0..u32::try_from(frames.len())?).collect();
         ensure!(!sequence.is_empty(), "nothing to ask");
-        let cpu = CLIENT_CPU.min(lab::last_cpu());
+        let cpu = CLIENT_CPU.min(last_cpu());
         let settings = Settings {
             interface: CLIENT_INTERFACE,
             cpus: &[cpu],

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
 
 use crate::{
-    cpu::{CpuTime, napi_threads, pin_thread, sleeps},
+    cpu::{CpuTime, last_cpu, napi_threads, pin_thread, sleeps},
     namespace::Namespace,
     pair::Pair,
     process::{capture, run},
@@ -342,11 +342,6 @@ pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
         io::Error::last_os_error()
     );
     Ok(())
-}
-
-/// Returns the highest CPU number.
-pub(crate) fn last_cpu() -> usize {
-    std::thread::available_parallelism().map_or(0, |count| count.get() - 1)
 }
 
 /// Returns one line about the machine: kernel, CPU, cores.

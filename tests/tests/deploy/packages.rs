@@ -14,12 +14,12 @@ use std::{
 use anyhow::{Context as _, Result};
 use whole_system_tests::{process::run, requires, server};
 
-/// The other programs: options of `cargo xtask dist`, and names of the files.
-pub(crate) const COMPANIONS: [(&str, &str); 4] = [
-    ("publisher", "bosh-dns-publish"),
-    ("sync", "bosh-dns-sync"),
-    ("identity", "bosh-dns-identity"),
-    ("load", "bosh-dns-xdp-load"),
+/// The programs beside the server.
+const COMPANIONS: [&str; 4] = [
+    "bosh-dns-publish",
+    "bosh-dns-sync",
+    "bosh-dns-identity",
+    "bosh-dns-xdp-load",
 ];
 
 /// Date of the packages that most tests install. The version is derived from it.
@@ -28,42 +28,34 @@ pub(crate) const FIRST: u32 = 1_700_000_000;
 /// Date of the packages to which tests upgrade.
 pub(crate) const NEWER: u32 = FIRST + 60;
 
-/// Runs a command of xtask that packs the server and companions, each given as an option and the program's file
-/// name, into `folder`.
-pub(crate) fn dist(
-    command: &[&str],
-    epoch: u32,
-    folder: &Path,
-    companions: &[(&str, &str)],
-) -> Result<()> {
+/// Runs a command of xtask that packs all programs into `folder`.
+pub(crate) fn dist(command: &[&str], epoch: u32, folder: &Path) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut dist = Command::new("cargo");
     dist.args(["run", "--quiet", "--package", "xtask", "--"])
         .args(command)
         .arg("--out")
         .arg(folder);
-    let mut stripped = Vec::new();
-    for (option, program) in programs(companions)? {
+    let stripped = tempfile::tempdir()?;
+    for (name, program) in programs()? {
         // Packing the debug information of a debug build would take a minute.
-        let file = tempfile::NamedTempFile::new()?.into_temp_path();
         run(Command::new("objcopy")
             .arg("--strip-all")
-            .arg(program)
-            .arg(&file))?;
-        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        dist.arg(format!("--{option}")).arg(&file);
-        stripped.push(file);
+            .arg(&program)
+            .arg(stripped.path().join(name)))?;
     }
     run(dist
+        .arg("--built")
+        .arg(stripped.path())
         .current_dir(root)
         .env("SOURCE_DATE_EPOCH", epoch.to_string()))
 }
 
-/// Returns the server and companions, each with its option of `cargo xtask dist`.
-fn programs<'a>(companions: &[(&'a str, &str)]) -> Result<Vec<(&'a str, PathBuf)>> {
-    let mut programs = vec![("binary", server::program()?)];
-    for &(option, file) in companions {
-        programs.push((option, server::companion(file)?));
+/// Returns the server and its companions by their names.
+fn programs() -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut programs = vec![("bosh-dns-xdp", server::program()?)];
+    for name in COMPANIONS {
+        programs.push((name, server::companion(name)?));
     }
     Ok(programs)
 }
@@ -71,7 +63,7 @@ fn programs<'a>(companions: &[(&'a str, &str)]) -> Result<Vec<(&'a str, PathBuf)
 /// Fills `folder` with the packages of all programs; later dates make newer versions.
 pub(crate) fn artifacts(epoch: u32, folder: &Path) -> Result<()> {
     once_per_run(&format!("dist-{epoch}"), folder, |out| {
-        dist(&["dist"], epoch, out, &COMPANIONS)
+        dist(&["dist"], epoch, out)
     })
 }
 
@@ -144,7 +136,7 @@ fn remove(removed: std::io::Result<()>) -> std::io::Result<()> {
 /// Returns path, size and time of modification of all programs.
 fn identities() -> Result<String> {
     let mut text = String::new();
-    for (_, program) in programs(&COMPANIONS)? {
+    for (_, program) in programs()? {
         let metadata = fs::metadata(&program)?;
         write!(
             text,
@@ -161,7 +153,7 @@ fn identities() -> Result<String> {
 fn package_build_is_reproducible() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     artifacts(FIRST, folders[0].path()).unwrap();
-    dist(&["dist"], FIRST, folders[1].path(), &COMPANIONS).unwrap();
+    dist(&["dist"], FIRST, folders[1].path()).unwrap();
     let files = |folder: &Path| {
         let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
         let mut files: Vec<_> = files

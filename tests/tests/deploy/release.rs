@@ -21,7 +21,7 @@ use whole_system_tests::{
     requires, server,
 };
 
-use crate::packages::{COMPANIONS, FIRST, artifact, dist, once_per_run};
+use crate::packages::{FIRST, artifact, dist, once_per_run};
 
 /// Version of the workspace, and as Debian writes it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -41,15 +41,8 @@ fn release(folder: &Path) -> Result<PathBuf> {
         run(Command::new("ssh-keygen")
             .args(["-q", "-t", "ed25519", "-N", "", "-f"])
             .arg(&key))?;
-        let image = server::program()?;
         let key = key.to_str().context("a path in UTF-8")?;
-        let image = image.to_str().context("a path in UTF-8")?;
-        dist(
-            &["release", VERSION, "--key", key, "--image", image],
-            FIRST,
-            out,
-            &COMPANIONS,
-        )
+        dist(&["release", VERSION, "--key", key, "--image"], FIRST, out)
     })?;
     Ok(out)
 }
@@ -407,15 +400,14 @@ fn artifacts_hold_both_architectures() {
     requires!(namespaces);
     let programs = PathBuf::from(std::env::var_os("ARM64_PROGRAMS").unwrap());
     let folder = TempDir::with_prefix("bdx-arm64-").unwrap();
-    let (out, image) = (folder.path().join("dist"), server::program().unwrap());
+    let out = folder.path().join("dist");
     let options = [
         "dist",
         "--image",
-        image.to_str().unwrap(),
-        "--arm64-programs",
+        "--built-arm64",
         programs.to_str().unwrap(),
     ];
-    dist(&options, FIRST, &out, &COMPANIONS).unwrap();
+    dist(&options, FIRST, &out).unwrap();
     for package in ["bosh-dns-xdp", "bosh-dns-identity", "bosh-dns-xdp-load"] {
         let deb = artifact(&out, &format!("{package}_"), "_arm64.deb").unwrap();
         assert_eq!(

@@ -89,32 +89,29 @@ pub(super) fn run_with_emulator(program: &Path) -> Result<Command> {
     })
 }
 
-/// The programs of one architecture, stripped. In tests, all but the server may be missing.
+/// The programs of one architecture, stripped.
 pub(super) struct Built {
     pub(super) architecture: Architecture,
     pub(super) server: PathBuf,
-    pub(super) publisher: Option<PathBuf>,
-    pub(super) identity: Option<PathBuf>,
-    pub(super) load: Option<PathBuf>,
-    pub(super) sync: Option<PathBuf>,
+    pub(super) publisher: PathBuf,
+    pub(super) identity: PathBuf,
+    pub(super) load: PathBuf,
+    pub(super) sync: PathBuf,
 }
 
 impl Built {
     /// Returns the programs that have a job each in the BOSH release, beside the server's, by name.
-    pub(super) fn jobs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        let identity = self.identity.as_deref();
+    pub(super) fn jobs(&self) -> [(&'static str, &Path); 3] {
+        let [sync, publisher] = self.companions();
         // The identity program has a Debian package of its own, because it holds CA keys.
-        let identity = identity.map(|program| (crate::IDENTITY[1], program));
-        self.companions().chain(identity)
+        [sync, publisher, (crate::IDENTITY[1], &self.identity)]
     }
 
     /// Returns the programs that accompany the server in its Debian package, by name.
-    pub(super) fn companions(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+    pub(super) fn companions(&self) -> [(&'static str, &Path); 2] {
         [
-            (crate::SYNC, &self.sync),
-            (crate::PUBLISHER, &self.publisher),
+            (crate::SYNC[1], &self.sync),
+            (crate::PUBLISHER[1], &self.publisher),
         ]
-        .into_iter()
-        .filter_map(|([_, name], program)| Some((name, program.as_deref()?)))
     }
 }

@@ -60,11 +60,16 @@ pub(super) fn tgz(release: &Release, folder: &Path, to: &Path) -> Result<()> {
     tar(release, folder, &plain)?;
     // Tests unpack each archive once; a release is downloaded by many.
     let effort = if release.is_trial { "--fast" } else { "--best" };
+    gzip(&plain, effort)?;
+    fs::rename(plain.with_extension("tar.gz"), to).with_context(|| to.display().to_string())
+}
+
+/// Compresses a file, whose name then ends with `.gz`.
+pub(super) fn gzip(file: &Path, effort: &str) -> Result<()> {
     run(Command::new("gzip")
         // gzip stores the file's name and time otherwise.
         .args(["--no-name", effort, "--force"])
-        .arg(&plain))?;
-    fs::rename(plain.with_extension("tar.gz"), to).with_context(|| to.display().to_string())
+        .arg(file))
 }
 
 /// Returns the SHA-256 of a file in hexadecimal.
@@ -79,17 +84,19 @@ pub(super) fn sha256(file: &Path) -> Result<String> {
 
 /// Writes SHA256SUMS for all files in a folder, in the format of `sha256sum --check`.
 pub(super) fn sums(folder: &Path) -> Result<()> {
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<_>>()?;
-    // readdir(3) has no order, and the list must be the same for the same files.
+    let mut sums = String::new();
+    for file in files(folder)? {
+        sums += &format!("{}  {}\n", sha256(&file)?, name(&file));
+    }
+    put(&folder.join("SHA256SUMS"), sums, 0o644)
+}
+
+/// Returns the paths in a folder in order: readdir(3) has none, and what is made of them must be the same each time.
+pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        files.push(entry?.path());
+    }
     files.sort();
-    let lines = files
-        .iter()
-        .map(|file| Ok(format!("{}  {}\n", sha256(file)?, name(file))));
-    put(
-        &folder.join("SHA256SUMS"),
-        lines.collect::<Result<String>>()?,
-        0o644,
-    )
+    Ok(files)
 }

@@ -24,10 +24,10 @@ pub(super) fn build_all(release: &Release, architecture: Architecture) -> Result
     Ok(Built {
         architecture,
         server: build(release, architecture)?,
-        publisher: Some(build_companion(release, PUBLISHER, architecture)?),
-        identity: Some(build_companion(release, IDENTITY, architecture)?),
-        load: Some(build_companion(release, LOAD, architecture)?),
-        sync: Some(build_companion(release, SYNC, architecture)?),
+        publisher: build_companion(release, PUBLISHER, architecture)?,
+        identity: build_companion(release, IDENTITY, architecture)?,
+        load: build_companion(release, LOAD, architecture)?,
+        sync: build_companion(release, SYNC, architecture)?,
     })
 }
 
@@ -56,7 +56,7 @@ fn build(release: &Release, architecture: Architecture) -> Result<PathBuf> {
 }
 
 /// Builds another program (package, binary) against the old C library, without debug information.
-pub(super) fn build_companion(
+fn build_companion(
     release: &Release,
     program: [&str; 2],
     architecture: Architecture,
@@ -161,7 +161,7 @@ fn cargo(
 ) -> Result<PathBuf> {
     packages::ensure("binutils")?;
     toolchain::ensure()?;
-    let here = root().canonicalize()?;
+    let here = root();
     let mut all = flags.to_vec();
     // A hash of the contents: debuginfod and core dumps find the debug information by it.
     all.push("-Clink-arg=-Wl,--build-id=sha1".to_owned());
@@ -206,7 +206,7 @@ fn cargo(
         )
         .env("BOSH_DNS_XDP_COMMIT", &release.commit)
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
-        .current_dir(&here))?;
+        .current_dir(here))?;
     Ok(here.join("target").join(target).join("dist").join(program))
 }
 

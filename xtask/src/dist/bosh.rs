@@ -3,10 +3,7 @@
 //! The package contains only the finished binary, so compilation workers need no compiler.
 //! Fingerprints are checksums of the reproducible archives.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use anyhow::Result;
 
@@ -20,18 +17,21 @@ const NAME: &str = "bosh-dns";
 const SHADOW: &str = "shadow";
 const SHADOW_PACKAGE: &str = "bosh-dns-shadow";
 
-/// Writes the release with the programs of these architectures. Each companion has a job of the same name.
+/// Names of all jobs.
+const JOBS: [&str; 5] = [
+    NAME,
+    crate::SYNC[1],
+    crate::PUBLISHER[1],
+    crate::IDENTITY[1],
+    SHADOW,
+];
+
+/// Writes the release with the programs of these architectures.
 pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
     let tarball = release.staging("bosh")?;
     let source = root().join("deploy/bosh");
-    let mut names = vec![NAME];
-    // Without its program a job would not start.
-    if let Some(built) = built.first() {
-        names.extend(built.jobs().map(|(name, _)| name));
-    }
-    names.push(SHADOW);
-    let mut jobs = Vec::with_capacity(names.len());
-    for job in names {
+    let mut jobs = Vec::with_capacity(JOBS.len());
+    for job in JOBS {
         let packed = pack_job(release, &source.join("jobs"), job, &tarball)?;
         jobs.push((job, packed));
     }
@@ -55,10 +55,7 @@ fn pack_job(release: &Release, jobs: &Path, name: &str, tarball: &Path) -> Resul
     // A director reads the job's specification under this name; the CLI renames it in the same way.
     archive::copy(&source.join("spec"), &job.join("job.MF"), 0o644)?;
     archive::copy(&source.join("monit"), &job.join("monit"), 0o644)?;
-    for file in files(&source.join("templates"))? {
-        let name = file.strip_prefix(source)?;
-        archive::copy(&file, &job.join(name), 0o644)?;
-    }
+    copy_all(&source.join("templates"), &job.join("templates"))?;
     pack(release, &job, &tarball.join("jobs"), name)
 }
 
@@ -115,17 +112,18 @@ fn pack(release: &Release, contents: &Path, folder: &Path, name: &str) -> Result
     archive::sha256(&archive)
 }
 
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            found.extend(files(&path)?)
+/// Copies the files at or below a folder.
+fn copy_all(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_all(&entry.path(), &to)?;
         } else {
-            found.push(path)
+            archive::copy(&entry.path(), &to, 0o644)?;
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 fn manifest(

@@ -11,8 +11,11 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{COMPANIONS, Release, archive};
-use crate::process::{cargo_metadata, root};
+use super::{Release, archive};
+use crate::{
+    IDENTITY, LOAD, PUBLISHER, SERVER, SYNC,
+    process::{cargo_metadata, root},
+};
 
 /// File names, in upper case, that hold licence texts or notices.
 const NOTICES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
@@ -128,36 +131,27 @@ pub(super) fn notices(crates: &Crates) -> Result<String> {
 /// Returns the files beside a manifest that hold licences or notices, sorted.
 fn notice_files(manifest: &Path) -> Result<Vec<PathBuf>> {
     let folder = manifest.parent().context("a manifest without a folder")?;
-    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
-    let mut files: Vec<PathBuf> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path: &PathBuf| {
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .to_uppercase();
-            // `LICENSE-MIT` and `LICENSE.md` are usual, and `LICENSES` may be a folder.
-            path.is_file() && NOTICES.iter().any(|prefix| name.starts_with(prefix))
-        })
-        .collect();
-    files.sort();
+    let mut files = archive::files(folder)?;
+    files.retain(|path| {
+        let name = super::name(path).to_uppercase();
+        // `LICENSE-MIT` and `LICENSE.md` are usual, and `LICENSES` may be a folder.
+        path.is_file() && NOTICES.iter().any(|prefix| name.starts_with(prefix))
+    });
     Ok(files)
 }
 
 /// Returns the crates linked into all programs and BPF objects.
 pub(super) fn linked_crates() -> Result<Crates> {
     let mut crates = BTreeMap::new();
-    let ours = cargo_metadata(&root(), &["--filter-platform", "x86_64-unknown-linux-gnu"])?;
-    for [package, program] in [crate::SERVER].into_iter().chain(COMPANIONS) {
+    let ours = cargo_metadata(root(), &["--filter-platform", "x86_64-unknown-linux-gnu"])?;
+    for [package, program] in [SERVER, PUBLISHER, IDENTITY, SYNC, LOAD] {
         add_linked(&ours, package, program, &mut crates);
     }
     // The programs are a workspace of their own, and are embedded into the server.
     let bpf = cargo_metadata(&root().join("dns-ebpf"), &[])?;
-    add_linked(&bpf, "dns-ebpf", crate::SERVER[1], &mut crates);
+    add_linked(&bpf, "dns-ebpf", SERVER[1], &mut crates);
     let bpf = cargo_metadata(&root().join("dns-user/load/ebpf"), &[])?;
-    add_linked(&bpf, "load-ebpf", crate::LOAD[1], &mut crates);
+    add_linked(&bpf, "load-ebpf", LOAD[1], &mut crates);
     Ok(crates)
 }
 

@@ -51,7 +51,6 @@ pub(super) fn ensure(architecture: Architecture) -> Result<PathBuf> {
         lists.download(PACKAGES, &downloads)?;
         unpack(&downloads, &folder)?;
     }
-    let folder = folder.canonicalize()?;
     // Each time: an interrupted run may have left absolute ones.
     make_links_relative(&folder)?;
     Ok(folder)

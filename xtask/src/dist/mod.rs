@@ -44,53 +44,34 @@ use crate::{
     process::{capture, root},
 };
 
-/// Programs beside the server: package and binary name.
-const COMPANIONS: [[&str; 2]; 4] = [crate::PUBLISHER, crate::IDENTITY, crate::SYNC, crate::LOAD];
-
 /// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Dist {
     #[command(flatten)]
     programs: Programs,
-    /// Build only this program, as a bare binary for glibc 2.31 and newer; may be repeated
-    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["binary", "twice"],
-        value_parser = clap::builder::PossibleValuesParser::new(COMPANIONS.map(|[_, program]| program)))]
-    only: Vec<String>,
     /// Build everything for arm64 as well, with Debian's cross compiler
-    #[arg(long, conflicts_with = "binary")]
+    #[arg(long, conflicts_with = "built")]
     arm64: bool,
     /// Output folder, deleted first if it exists
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// Build a second time in a fresh clone and fail if any byte differs. Takes twice as long
-    #[arg(long, conflicts_with = "binary")]
+    #[arg(long, conflicts_with = "built")]
     twice: bool,
 }
 
 /// Programs that were built before, to test the packages.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Programs {
-    /// Pack this binary instead of building one, to test the packages
-    #[arg(long, value_name = "FILE")]
-    pub(crate) binary: Option<PathBuf>,
-    /// Pack this `bosh-dns-publish` with `--binary`; without it the package has none
-    #[arg(long, value_name = "FILE", requires = "binary")]
-    publisher: Option<PathBuf>,
-    /// Pack this `bosh-dns-identity` into a separate package; without it `--binary` builds no such package
-    #[arg(long, value_name = "FILE", requires = "binary")]
-    identity: Option<PathBuf>,
-    /// Pack this `bosh-dns-xdp-load` into a separate package; without it `--binary` builds no such package
-    #[arg(long, value_name = "FILE", requires = "binary")]
-    load: Option<PathBuf>,
-    /// Pack this `bosh-dns-sync` with `--binary`; without it the packages have none
-    #[arg(long, value_name = "FILE", requires = "binary")]
-    sync: Option<PathBuf>,
-    /// Pack this statically linked server, and `--sync`, into an image; without it `--binary` builds none
-    #[arg(long, value_name = "FILE", requires_all = ["binary", "sync"])]
-    image: Option<PathBuf>,
+    /// Pack the programs in this folder instead of building them, to test the packages
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) built: Option<PathBuf>,
     /// Pack the programs in this folder as arm64 programs (`cargo xtask arm64 build`)
-    #[arg(long, value_name = "FOLDER", requires_all = ["binary", "sync"])]
-    arm64_programs: Option<PathBuf>,
+    #[arg(long, value_name = "FOLDER", requires = "built")]
+    built_arm64: Option<PathBuf>,
+    /// Pack them into an image, too
+    #[arg(long, requires = "built")]
+    image: bool,
 }
 
 /// Properties common to all artifacts.
@@ -114,24 +95,11 @@ impl Dist {
     pub(crate) fn run(self) -> Result<()> {
         let Self {
             programs,
-            only,
             arm64,
             out,
             twice,
         } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
-        if !only.is_empty() {
-            make_anew(&out)?;
-            let release = Release::of_this_commit(out.canonicalize()?, false, None)?;
-            for program in COMPANIONS
-                .into_iter()
-                .filter(|[_, name]| only.iter().any(|wanted| wanted == name))
-            {
-                let built = binary::build_companion(&release, program, Architecture::Amd64)?;
-                archive::copy(&built, &release.out.join(program[1]), 0o755)?;
-            }
-            return list(&release);
-        }
         let architectures: &[Architecture] = if arm64 { &BOTH } else { &BOTH[..1] };
         let out = build(programs, architectures, out, None)?;
         if twice {
@@ -152,12 +120,25 @@ pub(crate) fn build(
     version: Option<&str>,
 ) -> Result<PathBuf> {
     make_anew(&out)?;
-    let is_trial = programs.binary.is_some();
+    let is_trial = programs.built.is_some();
     let release = Release::of_this_commit(out.canonicalize()?, is_trial, version)?;
     let mut built = Vec::new();
     let mut images = Vec::new();
     if is_trial {
-        (built, images) = given(&release, programs)?;
+        for (architecture, folder) in [
+            (Architecture::Amd64, programs.built),
+            (Architecture::Arm64, programs.built_arm64),
+        ] {
+            let Some(folder) = folder else { continue };
+            built.push(given(&release, &folder, architecture)?);
+            if programs.image {
+                images.push(oci::ImagePrograms {
+                    architecture,
+                    server: folder.join(crate::SERVER[1]),
+                    sync: folder.join(crate::SYNC[1]),
+                });
+            }
+        }
     } else {
         for architecture in architectures {
             built.push(binary::build_all(&release, *architecture)?);
@@ -187,55 +168,17 @@ pub(crate) fn build(
     Ok(release.out)
 }
 
-fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::ImagePrograms>)> {
-    let Programs {
-        binary,
-        publisher,
-        identity,
-        load,
-        sync,
-        image,
-        arm64_programs,
-    } = programs;
-    let mut images = Vec::new();
-    if let (Some(server), Some(sync)) = (image, &sync) {
-        images.push(oci::ImagePrograms {
-            architecture: Architecture::Amd64,
-            server,
-            sync: sync.clone(),
-        });
-    }
-    let binary = binary.context("a server to pack")?;
-    let server = binary::split(&binary, release, Architecture::Amd64)?;
-    let mut built = vec![Built {
-        architecture: Architecture::Amd64,
-        server,
-        publisher,
-        identity,
-        load,
-        sync,
-    }];
-    if let Some(folder) = arm64_programs {
-        let architecture = Architecture::Arm64;
-        let server = folder.join(crate::SERVER[1]);
-        let sync = folder.join(crate::SYNC[1]);
-        if !images.is_empty() {
-            images.push(oci::ImagePrograms {
-                architecture,
-                server: server.clone(),
-                sync: sync.clone(),
-            });
-        }
-        built.push(Built {
-            architecture,
-            server: binary::split(&server, release, architecture)?,
-            publisher: Some(folder.join(crate::PUBLISHER[1])),
-            identity: Some(folder.join(crate::IDENTITY[1])),
-            load: Some(folder.join(crate::LOAD[1])),
-            sync: Some(sync),
-        });
-    }
-    Ok((built, images))
+/// Returns the programs in a folder.
+fn given(release: &Release, folder: &Path, architecture: Architecture) -> Result<Built> {
+    let server = folder.join(crate::SERVER[1]);
+    Ok(Built {
+        architecture,
+        server: binary::split(&server, release, architecture)?,
+        publisher: folder.join(crate::PUBLISHER[1]),
+        identity: folder.join(crate::IDENTITY[1]),
+        load: folder.join(crate::LOAD[1]),
+        sync: folder.join(crate::SYNC[1]),
+    })
 }
 
 impl Release {
@@ -291,7 +234,7 @@ impl Release {
             .join("target/dist")
             .join(format!("{}-{name}", std::process::id()));
         make_anew(&folder)?;
-        Ok(folder.canonicalize()?)
+        Ok(folder)
     }
 }
 
@@ -314,11 +257,7 @@ pub(crate) fn git(arguments: &[&str]) -> Result<String> {
 /// Prints every artifact with its size and purpose.
 fn list(release: &Release) -> Result<()> {
     println!("\n{} ({})", release.out.display(), release.version);
-    let mut files: Vec<PathBuf> = fs::read_dir(&release.out)?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<_>>()?;
-    files.sort();
-    for file in files {
+    for file in archive::files(&release.out)? {
         let size = fs::metadata(&file)?.len() as f64 / f64::from(1 << 20);
         println!("{size:9.2} MiB  {}", name(&file));
     }
