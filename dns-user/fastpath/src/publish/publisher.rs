@@ -75,8 +75,9 @@ pub(super) struct AnswersHandle {
     pub(super) filter: Arc<LearnFilter>,
     pub(super) index: Arc<IndexMemory>,
     pub(super) kept: bool,
-    /// Questions for local replies to publish; `None` if none are kept.
-    pub(super) questions: Option<Sender<FrequentQuestion>>,
+    /// Questions for local replies to publish.
+    pub(super) questions: Sender<FrequentQuestion>,
+    pub(super) keeps_replies: bool,
     pub(super) question_filter: Arc<QuestionFilter>,
 }
 
@@ -176,13 +177,11 @@ impl Publisher {
     ) {
         let Some(handle) = &self.inner else { return };
         let AnswersHandle {
-            questions: Some(questions),
+            keeps_replies,
+            questions,
             question_filter,
             ..
-        } = &handle.answers
-        else {
-            return;
-        };
+        } = &handle.answers;
         let &AnswerKey {
             name,
             qtype,
@@ -190,7 +189,10 @@ impl Publisher {
             checking_disabled,
         } = question;
         let key = question.key(handle.seed);
-        if is_left_to_userspace(qtype) || !question_filter.is_repeated(key, kernel_monotonic_ns()) {
+        if !keeps_replies
+            || is_left_to_userspace(qtype)
+            || !question_filter.is_repeated(key, kernel_monotonic_ns())
+        {
             return;
         }
         let question = AnswerQuestion {

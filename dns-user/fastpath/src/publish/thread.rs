@@ -221,7 +221,9 @@ impl Worker {
                 filter: tables.answer_filter,
                 index: setting.answers,
                 kept: tables.answers.keeps_forwarded(),
-                questions: tables.answers.keeps_replies().then_some(questions),
+                // Also if it is not used: a closed queue would end each of the worker's waits at once.
+                questions,
+                keeps_replies: tables.answers.keeps_replies(),
                 question_filter: tables.question_filter,
             },
         };
@@ -620,7 +622,60 @@ fn age(since: Option<Instant>) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
+    use dns_common::{entry::CHUNK_SIZE, index::Pair};
+    use dns_core::resolve::AllRunning;
+    use memmap2::{MmapMut, MmapRaw};
+
     use super::*;
+    use crate::{
+        AdmitAll,
+        map::{ControlPage, index::elements, store::EntryMemory},
+    };
+
+    fn index() -> Arc<IndexMemory> {
+        let anonymous = |length| MmapRaw::from(MmapMut::map_anon(length).unwrap());
+        let entries = Arc::new(EntryMemory::new(anonymous(CHUNK_SIZE)));
+        let names = anonymous(elements(16) as usize * size_of::<Pair>());
+        Arc::new(IndexMemory::new(names, entries))
+    }
+
+    #[test]
+    fn idle_publisher_waits() {
+        const LIMIT: Duration = Duration::from_millis(20);
+        for (answers, replies) in [(0, 0), (16, 0), (0, 16)] {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(4096).unwrap();
+            let control = Arc::new(ControlPage::map(file.as_fd()).unwrap());
+            let setting = ThreadSetting {
+                names: index(),
+                answers: index(),
+                limits: Limits {
+                    max_names: 16,
+                    answers,
+                    replies,
+                    max_precomputed: 12,
+                    negative: 4,
+                },
+                health: Arc::new(AllRunning),
+                admission: Arc::new(AdmitAll),
+                seed: 7,
+                lease: Lease::new(control, LIMIT),
+                earlier: None,
+                request_attach: Box::new(|| ()),
+                attached: watch::channel(false).1,
+            };
+            let grace = [(); 2].map(|()| GracePeriods::start(|| true).unwrap());
+            let (mut worker, _publisher, _installs) = Worker::new(setting, grace);
+            let begun = Instant::now();
+            assert!(worker.wait(LIMIT));
+            assert!(
+                begun.elapsed() >= LIMIT,
+                "{answers} answers, {replies} replies"
+            );
+        }
+    }
 
     #[test]
     fn full_map_is_told_once_a_minute() {
