@@ -335,22 +335,13 @@ impl Session {
 
     /// Detaches everything, or leaves it to a successor.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self {
-            messenger,
-            attached: _,
-            work: _,
-            ready: _,
-            lost: _,
-            end,
-            thread,
-        } = self;
         // Set first: from now on the end of the connection is the confirmation.
-        *end.lock() = Some(Instant::now() + STOP_TIMEOUT);
+        *self.end.lock() = Some(Instant::now() + STOP_TIMEOUT);
         // Without an attacher nothing changes.
-        let _ = messenger.send(&ServerMessage::Stop {
+        let _ = self.messenger.send(&ServerMessage::Stop {
             detach: on_stop == OnStop::Detach,
         });
-        if thread.join().is_err() {
+        if self.thread.join().is_err() {
             tracing::error!("the thread that reads from the attacher panicked");
         }
     }

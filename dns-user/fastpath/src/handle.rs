@@ -74,7 +74,8 @@ impl Default for Inner {
 /// One fast path behind the handle.
 #[derive(Clone)]
 struct Member {
-    publisher: Publisher,
+    /// `None` if it has ended.
+    publisher: Option<Arc<Publisher>>,
     /// Weak: only the owner decides when it ends.
     fast_path: Weak<FastPath>,
 }
@@ -89,13 +90,11 @@ impl FastPathHandle {
         let before = self.0.members.load().first().cloned();
         // Before the settings: a change of them in between then reaches it as a member.
         self.set_members([Some(member), before].into_iter().flatten().collect());
-        fast_path
-            .publisher()
-            .keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
+        let is_exact = self.0.exact_last_used.load(Ordering::SeqCst);
+        self.current(|publisher| publisher.keep_exact_last_used(is_exact));
         let _newest_last = self.0.beginning.lock();
-        fast_path
-            .publisher()
-            .begin_answers(self.answer_generation(), &self.0.renewals.0);
+        let generation = self.answer_generation();
+        self.current(|publisher| publisher.begin_answers(generation, &self.0.renewals.0));
         // The attacher ended the earlier answers before it sent the maps.
         self.0.has_previous_programs.send_replace(false);
     }
@@ -130,7 +129,7 @@ impl FastPathHandle {
     /// Drops every fast path: each call does nothing, and userspace answers.
     pub fn clear(&self) {
         let none = Member {
-            publisher: Publisher::off(),
+            publisher: None,
             fast_path: Weak::new(),
         };
         // Not an empty list, which means that the maps are still to come.
@@ -269,7 +268,7 @@ impl FastPathHandle {
 
     /// Returns the local replies of other types that interfaces give, in no particular order.
     pub async fn local_replies(&self) -> Vec<HeldReply> {
-        match self.current(Publisher::clone) {
+        match self.current(Arc::clone) {
             Some(publisher) => publisher.local_replies().await,
             None => Vec::new(),
         }
@@ -314,7 +313,7 @@ impl FastPathHandle {
 
     /// Waits until the interfaces answer from everything installed so far.
     pub async fn flushed(&self) {
-        if let Some(publisher) = self.current(Publisher::clone) {
+        if let Some(publisher) = self.current(Arc::clone) {
             publisher.flushed().await;
         }
     }
@@ -349,19 +348,17 @@ impl FastPathHandle {
 
     /// Calls `read` with the current publisher; `None` without one.
     #[inline]
-    fn current<T>(&self, read: impl FnOnce(&Publisher) -> T) -> Option<T> {
-        self.0
-            .members
-            .load()
-            .first()
-            .map(|member| read(&member.publisher))
+    fn current<T>(&self, read: impl FnOnce(&Arc<Publisher>) -> T) -> Option<T> {
+        let members = self.0.members.load();
+        let publisher = members.first()?.publisher.as_ref()?;
+        Some(read(publisher))
     }
 
     fn for_each(&self, change: impl Fn(&Publisher)) {
-        self.0
-            .members
-            .load()
-            .iter()
-            .for_each(|member| change(&member.publisher));
+        for member in self.0.members.load().iter() {
+            if let Some(publisher) = &member.publisher {
+                change(publisher);
+            }
+        }
     }
 }

@@ -280,9 +280,8 @@ impl FastPath {
         })
     }
 
-    pub(crate) fn publisher(&self) -> Publisher {
+    pub(crate) fn publisher(&self) -> Option<Arc<Publisher>> {
         self.running(|running| running.publisher.publisher.clone())
-            .unwrap_or_else(Publisher::off)
     }
 
     /// Resolves when the first snapshot is in the map and all interfaces present at the start have

@@ -132,6 +132,7 @@ enum Content {
     Local(Local),
 }
 
+#[derive(Clone)]
 struct Local {
     question: AnswerQuestion,
     /// EDNS size for which it was computed; `None`: a common one, because no client has named any.
@@ -754,27 +755,9 @@ impl AnswerTable {
         else {
             return true;
         };
-        let &Local {
-            ref question,
-            size,
-            seed: old_seed,
-            is_sample,
-            used_ns,
-        } = local;
-        let question = question.clone();
-        let seed = seed.unwrap_or(old_seed);
-        self.show(
-            key,
-            Local {
-                question,
-                size,
-                seed,
-                is_sample,
-                used_ns,
-            },
-            source,
-            now_ns,
-        )
+        let mut local = local.clone();
+        local.seed = seed.unwrap_or(local.seed);
+        self.show(key, local, source, now_ns)
     }
 
     /// Writes the entry of a local reply unless the present one is the same; `false` if there is none.

@@ -182,11 +182,7 @@ impl GracePeriods {
 
     /// Returns whether the current grace period has ended; reports each end once.
     pub(crate) fn ended(&mut self) -> bool {
-        let ended = if self.running {
-            self.over.try_recv().ok()
-        } else {
-            None
-        };
+        let ended = self.over.try_recv().ok();
         self.note(ended)
     }
 

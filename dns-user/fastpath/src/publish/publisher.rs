@@ -37,16 +37,8 @@ use dns_kit::{clock::kernel_monotonic_ns, rate::EachSecond};
 
 //----------- Publisher ------------------------------------------------------
 
-/// Handle of the publisher. Cheap to clone; calls never block. [`FastPathHandle`](crate::FastPathHandle)
-/// passes its calls on.
-#[derive(Clone)]
+/// Handle of the publisher; calls never block. [`FastPathHandle`](crate::FastPathHandle) passes its calls on.
 pub(crate) struct Publisher {
-    /// `None` without a fast path.
-    pub(super) inner: Option<Arc<Handle>>,
-}
-
-/// The state behind an active [`Publisher`].
-pub(super) struct Handle {
     pub(super) events: EventSender,
     /// Number of the latest flush that has taken effect.
     pub(super) flushed: watch::Receiver<u64>,
@@ -62,14 +54,7 @@ pub(super) struct Handle {
     pub(super) answers: AnswersHandle,
 }
 
-impl Handle {
-    fn may_hand_over(&self, client: Option<IpAddr>) -> bool {
-        self.allowance
-            .take(client, self.seed, kernel_monotonic_ns())
-    }
-}
-
-/// The part of [`Handle`] for forwarded answers and local replies.
+/// The part of [`Publisher`] for forwarded answers and local replies.
 pub(super) struct AnswersHandle {
     pub(super) offers: Sender<Offer>,
     pub(super) filter: Arc<LearnFilter>,
@@ -96,8 +81,9 @@ pub(super) struct Offer {
 }
 
 impl Publisher {
-    pub(crate) fn off() -> Self {
-        Self { inner: None }
+    fn may_hand_over(&self, client: Option<IpAddr>) -> bool {
+        self.allowance
+            .take(client, self.seed, kernel_monotonic_ns())
     }
 
     pub(crate) fn install(&self, answers: Arc<dyn NameSource>) {
@@ -115,34 +101,33 @@ impl Publisher {
     }
 
     pub(crate) fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
-        self.learn_if(name.into(), |_| true);
+        self.learn_if(name.into(), || true);
     }
 
     pub(crate) fn learn_denial(&self, name: NameRef<'_>, client: Option<IpAddr>) {
-        self.learn_if(name, |handle| handle.may_hand_over(client));
+        self.learn_if(name, || self.may_hand_over(client));
     }
 
-    fn learn_if(&self, name: NameRef<'_>, is_permitted: impl FnOnce(&Handle) -> bool) {
-        let Some(handle) = &self.inner else { return };
-        let key = hash_name(handle.seed, name.as_wire());
+    fn learn_if(&self, name: NameRef<'_>, is_permitted: impl FnOnce() -> bool) {
+        let key = hash_name(self.seed, name.as_wire());
         // The filter first: a name that was handed over before costs neither the client's allowance
         // nor a copy.
-        if handle.filter.note(key)
-            && (!is_permitted(handle) || handle.learn.try_send(name.to_name()).is_err())
+        if self.filter.note(key)
+            && (!is_permitted() || self.learn.try_send(name.to_name()).is_err())
         {
-            handle.filter.release(key);
+            self.filter.release(key);
         }
     }
 
     /// Immediately invalidates all forwarded answers of other generations. Requests to renew an
     /// answer go to `renewals`.
     pub(crate) fn begin_answers(&self, generation: u64, renewals: &mpsc::Sender<AnswerQuestion>) {
-        let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else {
+        if !self.answers.kept {
             return;
-        };
+        }
         // At once, by this thread: the publisher may be busy with something else, and void answers
         // must not be given meanwhile.
-        handle.page.set_answer_generation(generation);
+        self.page.set_answer_generation(generation);
         self.send(Event::BeginAnswers(generation, renewals.clone()));
     }
 
@@ -152,14 +137,16 @@ impl Publisher {
         generation: u64,
         answer: impl FnOnce() -> Option<ForwardedAnswer>,
     ) {
-        let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else {
-            return;
-        };
-        if !is_answered(question.qtype) {
+        let AnswersHandle {
+            kept,
+            offers,
+            filter,
+            ..
+        } = &self.answers;
+        if !kept || !is_answered(question.qtype) {
             return;
         }
-        let AnswersHandle { offers, filter, .. } = &handle.answers;
-        let key = filter_key(question.key(handle.seed), generation);
+        let key = filter_key(question.key(self.seed), generation);
         if !filter.note(key) {
             return;
         }
@@ -175,20 +162,19 @@ impl Publisher {
         size: Option<u16>,
         client: Option<IpAddr>,
     ) {
-        let Some(handle) = &self.inner else { return };
         let AnswersHandle {
             keeps_replies,
             questions,
             question_filter,
             ..
-        } = &handle.answers;
+        } = &self.answers;
         let &AnswerKey {
             name,
             qtype,
             dnssec_ok,
             checking_disabled,
         } = question;
-        let key = question.key(handle.seed);
+        let key = question.key(self.seed);
         if !keeps_replies
             || is_left_to_userspace(qtype)
             || !question_filter.is_repeated(key, kernel_monotonic_ns())
@@ -202,7 +188,7 @@ impl Publisher {
             checking_disabled,
         };
         // Asked last: a question that is not handed over must not count against the client.
-        if !handle.may_hand_over(client)
+        if !self.may_hand_over(client)
             || questions
                 .try_send(FrequentQuestion { question, size })
                 .is_err()
@@ -212,35 +198,27 @@ impl Publisher {
     }
 
     pub(crate) fn renew(&self, answer: ForwardedAnswer, generation: u64) {
-        if let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) {
+        if self.answers.kept {
             // If this fails, the old answer expires.
-            let _ = handle.answers.offers.try_send(Offer { answer, generation });
+            let _ = self.answers.offers.try_send(Offer { answer, generation });
         }
     }
 
     pub(crate) fn holds_answer(&self, question: &AnswerKey<'_>) -> bool {
-        self.inner.as_ref().is_some_and(|handle| {
-            handle
-                .answers
-                .index
-                .get(question.key(handle.seed))
-                .is_some()
-        })
+        let key = question.key(self.seed);
+        self.answers.index.get(key).is_some()
     }
 
     pub(crate) fn remove_answer(&self, question: &AnswerKey<'_>) {
         // An eviction from the cache concerns the publisher only if an interface has the answer.
-        if self.holds_answer(question)
-            && let Some(handle) = &self.inner
-        {
-            self.send(Event::RemoveAnswer(question.key(handle.seed)));
+        if self.holds_answer(question) {
+            self.send(Event::RemoveAnswer(question.key(self.seed)));
         }
     }
 
     pub(crate) fn answer_last_used_ns(&self, question: &AnswerKey<'_>) -> Option<u64> {
-        let handle = self.inner.as_ref()?;
-        let index = &handle.answers.index;
-        let location = index.get(question.key(handle.seed))?;
+        let index = &self.answers.index;
+        let location = index.get(question.key(self.seed))?;
         Some(index.entries.last_used_ns(location)).filter(|&last_used| last_used != 0)
     }
 
@@ -261,37 +239,31 @@ impl Publisher {
     }
 
     fn header(&self, name: &Name) -> Option<EntryHeader> {
-        let handle = self.inner.as_ref()?;
-        let memory = &handle.names.entries;
-        let location = handle.names.get(hash_name(handle.seed, name.as_wire()))?;
+        let memory = &self.names.entries;
+        let location = self.names.get(hash_name(self.seed, name.as_wire()))?;
         let header = read_header(memory, location)?;
         // The entry holds another name if hashes collide, or if its cells were just reused.
         (read_name(memory, location)? == *name).then_some(header)
     }
 
     pub(crate) fn keep_exact_last_used(&self, exact: bool) {
-        if let Some(handle) = &self.inner {
-            handle.page.set_exact_last_used(exact);
-        }
+        self.page.set_exact_last_used(exact);
     }
 
     pub(crate) fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
-        let Some(handle) = &self.inner else { return };
         match shares {
             Some(shares) => {
                 let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-                handle
-                    .page
-                    .set_shedding(shares, kernel_monotonic_ns().saturating_add(time));
+                let until_ns = kernel_monotonic_ns().saturating_add(time);
+                self.page.set_shedding(shares, until_ns);
             }
-            None => handle.page.end_shedding(),
+            None => self.page.end_shedding(),
         }
     }
 
     pub(crate) async fn flushed(&self) {
-        let Some(handle) = &self.inner else { return };
-        let number = handle.events.flush();
-        let mut flushed = handle.flushed.clone();
+        let number = self.events.flush();
+        let mut flushed = self.flushed.clone();
         // An error means that the publisher has ended, so there is nothing left to wait for.
         let _ = flushed.wait_for(|&done| done >= number).await;
     }
@@ -305,9 +277,7 @@ impl Publisher {
 
     /// Sends an event that must not be lost.
     pub(super) fn send(&self, event: Event) {
-        if let Some(handle) = &self.inner {
-            handle.events.send(event);
-        }
+        self.events.send(event);
     }
 }
 

@@ -15,9 +15,7 @@ use super::{
     answers::{AnswerTable, AnswersStatus},
     events::{self, Event, EventReceiver},
     lease::{GracePeriods, Lease},
-    publisher::{
-        AnswersHandle, FrequentQuestion, Handle, LearnFilter, Offer, Publisher, QuestionFilter,
-    },
+    publisher::{AnswersHandle, FrequentQuestion, LearnFilter, Offer, Publisher, QuestionFilter},
     source::NameSource,
     table::{EntryStore, Limits, Table, TableStatus, UnfittingStatus},
 };
@@ -76,7 +74,7 @@ pub(crate) struct ThreadSetting {
 
 /// The running thread, stopped by its owner.
 pub(crate) struct PublisherThread {
-    pub(crate) publisher: Publisher,
+    pub(crate) publisher: Arc<Publisher>,
     pub(crate) status: Arc<Mutex<TableStatus>>,
     /// The status of the forwarded answers after the latest event.
     pub(crate) answers_status: Arc<Mutex<AnswersStatus>>,
@@ -89,14 +87,12 @@ impl PublisherThread {
     /// Starts the thread, with grace periods for the cells of names and of answers. Names learned by a predecessor are
     /// learned as soon as a snapshot can resolve them.
     pub(crate) fn start(setting: ThreadSetting, grace: [GracePeriods; 2]) -> io::Result<Self> {
-        let (worker, handle, installs) = Worker::new(setting, grace);
+        let (worker, publisher, installs) = Worker::new(setting, grace);
         let status = worker.status.clone();
         let answers_status = worker.answers_status.clone();
         let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
         Ok(Self {
-            publisher: Publisher {
-                inner: Some(Arc::new(handle)),
-            },
+            publisher: Arc::new(publisher),
             status,
             answers_status,
             installs,
@@ -106,15 +102,8 @@ impl PublisherThread {
 
     /// Ends the thread after the requests so far. With `Detach` the programs answer nothing afterwards.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self {
-            publisher,
-            status: _,
-            answers_status: _,
-            installs: _,
-            thread,
-        } = self;
-        publisher.send(Event::Stop(on_stop));
-        if thread.join().is_err() {
+        self.publisher.send(Event::Stop(on_stop));
+        if self.thread.join().is_err() {
             tracing::error!("the publisher thread panicked");
         }
     }
@@ -199,7 +188,7 @@ impl Worker {
     fn new(
         setting: ThreadSetting,
         grace: [GracePeriods; 2],
-    ) -> (Self, Handle, watch::Receiver<u64>) {
+    ) -> (Self, Publisher, watch::Receiver<u64>) {
         let tables = Tables::new(&setting, grace);
         let (offers, offer_events) = bounded(OFFER_QUEUE);
         let (questions, question_events) = bounded(OFFER_QUEUE);
@@ -207,7 +196,7 @@ impl Worker {
         let (flushed, last_flushed) = watch::channel(0);
         let (learn, learn_events) = bounded(LEARN_QUEUE);
         let (installed, installs) = watch::channel(0);
-        let handle = Handle {
+        let publisher = Publisher {
             events,
             flushed: last_flushed,
             learn,
@@ -250,7 +239,7 @@ impl Worker {
             behind_since: None,
             next_behind_since: None,
         };
-        (worker, handle, installs)
+        (worker, publisher, installs)
     }
 
     /// Works until a stop event, or until all handles are gone.
