@@ -30,7 +30,7 @@
 //! | netlink: links, addresses, routes, qdiscs and filters (`NETLINK_ROUTE`), nftables and sets (`NETLINK_NETFILTER`), IPsec policies (`NETLINK_XFRM`), owners of sockets (`NETLINK_SOCK_DIAG`) | `attach/netlink.rs` opens the sockets |
 //! | getsockopt(2) of a datagram socket: tables of iptables | `attach/rules/xtables.rs` |
 //! | mmap(2) of `SCOPE`, `COUNTERS` and a predecessor's `CONTROL` | [`scope`], [`dns_fastpath::map`] |
-//! | openat2(2), mkdirat, unlinkat, renameat, fchownat, mount(2) on a bpffs, following no symbolic link | `attach/pins.rs` |
+//! | openat(2), mkdirat, unlinkat, renameat, fchownat, mount(2) on a bpffs, following no symbolic link | `attach/pins.rs` |
 //! | sendmsg(2) with descriptors, recvmsg, SO_PEERCRED on the server's socket | [`dns_fastpath::protocol`] |
 //!
 //! # Messages

@@ -6,8 +6,27 @@ use std::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        mpsc::{self, TryRecvError},
+    },
+    time::Duration,
 };
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Waits until one of the descriptors is readable, at most `limit`; returns which of them are.
+pub(crate) fn wait_readable<const COUNT: usize>(
+    fds: [BorrowedFd<'_>; COUNT],
+    limit: Duration,
+) -> [bool; COUNT] {
+    let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    // poll(2) counts milliseconds: rounded up, because a shorter wait would cost another one.
+    let limit = PollTimeout::try_from(limit.saturating_add(Duration::from_micros(999)));
+    // An interrupted wait is only a shorter one.
+    let _ = poll(&mut fds, limit.unwrap_or(PollTimeout::MAX));
+    fds.map(|fd| fd.any().unwrap_or(false))
+}
 
 /// The sending end. Dropping it closes the channel.
 pub(crate) struct Sender<T> {
@@ -20,6 +39,7 @@ pub(crate) struct Sender<T> {
 /// The receiving end: readable while messages are pending, and after the sender is gone.
 pub(crate) struct Receiver<T> {
     messages: mpsc::Receiver<T>,
+    capacity: usize,
     woken: Notifications,
 }
 
@@ -35,6 +55,7 @@ pub(crate) fn channel<T>(capacity: usize) -> io::Result<(Sender<T>, Receiver<T>)
         Sender { messages, wake },
         Receiver {
             messages: received,
+            capacity,
             woken,
         },
     ))
@@ -48,38 +69,36 @@ impl<T> Sender<T> {
         Ok(())
     }
 
-    /// Sends a message that may be lost; returns whether there was room for it.
-    pub(crate) fn offer(&self, message: T) -> Result<bool, Ended> {
-        match self.messages.try_send(message) {
-            Ok(()) => {
-                self.wake.notify();
-                Ok(true)
-            }
-            Err(mpsc::TrySendError::Full(_)) => Ok(false),
-            Err(mpsc::TrySendError::Disconnected(_)) => Err(Ended),
+    /// Sends a message that is lost if the channel is full, or if nobody receives any more.
+    pub(crate) fn offer(&self, message: T) {
+        if self.messages.try_send(message).is_ok() {
+            self.wake.notify();
         }
     }
 }
 
 impl<T> Receiver<T> {
+    /// Returns the messages that wait, at most as many as the channel holds: a sender that fills it again and again must
+    /// not keep the receiver from its other work. [`Ended`] follows them if no other will come.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Result<T, Ended>> {
+        (0..self.capacity).map_while(|_| self.next())
+    }
+
     /// Returns the next message, if there is one. The receiver stays readable until there is none.
-    pub(crate) fn take(&self) -> Result<Option<T>, Ended> {
-        match self.next() {
-            Ok(None) => {
+    fn next(&self) -> Option<Result<T, Ended>> {
+        let found = match self.messages.try_recv() {
+            Err(TryRecvError::Empty) => {
                 // Not before: while messages are left, poll(2) must return at once.
                 self.woken.clear();
                 // One of the wake-ups may belong to a message that has arrived in the meantime.
-                self.next()
+                self.messages.try_recv()
             }
             found => found,
-        }
-    }
-
-    fn next(&self) -> Result<Option<T>, Ended> {
-        match self.messages.try_recv() {
-            Ok(message) => Ok(Some(message)),
-            Err(mpsc::TryRecvError::Empty) => Ok(None),
-            Err(mpsc::TryRecvError::Disconnected) => Err(Ended),
+        };
+        match found {
+            Ok(message) => Some(Ok(message)),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err(Ended)),
         }
     }
 }
@@ -131,52 +150,55 @@ impl AsFd for Notifications {
 
 #[cfg(test)]
 mod tests {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
     use super::*;
 
     /// Returns whether poll(2) reports the descriptor as readable.
     fn is_readable(receiver: &impl AsFd) -> bool {
-        poll(
-            &mut [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)],
-            PollTimeout::ZERO,
-        )
-        .unwrap()
-            > 0
+        wait_readable([receiver.as_fd()], Duration::ZERO) == [true]
     }
 
     #[test]
     fn messages_and_the_end_wake_the_receiver() {
         let (sender, receiver) = channel(4).unwrap();
         assert!(!is_readable(&receiver));
-        assert_eq!(receiver.take(), Ok(None));
+        assert_eq!(receiver.next(), None);
         sender.send(1).unwrap();
         sender.send(2).unwrap();
         assert!(is_readable(&receiver));
-        assert_eq!(receiver.take(), Ok(Some(1)));
+        assert_eq!(receiver.next(), Some(Ok(1)));
         assert!(is_readable(&receiver), "there is another one");
-        assert_eq!([receiver.take(), receiver.take()], [Ok(Some(2)), Ok(None)]);
+        assert!(receiver.waiting().eq([Ok(2)]));
         assert!(!is_readable(&receiver));
         sender.send(3).unwrap();
         drop(sender);
         assert!(is_readable(&receiver));
-        assert_eq!(
-            [receiver.take(), receiver.take()],
-            [Ok(Some(3)), Err(Ended)]
-        );
+        assert!(receiver.waiting().take(2).eq([Ok(3), Err(Ended)]));
     }
 
     #[test]
     fn full_channel_takes_no_offer() {
         let (sender, receiver) = channel(2).unwrap();
-        assert_eq!(
-            [1, 2, 3].map(|number| sender.offer(number)),
-            [Ok(true), Ok(true), Ok(false)]
-        );
-        assert_eq!(receiver.take(), Ok(Some(1)));
-        assert_eq!(sender.offer(4), Ok(true));
+        (1..=3).for_each(|number| sender.offer(number));
+        assert_eq!(receiver.next(), Some(Ok(1)));
+        sender.offer(4);
+        assert!(receiver.waiting().eq([Ok(2), Ok(4)]));
         drop(receiver);
-        assert_eq!(sender.offer(5), Err(Ended));
+        sender.offer(5);
+    }
+
+    #[test]
+    fn hasty_sender_holds_nobody_up() {
+        let (sender, receiver) = channel(3).unwrap();
+        sender.send(0).unwrap();
+        let mut taken = Vec::new();
+        for message in receiver.waiting() {
+            let number = message.unwrap();
+            taken.push(number);
+            // As soon as there is room.
+            sender.send(number + 1).unwrap();
+        }
+        assert_eq!(taken, [0, 1, 2]);
+        assert!(is_readable(&receiver), "the next one waits");
     }
 
     #[test]
@@ -199,11 +221,9 @@ mod tests {
         for number in 0..10_000 {
             sender.send(number).unwrap();
         }
-        for number in 0..10_000 {
-            assert_eq!(receiver.take(), Ok(Some(number)));
-        }
+        assert!(receiver.waiting().eq((0..10_000).map(Ok)));
         while is_readable(&receiver) {
-            assert_eq!(receiver.take(), Ok(None), "a wake-up too many does no harm");
+            assert_eq!(receiver.next(), None, "a wake-up too many does no harm");
         }
         drop(receiver);
         assert_eq!(sender.send(0), Err(Ended));

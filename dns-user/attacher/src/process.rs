@@ -24,12 +24,12 @@ use crate::{
     standby::{self, AttacherProcess},
 };
 use dns_core::config::{
-    Config, ConfigError, ConfigErrors, HookMode, ParsedFiles, all_addresses, parse::parse_addresses,
+    Config, ConfigError, HookMode, ParsedFiles, all_addresses, parse::parse_addresses,
 };
 use dns_kit::{
     accounts::{self, NoAccount},
     files::{bounded, glob::glob},
-    logs::{LogFormat, Logs, print_error},
+    logs::{LineLimit, LogFormat, Logs, print_error},
     privileges,
     sandbox::{self, Work},
     service_manager::{self, NotifyState},
@@ -101,7 +101,7 @@ fn start(path: &Path, log_format: LogFormat, for_parent: bool) -> anyhow::Result
         (false, None) => return Ok(Outcome::NothingToDo(OWN_ATTACHER)),
     };
     // While the process may still read what only root may.
-    let first = authority(&config)?;
+    let first = authority(&config);
     rules::use_lists(service_manager::handed_files(rules::LISTS));
     // Before the filter, which refuses changes of user.
     privileges::keep_for_attaching(attach_user.as_ref())?;
@@ -178,13 +178,13 @@ fn serve_parent(worker: AttacherProcess, read: &ReadAuthority) {
 /// one loaded at start, and `first` its authority.
 fn authority_reader(path: PathBuf, config: Config, first: Authority) -> ReadAuthority {
     Box::new(move || match dns_kit::files::load_config(&path) {
-        Ok(loaded) => authority(&loaded.config),
+        Ok(loaded) => Ok(authority(&loaded.config)),
         // Only root may read the file, so the configuration loaded at start stays in use.
         Err(_)
             if File::open(&path)
                 .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) =>
         {
-            authority_since(&config, &first)
+            Ok(authority_since(&config, &first))
         }
         Err(problem) => Err(problem),
     })
@@ -192,13 +192,11 @@ fn authority_reader(path: PathBuf, config: Config, first: Authority) -> ReadAuth
 
 /// Returns the authority of the configuration loaded at start, with addresses that its addresses files
 /// have gained since.
-fn authority_since(config: &Config, first: &Authority) -> Result<Authority, ConfigErrors> {
-    let mut current = authority(config)?;
+fn authority_since(config: &Config, first: &Authority) -> Authority {
+    let mut current = authority(config);
     // Files that only root may read were read at the start.
-    if let (Some(listen), Some(known)) = (&mut current.listen, &first.listen) {
-        listen.extend(known);
-    }
-    Ok(current)
+    current.listen.extend(&first.listen);
+    current
 }
 
 /// Returns the connection to the server that started this process.
@@ -253,17 +251,20 @@ fn addresses(config: &Config) -> ParsedFiles<Vec<SocketAddr>> {
 }
 
 /// Returns the addresses permitted by the configuration and its addresses files.
-fn authority(config: &Config) -> Result<Authority, ConfigErrors> {
+fn authority(config: &Config) -> Authority {
     let ParsedFiles { valid, errors } = addresses(config);
+    // Read for each message that a server sends about its addresses.
+    static LIMIT: LineLimit = LineLimit::new();
     for error in errors {
-        warn!("{error}; the other addresses files are used");
+        if let Some(suppressed) = LIMIT.admit_any() {
+            warn!(suppressed, "{error}; the other addresses files are used");
+        }
     }
-    let listen = Some(all_addresses(config.listen, &valid));
-    Ok(Authority {
+    Authority {
         xdp: config.fast_path(),
         main: config.listen,
-        listen,
-    })
+        listen: all_addresses(config.listen, &valid),
+    }
 }
 
 /// Creates the folder of pins, on a bpffs that is mounted if necessary, and gives the folder and its content

@@ -120,8 +120,8 @@ pub(crate) struct Programs {
     ordered: BTreeMap<Program, Ordered>,
     /// Orders to the loading thread, which ends when this is dropped.
     orders: mpsc::Sender<Order>,
-    /// Reports from that thread; `None` after it has ended.
-    reports: Option<mailbox::Receiver<(Program, Report)>>,
+    /// Reports from that thread.
+    reports: mailbox::Receiver<(Program, Report)>,
 }
 
 /// An order to the thread that loads.
@@ -185,7 +185,7 @@ impl Programs {
         Ok(Self {
             ordered: BTreeMap::new(),
             orders,
-            reports: Some(reports),
+            reports,
         })
     }
 
@@ -194,17 +194,16 @@ impl Programs {
         let Self {
             ordered, orders, ..
         } = self;
-        ordered
-            .entry(program)
-            .or_insert_with(|| match orders.send(Order::Load(program)) {
-                Ok(()) => Ordered::Loading,
-                Err(_) => Ordered::Problem(LoadProblem::ended()),
-            });
+        ordered.entry(program).or_insert_with(|| {
+            // An error: the thread has panicked, which ends the process.
+            let _ = orders.send(Order::Load(program));
+            Ordered::Loading
+        });
     }
 
     /// Requests what the programs can work without, once interfaces answer: it takes the kernel many times as long.
     pub(crate) fn complete(&self) {
-        // An error: the thread has ended, which `collect` notices.
+        // See `order`.
         let _ = self.orders.send(Order::Complete);
     }
 
@@ -228,19 +227,14 @@ impl Programs {
     }
 
     /// Returns a descriptor that becomes readable once programs were loaded or refused.
-    pub(crate) fn reports(&self) -> Option<BorrowedFd<'_>> {
-        self.reports.as_ref().map(AsFd::as_fd)
+    pub(crate) fn reports(&self) -> BorrowedFd<'_> {
+        self.reports.as_fd()
     }
 
     /// Collects the reports of the thread that loads.
     pub(crate) fn collect(&mut self) {
-        let Some(reports) = &self.reports else { return };
-        loop {
-            let (program, report) = match reports.take() {
-                Ok(Some(report)) => report,
-                Ok(None) => return,
-                Err(Ended) => break,
-            };
+        // `Ended` follows them only after a panic, see `order`.
+        for (program, report) in self.reports.waiting().flatten() {
             let state = match report {
                 Report::Attachable(loaded) => Ordered::Attachable(loaded),
                 Report::Answers => match self.ordered.remove(&program) {
@@ -251,13 +245,6 @@ impl Programs {
                 Report::Problem(problem) => Ordered::Problem(problem),
             };
             self.ordered.insert(program, state);
-        }
-        // The thread panicked, which was logged with its location.
-        self.reports = None;
-        for ordered in self.ordered.values_mut() {
-            if matches!(ordered, Ordered::Loading | Ordered::Attachable(_)) {
-                *ordered = Ordered::Problem(LoadProblem::ended());
-            }
         }
     }
 
@@ -282,14 +269,6 @@ pub(crate) struct LoadProblem {
 }
 
 impl LoadProblem {
-    pub(crate) fn ended() -> Self {
-        Self {
-            state: ProgramState::Refused,
-            why: "the thread that loads programs has ended".into(),
-            verifier: Vec::new(),
-        }
-    }
-
     fn of(name: &str, rejection: &Rejection) -> Self {
         let kernel = &rejection.error;
         let code = kernel.raw_os_error();
@@ -519,7 +498,17 @@ pub(crate) mod tests {
             Self {
                 ordered: BTreeMap::from([(Program::Tc, Ordered::Loading)]),
                 orders: mpsc::channel().0,
-                reports: Some(reports),
+                reports,
+            }
+        }
+    }
+
+    impl LoadProblem {
+        pub(crate) fn refusal() -> Self {
+            Self {
+                state: ProgramState::Refused,
+                why: "refused".to_owned(),
+                verifier: Vec::new(),
             }
         }
     }

@@ -19,6 +19,7 @@ use dns_common::scope::{
 use dns_fastpath::map::{half, map_shared, word};
 use dns_kit::clock::kernel_monotonic_ns;
 use memmap2::MmapRaw;
+use zerocopy::transmute;
 
 /// Waits until every program run that began before the call has ended.
 pub(crate) type Grace = fn();
@@ -119,22 +120,9 @@ impl ScopePage {
 
     fn endpoint(&self, slot: usize) -> Option<Endpoint> {
         let at = endpoint_offset(slot);
-        let mut endpoint = Endpoint {
-            address: [0; 16],
-            port: [0; 2],
-            family: 0,
-            padding: [0; 5],
-        };
-        let [p0, p1, family, ..] = self.word(at + META).load(Ordering::Relaxed).to_ne_bytes();
-        (endpoint.port, endpoint.family) = ([p0, p1], family);
-        for half in 0..2 {
-            let bytes = self
-                .word(at + half * 8)
-                .load(Ordering::Relaxed)
-                .to_ne_bytes();
-            endpoint.address[half * 8..][..8].copy_from_slice(&bytes);
-        }
-        (family != 0).then_some(endpoint)
+        let load = |at: usize| self.word(at).load(Ordering::Relaxed);
+        let endpoint: Endpoint = transmute!([load(at), load(at + 8), load(at + META)]);
+        (endpoint.family != 0).then_some(endpoint)
     }
 
     pub(crate) fn slot_of(&self, endpoint: &Endpoint) -> Option<usize> {
@@ -158,23 +146,16 @@ impl ScopePage {
         // Collected before the first is written, which would no longer be free.
         let placed: Vec<(usize, Endpoint)> = free.zip(added).collect();
         for (slot, endpoint) in &placed {
-            for half in 0..2 {
-                let bytes = endpoint.address[half * 8..][..8]
-                    .try_into()
-                    .expect("eight of sixteen bytes");
+            let words: [u64; 2] = transmute!(endpoint.address);
+            for (half, word) in words.into_iter().enumerate() {
                 self.word(endpoint_offset(*slot) + half * 8)
-                    .store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
+                    .store(word, Ordering::Relaxed);
             }
         }
         // From here on every run that finds a slot valid sees its address.
         self.wait_for_runs();
         for (slot, endpoint) in &placed {
-            let Endpoint {
-                port: [p0, p1],
-                family,
-                ..
-            } = *endpoint;
-            let meta = u64::from_ne_bytes([p0, p1, family, 0, 0, 0, 0, 0]);
+            let [_, _, meta]: [u64; 3] = transmute!(*endpoint);
             self.word(endpoint_offset(*slot) + META)
                 .store(meta, Ordering::Release);
         }
@@ -285,23 +266,19 @@ impl ScopePage {
             .store(flags, Ordering::Relaxed);
     }
 
-    /// Serves an interface for exactly these endpoints, given as bits of their slots.
-    pub(crate) fn admit(&self, ifindex: u32, endpoints: u64) {
+    /// Serves an interface for exactly these endpoints, given as bits of their slots, and only heard clients at those in
+    /// `heard_only`.
+    pub(crate) fn admit(&self, ifindex: u32, endpoints: u64, heard_only: u64) {
         let Some(slot) = self.interface(ifindex) else {
             return;
         };
-        let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
-        mask.store(endpoints, Ordering::Release);
-    }
-
-    /// Lets an interface answer only heard clients at these endpoints, given as bits of their slots. Must precede
-    /// [`Self::admit`].
-    pub(crate) fn limit_to_heard(&self, ifindex: u32, endpoints: u64) {
-        let Some(slot) = self.interface(ifindex) else {
-            return;
-        };
-        let mask = self.word(interface_offset(slot) + offset_of!(Interface, heard_only));
-        mask.store(endpoints, Ordering::Release);
+        let at = interface_offset(slot);
+        // In this order: a run between both stores must not answer clients that have not been
+        // heard.
+        self.word(at + offset_of!(Interface, heard_only))
+            .store(heard_only, Ordering::Release);
+        self.word(at + offset_of!(Interface, endpoints))
+            .store(endpoints, Ordering::Release);
     }
 
     /// Removes an interface: its queries pass to the network stack from now on.
@@ -342,13 +319,9 @@ impl ScopePage {
         loop {
             // The record has no lock. Probes are a second apart, so a few tries suffice.
             let before = count.load(Ordering::Acquire);
-            let mut client = [0; 16];
-            for half in 0..2 {
-                let word = self
-                    .word(at + offset_of!(Probe, client) + half * 8)
-                    .load(Ordering::Acquire);
-                client[half * 8..][..8].copy_from_slice(&word.to_ne_bytes());
-            }
+            let client_at = at + offset_of!(Probe, client);
+            let client = [client_at, client_at + 8].map(|at| self.word(at).load(Ordering::Acquire));
+            let client: [u8; 16] = transmute!(client);
             // An unchanged count means that no other probe was written in between.
             if count.load(Ordering::Acquire) == before {
                 return Some(Probed {
@@ -381,7 +354,7 @@ fn tries(ifindex: u32) -> impl Iterator<Item = usize> {
     (0..INTERFACE_TRIES).map(move |step| (Scope::first_slot(ifindex) + step) % INTERFACES)
 }
 
-/// Returns an address as the programs store it: IPv4 as `::ffff:a.b.c.d`.
+/// Returns an address as the programs store and compare it, in one length: IPv4 as `::ffff:a.b.c.d`.
 pub(crate) fn address_bytes(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -393,15 +366,7 @@ pub(crate) fn address_bytes(address: IpAddr) -> [u8; 16] {
 fn words_of(address: IpAddr) -> [u32; 4] {
     match address {
         IpAddr::V4(ip) => [0, 0, 0, u32::from_ne_bytes(ip.octets())],
-        IpAddr::V6(ip) => {
-            let octets = ip.octets();
-            std::array::from_fn(|index| {
-                let bytes = octets[index * 4..][..4]
-                    .try_into()
-                    .expect("four of sixteen bytes");
-                u32::from_ne_bytes(bytes)
-            })
-        }
+        IpAddr::V6(ip) => transmute!(ip.octets()),
     }
 }
 
@@ -458,7 +423,7 @@ mod tests {
         let page = page();
         page.set_endpoints(&[endpoint(1), endpoint(2), endpoint(3)]);
         page.add_interfaces(&[served(7)]);
-        page.admit(7, 0b111);
+        page.admit(7, 0b111, 0);
         page.set_endpoints(&[endpoint(3), endpoint(4), endpoint(1)]);
         assert_eq!(
             [1, 2, 3, 4].map(|last| page.slot_of(&endpoint(last))),

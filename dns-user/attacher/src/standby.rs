@@ -7,12 +7,11 @@ use std::{
 };
 
 use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::{SigHandler, Signal, signal},
     unistd::{self, ForkResult},
 };
 
-use crate::service::offer_connection;
+use crate::{mailbox::wait_readable, service::offer_connection};
 
 /// Time until the first replacement.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -60,14 +59,21 @@ pub(crate) fn fork(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
     let mut begun = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
-        if wait_for_end(&server, &watched, None)? == Ended::Server || is_finished(&watched) {
+        // The server sends nothing on its stream: an end is all that there is to be seen.
+        let ends = [server.as_fd(), watched.as_fd()];
+        let [is_server_gone, is_attacher_gone] = wait_readable(ends, Duration::MAX);
+        if is_server_gone || is_attacher_gone && is_finished(&watched) {
             return Ok(None);
+        }
+        // The wait was interrupted.
+        if !is_attacher_gone {
+            continue;
         }
         if begun.elapsed() >= STABLE {
             pause = FIRST_PAUSE;
         }
         // A pause that the end of the server cuts short.
-        if wait_for_end(&server, &server, Some(pause))? == Ended::Server {
+        if wait_readable([server.as_fd()], pause) == [true] {
             return Ok(None);
         }
         pause = (pause * 2).min(MAX_PAUSE);
@@ -96,43 +102,4 @@ fn offer(server: &UnixStream) -> io::Result<(AttacherProcess, UnixStream)> {
 /// Returns whether the attacher at the other end has declared its end.
 fn is_finished(mut watched: &UnixStream) -> bool {
     matches!(watched.read(&mut [0]), Ok(1))
-}
-
-/// The process whose end was noticed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    Server,
-    Attacher,
-    /// Neither, within the time limit.
-    Nothing,
-}
-
-/// Waits for the end of the server or of the attacher; the server sends nothing on its stream.
-fn wait_for_end(
-    server: &UnixStream,
-    attacher: &UnixStream,
-    limit: Option<Duration>,
-) -> io::Result<Ended> {
-    let end = limit.map(|limit| Instant::now() + limit);
-    loop {
-        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let timeout = left.map_or(PollTimeout::NONE, |left| {
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-        });
-        let mut fds =
-            [server, attacher].map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
-        match poll(&mut fds, timeout) {
-            Ok(0) => return Ok(Ended::Nothing),
-            Ok(_) => {}
-            Err(nix::Error::EINTR) => continue,
-            Err(error) => return Err(error.into()),
-        }
-        // POLLHUP counts: an end is all that there is to be seen on the server's stream.
-        let [server, attacher] = fds.map(|fd| fd.any().unwrap_or(false));
-        match (server, attacher) {
-            (true, _) => return Ok(Ended::Server),
-            (false, true) => return Ok(Ended::Attacher),
-            (false, false) => {}
-        }
-    }
 }

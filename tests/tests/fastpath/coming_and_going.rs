@@ -87,7 +87,7 @@ fn own_attacher_loads_before_request() -> Result<()> {
     let authority = Authority {
         xdp: config(HookMode::Auto, &bpffs),
         main: v4(),
-        listen: None,
+        listen: vec![v4()],
     };
     let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
     let attacher = thread::spawn(move || dns_attacher::serve(&ours, &read));

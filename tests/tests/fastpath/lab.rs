@@ -113,7 +113,7 @@ pub(crate) fn start_in_process(
     let authority = Authority {
         xdp: config.clone(),
         main: endpoints[0],
-        listen: None,
+        listen: endpoints.to_vec(),
     };
     let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
     thread::spawn(move || dns_attacher::serve(&ours, &read));

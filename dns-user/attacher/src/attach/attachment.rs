@@ -667,7 +667,7 @@ mod tests {
             lo.report(Report::Attachable(passing_program()));
             assert!(matches!(lo.attach(), Err(NotServed::Loading)));
             assert!(lo.prepared.contains_key(&1));
-            lo.report(Report::Problem(LoadProblem::ended()));
+            lo.report(Report::Problem(LoadProblem::refusal()));
             assert!(matches!(lo.attach(), Err(NotServed::Refused(_))));
             assert!(lo.prepared.is_empty(), "detached by closing the link");
 

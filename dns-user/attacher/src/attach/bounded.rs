@@ -15,15 +15,11 @@ impl<T, const MAX: usize> Default for Bounded<T, MAX> {
 }
 
 impl<T, const MAX: usize> Bounded<T, MAX> {
-    /// Appends a value; returns the oldest one if it had to give way.
-    pub(super) fn push(&mut self, value: T) -> Option<T> {
-        let displaced = if self.0.len() >= MAX {
-            self.0.pop_front()
-        } else {
-            None
-        };
+    pub(super) fn push(&mut self, value: T) {
+        if self.0.len() >= MAX {
+            self.0.pop_front();
+        }
         self.0.push_back(value);
-        displaced
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
@@ -63,8 +59,7 @@ mod tests {
     #[test]
     fn further_value_displaces_the_oldest() {
         let mut kept = Bounded::<_, 2>::default();
-        assert_eq!([kept.push(1), kept.push(2)], [None, None]);
-        assert_eq!(kept.push(3), Some(1));
+        (1..=3).for_each(|value| kept.push(value));
         assert!(kept.iter().eq(&[2, 3]));
         assert_eq!(kept.last(), Some(&3));
     }

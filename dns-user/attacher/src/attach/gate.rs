@@ -137,7 +137,8 @@ struct EndpointAdmission {
     /// because a closed admission may open.
     recent: Bounded<(IpAddr, Instant), MAX_RECENT>,
     /// Clients for which routes are checked.
-    known: Bounded<Known, MAX_KNOWN>,
+    /// With the time of the last noticed query.
+    known: Bounded<(IpAddr, Instant), MAX_KNOWN>,
     /// Whether the last report omitted clients.
     more: bool,
     /// Number of probes noticed so far.
@@ -148,13 +149,6 @@ struct EndpointAdmission {
     lost: Bounded<(IpAddr, Instant), MAX_LOST>,
     /// Clients of lost probes from which nothing has arrived since.
     witnesses: Bounded<IpAddr, MAX_WITNESSES>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    client: IpAddr,
-    /// Time of the last noticed query.
-    seen: Instant,
 }
 
 /// A probe that has not arrived yet.
@@ -297,6 +291,7 @@ impl Gate {
     /// Returns the clients whose probes are lost. If `explained`, a full receive queue or a silent server may be the
     /// reason, so the losses prove nothing.
     pub(crate) fn judge(&mut self, now: Instant, explained: impl FnOnce() -> bool) -> Vec<Loss> {
+        self.forget_old(now);
         let reports = self.reports;
         let mut is_calm = true;
         for admission in self.admissions.values() {
@@ -305,7 +300,6 @@ impl Gate {
         // The explanation costs two files of /proc, so it is asked for only if something is
         // overdue.
         if is_calm {
-            self.forget_old(now);
             return Vec::new();
         }
         if explained() {
@@ -337,7 +331,6 @@ impl Gate {
                 .lost
                 .retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
         }
-        self.forget_old(now);
         losses
     }
 
@@ -345,7 +338,7 @@ impl Gate {
         for admission in self.admissions.values_mut() {
             admission
                 .known
-                .retain(|known| now.saturating_duration_since(known.seen) < KNOWN_KEPT);
+                .retain(|&(_, seen)| now.saturating_duration_since(seen) < KNOWN_KEPT);
         }
     }
 
@@ -374,7 +367,7 @@ impl Gate {
         let admission = self.admissions.get(&(ifindex, endpoint));
         // Without a copy: each round checks the clients of every open admission.
         let known = admission.into_iter().flat_map(|one| one.known.iter());
-        known.map(|known| known.client)
+        known.map(|&(client, _)| client)
     }
 
     /// Closes the admissions of a detached interface; only new evidence opens them.
@@ -462,11 +455,11 @@ impl EndpointAdmission {
     }
 
     fn know(&mut self, client: IpAddr, now: Instant) {
-        if let Some(known) = self.known.iter_mut().find(|known| known.client == client) {
-            known.seen = now;
+        if let Some((_, seen)) = self.known.iter_mut().find(|(known, _)| *known == client) {
+            *seen = now;
             return;
         }
-        self.known.push(Known { client, seen: now });
+        self.known.push((client, now));
     }
 
     /// Notes the loss of a client's probe; returns whether the admission is in doubt since this loss.

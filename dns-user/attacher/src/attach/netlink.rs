@@ -28,7 +28,7 @@ const DONE: u16 = libc::NLMSG_DONE as u16;
 /// Flags of requests for a complete list.
 const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
 /// Flags of requests for one object, and of changes.
-const ACK: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+pub(crate) const ACK: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
 /// Sends the object to the requesting socket as well, not only to the multicast group.
 const ECHO: u16 = libc::NLM_F_ECHO as u16;
 /// Creates the object if it does not exist.
@@ -96,6 +96,12 @@ pub(crate) struct Link {
     pub(crate) collects_metadata: bool,
     /// Whether this is a VLAN-aware bridge.
     pub(crate) filters_vlans: bool,
+}
+
+/// Returns the interface with this index from a list in their order.
+pub(crate) fn link_at(links: &[Link], ifindex: u32) -> Option<&Link> {
+    let place = links.binary_search_by_key(&ifindex, |link| link.ifindex);
+    Some(&links[place.ok()?])
 }
 
 pub(crate) const ETHERNET: u16 = 1;
@@ -175,6 +181,7 @@ pub(crate) struct Socket {
     fd: OwnedFd,
     /// Sequence number of the last request.
     sequence: u32,
+    buffer: Vec<u8>,
 }
 
 /// The filter that has a priority already; it is an error if one is expected to be absent.
@@ -223,28 +230,30 @@ impl Socket {
         )?;
         // With port 0 the kernel chooses a free one: other sockets of this process have theirs.
         bind(&fd, &SocketAddrNetlink::new(0, groups))?;
-        Ok(Self { fd, sequence: 0 })
+        Ok(Self::of(fd))
     }
 
+    pub(crate) fn of(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            sequence: 0,
+            buffer: vec![0; BUFFER],
+        }
+    }
+
+    /// Returns the interfaces in the order of their indexes.
     pub(crate) fn links(&mut self) -> io::Result<Vec<Link>> {
-        // struct ifinfomsg.
-        let mut body = vec![0; 16];
-        // Otherwise the kernel asks each driver for its counters, which nobody reads here.
-        push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
+        let body = link_message(0);
         let mut links = count(Operation::Links, || {
             self.dump((libc::RTM_NEWLINK, libc::RTM_GETLINK), &body, parse_link)
         })?;
-        // The status looks them up by binary search.
         links.sort_unstable_by_key(|link| link.ifindex);
         Ok(links)
     }
 
     pub(crate) fn link(&mut self, ifindex: u32) -> io::Result<Option<Link>> {
-        // struct ifinfomsg: the index is its second word.
-        let mut body = vec![0; 16];
-        body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-        push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
         let mut found = None;
+        let body = link_message(ifindex);
         self.request(libc::RTM_GETLINK, ACK, &body, |kind, message| {
             if kind == libc::RTM_NEWLINK {
                 found = parse_link(message);
@@ -459,15 +468,14 @@ impl Socket {
     }
 
     /// Receives the next events without waiting; `None`: there are none.
-    pub(crate) fn events(&self) -> Option<Vec<NetworkEvent>> {
-        let mut buffer = vec![0; BUFFER];
+    pub(crate) fn events(&mut self) -> Option<Vec<NetworkEvent>> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
         loop {
-            return match recv(self.fd.as_raw_fd(), &mut buffer, flags) {
+            return match recv(self.fd.as_raw_fd(), &mut self.buffer, flags) {
                 // `MSG_TRUNC` returns the whole length.
-                Ok(length) if length > buffer.len() => Some(vec![NetworkEvent::Lost]),
+                Ok(length) if length > BUFFER => Some(vec![NetworkEvent::Lost]),
                 Ok(length) if length > 0 => {
-                    let messages = NetlinkMessages(&buffer[..length]);
+                    let messages = NetlinkMessages(&self.buffer[..length]);
                     Some(messages.map(|message| parse_event(&message)).collect())
                 }
                 // The socket's buffer overflowed: events were lost.
@@ -499,7 +507,6 @@ impl Socket {
         // The kernel does the work within this call, and waits for the RTNL lock here, for seconds
         // if others hold it.
         send(self.fd.as_raw_fd(), &message, MsgFlags::empty())?;
-        let mut buffer = vec![0; BUFFER];
         let mut answer = Answer {
             sequence: self.sequence,
             interrupted: false,
@@ -507,12 +514,12 @@ impl Socket {
         loop {
             // No time limit: whatever is requested here ends with an acknowledgement, an error or
             // DONE.
-            let length = match recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            let length = match recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::empty()) {
                 Ok(length) => length,
                 Err(nix::Error::EINTR) => continue,
                 Err(error) => return Err(error.into()),
             };
-            if answer.take(&buffer[..length], &mut on_message)? {
+            if answer.take(&self.buffer[..length], &mut on_message)? {
                 return Ok(());
             }
         }
@@ -659,6 +666,16 @@ pub(crate) fn address_at(bytes: &[u8], at: usize, is_v6: bool) -> Option<IpAddr>
     } else {
         array_at::<4>(bytes, at).map(IpAddr::from)
     }
+}
+
+/// Returns a request for an interface; 0: for all.
+fn link_message(ifindex: u32) -> Vec<u8> {
+    // struct ifinfomsg: the index is its second word.
+    let mut body = vec![0; 16];
+    body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    // Otherwise the kernel asks each driver for its counters, which nobody reads here.
+    push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
+    body
 }
 
 fn traffic_message(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {

@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -21,8 +21,7 @@ use dns_fastpath::{
     map::CounterPages,
     protocol::{Arrival, InterfacesStatus, MAX_CLIENTS, Operation},
 };
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use tokio::sync::watch;
+use parking_lot::Mutex;
 
 use super::{
     attachment::{self, AttachContext, AttachState, Attachment, Filters},
@@ -31,7 +30,7 @@ use super::{
     firewall::{Change, Firewall, Stance},
     gate::{Gate, Loss, PROVEN_PROBE_INTERVAL, by_interface},
     heard::HeardClients,
-    netlink::{Link, LocalAddress, Socket},
+    netlink::{Link, LocalAddress, Socket, link_at},
     pins::{KeptMaps, PinnedLink},
     rtnl_throttle::{CniGrace, EventPace, Events, RtnlThrottle},
     selection::Selection,
@@ -39,7 +38,7 @@ use super::{
     work::count,
 };
 use crate::{
-    mailbox::{self, Ended, Notifier},
+    mailbox::{self, Ended, Notifier, wait_readable},
     programs::Programs,
     scope::{ScopePage, Served},
 };
@@ -125,9 +124,9 @@ enum Command {
 /// Handle of the thread that follows the interfaces.
 pub(crate) struct Interfaces {
     commands: mailbox::Sender<Command>,
-    pub(crate) status: watch::Receiver<InterfacesStatus>,
+    pub(crate) status: Arc<Mutex<InterfacesStatus>>,
     /// Becomes true after the first round.
-    pub(crate) ready: watch::Receiver<bool>,
+    pub(crate) is_ready: Arc<AtomicBool>,
     /// End of the last iteration of the thread's loop, in ns of the kernel's CLOCK_MONOTONIC.
     pub(crate) watched_ns: Arc<AtomicU64>,
     thread: JoinHandle<()>,
@@ -137,15 +136,14 @@ impl Interfaces {
     /// Starts the thread. Opens the sockets here, in the caller's network namespace.
     pub(crate) fn start(setting: Setting) -> std::io::Result<Self> {
         let (commands, commanded) = mailbox::channel(MAX_COMMANDS)?;
-        let (status, seen) = watch::channel(InterfacesStatus::default());
-        let (is_ready, ready) = watch::channel(false);
+        let status = Arc::<Mutex<InterfacesStatus>>::default();
+        let is_ready = Arc::<AtomicBool>::default();
         let heard = HeardClients::new(setting.heard_clients.try_clone()?);
         let watched_ns = Arc::new(AtomicU64::new(kernel_monotonic_ns()));
         // Before the first lists, so that no change falls between a list and the subscription.
         let events = Events::subscribe()?;
         let netlink = Socket::requests()?;
         let mut reconciler = InterfaceReconciler {
-            unseen: seen.clone(),
             setting,
             is_filled: false,
             netlink,
@@ -171,7 +169,8 @@ impl Interfaces {
             postponed: false,
             reported: None,
             lost_to_queues: lists::lost_to_queues(),
-            status,
+            status: status.clone(),
+            is_ready: is_ready.clone(),
             complete: false,
             taken_over: false,
             watched_ns: watched_ns.clone(),
@@ -181,12 +180,12 @@ impl Interfaces {
         // Without this thread nobody would notice new rules or lost probes, so the process ends
         // with it: the connection breaks, and the server ends the lease in time.
         let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
-            reconciler.run(&commanded, &is_ready);
+            reconciler.run(&commanded);
         })?;
         Ok(Self {
             commands,
-            status: seen,
-            ready,
+            status,
+            is_ready,
             watched_ns,
             thread,
         })
@@ -200,9 +199,8 @@ impl Interfaces {
     /// Reports the queries that reached the server's sockets. Must be called about four times a
     /// second, even if there were none.
     pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
-        // See `set_listen`.
         // While the thread waits for the kernel, reports are lost: what they say is out of date then.
-        let _ = self.commands.offer(Command::Arrived(arrivals));
+        self.commands.offer(Command::Arrived(arrivals));
     }
 
     /// Reports that the maps hold enough to answer from.
@@ -213,16 +211,9 @@ impl Interfaces {
 
     /// Ends the thread, and detaches the programs if `on_stop` says so.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self {
-            commands,
-            status: _,
-            ready: _,
-            watched_ns: _,
-            thread,
-        } = self;
         // An error: the thread has panicked.
-        let _ = commands.send(Command::Stop(on_stop));
-        if thread.join().is_err() {
+        let _ = self.commands.send(Command::Stop(on_stop));
+        if self.thread.join().is_err() {
             tracing::error!("the attacher thread panicked: its programs may still be attached");
         }
     }
@@ -238,7 +229,7 @@ struct InterfaceReconciler {
     gather_until: Option<Instant>,
     /// Decides which interface may answer for which endpoint.
     gate: Gate,
-    /// The interfaces, by index.
+    /// The interfaces, in the order of their indexes.
     links: Vec<Link>,
     /// Interfaces of routes that set an MTU.
     bounded: BTreeSet<u32>,
@@ -273,9 +264,9 @@ struct InterfaceReconciler {
     reported: Option<Instant>,
     /// Datagrams dropped by full receive queues, at the last check.
     lost_to_queues: u64,
-    status: watch::Sender<InterfacesStatus>,
-    /// Detects changes of `status` that have not been announced yet.
-    unseen: watch::Receiver<InterfacesStatus>,
+    status: Arc<Mutex<InterfacesStatus>>,
+    /// See [`Interfaces::is_ready`].
+    is_ready: Arc<AtomicBool>,
     /// Whether the takeover is complete: every link of the predecessor is ours or gone.
     complete: bool,
     taken_over: bool,
@@ -286,15 +277,9 @@ struct InterfaceReconciler {
 /// The endpoints at which an interface answers, as bits of their slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Admitted {
-    all_clients: u64,
-    /// Endpoints at which it answers only clients whose own queries arrive.
+    endpoints: u64,
+    /// Those of them at which it answers only clients whose own queries arrive.
     heard_only: u64,
-}
-
-impl Admitted {
-    fn endpoints(self) -> u64 {
-        self.all_clients | self.heard_only
-    }
 }
 
 /// An interface that waits for its program.
@@ -322,11 +307,10 @@ struct Refused {
 
 impl InterfaceReconciler {
     /// Works until a stop command, or until all senders are gone.
-    fn run(mut self, commands: &mailbox::Receiver<Command>, ready: &watch::Sender<bool>) {
+    fn run(mut self, commands: &mailbox::Receiver<Command>) {
         let begun = Instant::now();
         let mut last_round = begun;
         let mut pace = EventPace::new();
-        let mut first = true;
         self.list_interfaces();
         self.find_earlier_filters();
         self.order_programs();
@@ -345,11 +329,9 @@ impl InterfaceReconciler {
                 self.reconcile(Instant::now());
                 // While a program is being verified, its interfaces are not finished: a
                 // predecessor's programs may still answer there.
-                if first && self.loading.is_empty() {
-                    first = false;
+                if self.loading.is_empty() && !self.is_ready.swap(true, Ordering::Relaxed) {
                     // Not earlier: their verification would take the CPU from the first answers.
                     self.setting.programs.complete();
-                    ready.send_replace(true);
                     self.setting.changed.notify();
                     tracing::debug!(
                         milliseconds = begun.elapsed().as_millis(),
@@ -357,7 +339,6 @@ impl InterfaceReconciler {
                     );
                 }
             }
-            self.announce();
             count(Operation::Round, || ());
             // After the work of a round, so that a thread that hangs in it counts as silent.
             self.watched_ns
@@ -374,22 +355,14 @@ impl InterfaceReconciler {
 
     /// Waits for commands, events, or reports of programs; returns whether commands wait.
     fn sleep(&self, commands: &mailbox::Receiver<Command>) -> bool {
-        // Otherwise the changes that are being gathered would end each poll at once.
-        let events = self.gather_until.is_none().then(|| self.events.as_fd());
-        let fds = [
-            Some(commands.as_fd()),
-            events,
-            self.setting.programs.reports(),
-        ];
-        let mut fds: Vec<_> = fds
-            .into_iter()
-            .flatten()
-            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
-            .collect();
-        let timeout = PollTimeout::try_from(self.wait()).unwrap_or(PollTimeout::MAX);
-        // An interrupted wait is only a shorter one.
-        let _ = poll(&mut fds, timeout);
-        fds[0].any().unwrap_or(false)
+        let commands = commands.as_fd();
+        let reports = self.setting.programs.reports();
+        if self.gather_until.is_none() {
+            wait_readable([commands, reports, self.events.as_fd()], self.wait())[0]
+        } else {
+            // The changes that are being gathered would end each wait at once.
+            wait_readable([commands, reports], self.wait())[0]
+        }
     }
 
     /// Gathers the events that arrive in short succession, and follows them together.
@@ -411,21 +384,21 @@ impl InterfaceReconciler {
 
     /// Executes the pending commands; returns the stop command, if there is one.
     fn handle_commands(&mut self, commands: &mailbox::Receiver<Command>) -> Option<OnStop> {
-        loop {
-            match commands.take() {
-                Ok(Some(Command::Listen(listen))) => {
+        for command in commands.waiting() {
+            match command {
+                Ok(Command::Listen(listen)) => {
                     self.setting.listen = listen;
                     self.follow_addresses();
                 }
-                Ok(Some(Command::Arrived(arrivals))) => self.take_report(&arrivals, Instant::now()),
-                Ok(Some(Command::Filled)) => self.is_filled = true,
-                Ok(Some(Command::Stop(on_stop))) => return Some(on_stop),
-                Ok(None) => return None,
+                Ok(Command::Arrived(arrivals)) => self.take_report(&arrivals, Instant::now()),
+                Ok(Command::Filled) => self.is_filled = true,
+                Ok(Command::Stop(on_stop)) => return Some(on_stop),
                 // The handle was dropped without a stop: nobody is left who could end these
                 // programs later.
                 Err(Ended) => return Some(OnStop::Detach),
             }
         }
+        None
     }
 
     /// Returns how long to sleep without events.
@@ -433,18 +406,14 @@ impl InterfaceReconciler {
         let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
         // A probe is judged by the reports after it, so these are followed closely; otherwise only
         // the sign of life is due.
-        let wait = if is_reported { TICK } else { WATCH_INTERVAL };
-        let until = |until: Instant| {
-            until
-                .saturating_duration_since(Instant::now())
-                .clamp(MIN_SLEEP, wait)
-        };
-        let wait = self.gather_until.map_or(wait, until);
-        if self.postponed {
-            self.rtnl.rest().clamp(MIN_SLEEP, wait)
-        } else {
-            wait
+        let mut wait = if is_reported { TICK } else { WATCH_INTERVAL };
+        if let Some(until) = self.gather_until {
+            wait = wait.min(until.saturating_duration_since(Instant::now()));
         }
+        if self.postponed {
+            wait = wait.min(self.rtnl.rest());
+        }
+        wait.max(MIN_SLEEP)
     }
 
     /// Requests the programs that will be needed, while the map is being filled.
@@ -544,11 +513,7 @@ impl InterfaceReconciler {
                 .iter()
                 .find(|(_, known)| *known == slot)
                 .map(|(endpoint, _)| *endpoint);
-            let interface = self
-                .links
-                .iter()
-                .find(|link| link.ifindex == ifindex)
-                .map(|link| &link.name);
+            let interface = link_at(&self.links, ifindex).map(|link| &link.name);
             tracing::warn!(interface, ?endpoint, %client, "queries of a client no longer reach userspace from this interface: it answers only clients whose own queries arrive; check packet filter rules and routes");
         }
     }
@@ -593,7 +558,6 @@ impl InterfaceReconciler {
         // Others may hold the RTNL lock, for which the changes below wait, for seconds.
         if !(waiting.is_empty() && unwanted.is_empty() && self.complete) {
             self.publish_status(now);
-            self.announce();
         }
         let limit = Instant::now() + BATCH;
         self.attach_waiting(waiting, limit, now);
@@ -656,18 +620,13 @@ impl InterfaceReconciler {
             self.heard
                 .retain(|(known, slot, _), _| known != ifindex || begun & 1 << slot == 0);
         }
-        // In this order: a run between both stores must not answer clients that have not been
-        // heard.
         let scope = &self.setting.scope;
-        scope.limit_to_heard(ifindex, admitted.heard_only);
-        scope.admit(ifindex, admitted.endpoints());
+        scope.admit(ifindex, admitted.endpoints, admitted.heard_only);
     }
 
-    fn announce(&mut self) {
-        if self.unseen.has_changed().unwrap_or(false) {
-            self.unseen.mark_unchanged();
-            self.setting.changed.notify();
-        }
+    fn change_status(&self, change: impl FnOnce(&mut InterfacesStatus)) {
+        change(&mut self.status.lock());
+        self.setting.changed.notify();
     }
 
     /// Returns the interfaces to serve, with the endpoints for which the gate is open.
@@ -702,25 +661,26 @@ impl InterfaceReconciler {
                     Some(refusal) => Stance::Refuses(refusal.to_owned()),
                     None => self.firewall.stance(link, endpoint),
                 };
-                let is_doubtful = self.gate.witness(link.ifindex, slot).is_some();
-                // A route that refuses replies to one client says that others may be refused as well.
-                match stance {
-                    Stance::Refuses(why) => drop(self.refusals.insert(link.ifindex, why)),
-                    Stance::HeardOnly => admitted.heard_only |= 1 << slot,
-                    Stance::Accepts
-                        if is_doubtful
+                let is_heard_only = match stance {
+                    Stance::Refuses(why) => {
+                        self.refusals.insert(link.ifindex, why);
+                        continue;
+                    }
+                    Stance::HeardOnly => true,
+                    // A route that refuses replies to one client says that others may be refused as well.
+                    Stance::Accepts => {
+                        self.gate.witness(link.ifindex, slot).is_some()
                             || self.gate.known(link.ifindex, slot).any(|client| {
                                 self.firewall
                                     .objection(link, endpoint, client, &mut self.netlink)
                                     .is_some()
-                            }) =>
-                    {
-                        admitted.heard_only |= 1 << slot;
+                            })
                     }
-                    Stance::Accepts => admitted.all_clients |= 1 << slot,
-                }
+                };
+                admitted.endpoints |= 1 << slot;
+                admitted.heard_only |= u64::from(is_heard_only) << slot;
             }
-            if admitted.endpoints() != 0 {
+            if admitted.endpoints != 0 {
                 wanted.insert(link.ifindex, admitted);
             }
         }
@@ -745,8 +705,7 @@ impl InterfaceReconciler {
                 continue;
             }
             // A named interface would be attached again at once.
-            let mut links = self.links.iter();
-            let link = links.find(|link| link.ifindex == ifindex);
+            let link = link_at(&self.links, ifindex);
             if !link.is_some_and(|link| self.setting.selection.names(link)) {
                 self.gate.close(ifindex);
             }
@@ -771,7 +730,7 @@ impl InterfaceReconciler {
             ..
         } = self;
         heard.retain(|(ifindex, slot, client), _| {
-            let link = links.iter().find(|link| link.ifindex == ifindex);
+            let link = link_at(links, ifindex);
             let endpoint = endpoints.iter().find(|(_, known)| *known == slot);
             let (Some(link), Some(&(endpoint, _))) = (link, endpoint) else {
                 return false;
@@ -799,7 +758,7 @@ impl InterfaceReconciler {
         let is_needed = admitted
             .get(&arrival.ifindex)
             .is_some_and(|admitted| admitted.heard_only & 1 << slot != 0);
-        let link = links.iter().find(|link| link.ifindex == arrival.ifindex);
+        let link = link_at(links, arrival.ifindex);
         // Elsewhere every client is answered, and noting them would only fill the map.
         let Some(link) = link.filter(|_| is_needed) else {
             return;

@@ -11,12 +11,12 @@ use std::{
 };
 
 use dns_fastpath::protocol::Operation;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
     netlink::{Link, NetworkEvent, Socket},
     work::count,
 };
+use crate::mailbox::wait_readable;
 
 /// Time to wait for further events before handling them: starting a container causes several.
 const COALESCE: Duration = Duration::from_millis(20);
@@ -120,14 +120,7 @@ impl Events {
             if now >= limit {
                 return false;
             }
-            // poll(2) counts milliseconds: a shorter wait would be none, and this loop would spin.
-            let wait = (silent_at.min(limit) - now).max(Duration::from_millis(1));
-            let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-            // An interrupted wait is only a shorter one.
-            let _ = poll(
-                &mut socket,
-                PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX),
-            );
+            wait_readable([self.socket.as_fd()], silent_at.min(limit) - now);
         }
     }
 }

@@ -13,6 +13,7 @@ use dns_common::scope::Endpoint;
 use dns_core::config::{values, wildcard_receives};
 
 use super::netlink::{LOOPBACK, Link};
+use crate::scope::address_bytes;
 
 /// The interfaces that may be served.
 #[derive(Debug)]
@@ -163,15 +164,10 @@ fn is_scoped(address: &IpAddr) -> bool {
 
 /// Converts an endpoint to the form that the program compares.
 pub(super) fn to_endpoint(endpoint: SocketAddr) -> Endpoint {
-    let (address, family) = match endpoint.ip() {
-        // Mapped, so that the programs store and compare one length of address.
-        IpAddr::V4(ip) => (ip.to_ipv6_mapped().octets(), 4),
-        IpAddr::V6(ip) => (ip.octets(), 6),
-    };
     Endpoint {
-        address,
+        address: address_bytes(endpoint.ip()),
         port: endpoint.port().to_be_bytes(),
-        family,
+        family: if endpoint.is_ipv4() { 4 } else { 6 },
         padding: [0; 5],
     }
 }

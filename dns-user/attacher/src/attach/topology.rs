@@ -3,14 +3,12 @@
 
 use std::io;
 
-use super::netlink::{LOOPBACK, Link, Socket};
+use super::netlink::{LOOPBACK, Link, Socket, link_at};
 
 /// Returns the reason why an interface must not answer because of its type or its master; `all`
-/// must include the master.
+/// must include the master, in the order of indexes.
 pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
-    let master = link
-        .master
-        .and_then(|master| all.iter().find(|other| other.ifindex == master));
+    let master = link.master.and_then(|master| link_at(all, master));
     if link.collects_metadata {
         return Some("a tunnel with external keys (collect_md): a reply would carry no tunnel key");
     }
@@ -62,14 +60,12 @@ impl InterfaceKinds {
         let Ok(Some(link)) = self.netlink.link(ifindex) else {
             return false;
         };
-        // The ports decide about a bridge.
-        let all = match link.kind.as_deref() {
-            Some("bridge") => self.netlink.links().unwrap_or_default(),
-            _ => Vec::new(),
-        };
-        // If the list failed, an empty one must not look like a bridge whose ports are all near.
-        link.kind.as_deref() != Some("bridge") && is_near(&link, &[])
-            || all.iter().any(|bridge| bridge.ifindex == ifindex) && is_near(&link, &all)
+        if link.kind.as_deref() != Some("bridge") {
+            return is_near(&link, &[]);
+        }
+        // Its ports decide. A list that failed, or that is younger than the bridge, has none, as if all were near.
+        let all = self.netlink.links().unwrap_or_default();
+        link_at(&all, ifindex).is_some() && is_near(&link, &all)
     }
 }
 

@@ -43,18 +43,16 @@ pub struct Authority {
     pub xdp: XdpConfig,
     /// The address after which the folder of pins is named.
     pub main: SocketAddr,
-    /// Addresses on which servers may listen; `None`: any.
-    pub listen: Option<Vec<SocketAddr>>,
+    /// Addresses on which servers may listen.
+    pub listen: Vec<SocketAddr>,
 }
 
 impl Authority {
     fn allowed(&self, wanted: &[SocketAddr]) -> Vec<SocketAddr> {
-        let (allowed, refused): (Vec<_>, Vec<_>) =
-            wanted.iter().copied().partition(|address: &SocketAddr| {
-                self.listen
-                    .as_ref()
-                    .is_none_or(|listen| listen.contains(address))
-            });
+        let (allowed, refused): (Vec<_>, Vec<_>) = wanted
+            .iter()
+            .copied()
+            .partition(|address: &SocketAddr| self.listen.contains(address));
         if let Some(first) = refused.first() {
             // A server repeats its request at every change; a hostile one as often as it can.
             static LIMIT: LineLimit = LineLimit::new();

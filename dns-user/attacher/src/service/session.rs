@@ -28,10 +28,7 @@ use dns_fastpath::{
         send, send_descriptors,
     },
 };
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::resource::{Resource, getrlimit},
-};
+use nix::sys::resource::{Resource, getrlimit};
 
 use super::{Authority, ReadAuthority};
 use crate::{
@@ -44,7 +41,7 @@ use crate::{
         work,
     },
     bpf, during,
-    mailbox::{self, Notifications, Notifier},
+    mailbox::{self, Notifications, Notifier, wait_readable},
     object::Object,
     programs::{Program, ProgramStatuses, Programs},
 };
@@ -213,20 +210,9 @@ impl ServerSession<'_> {
                 is_changed = false;
             }
             self.report_watching()?;
-            let mut fds = [self.stream.as_fd(), self.installed.notifications.as_fd()]
-                .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            // Rounded up, because a shorter wait would cost another iteration.
-            let pause = if is_changed {
-                pause + Duration::from_millis(1)
-            } else {
-                WATCH_INTERVAL
-            };
-            // An interrupted wait is only a shorter one.
-            let _ = poll(
-                &mut fds,
-                PollTimeout::try_from(pause).unwrap_or(PollTimeout::MAX),
-            );
-            let [is_readable, is_notified] = fds.map(|fd| fd.any().unwrap_or(false));
+            let limit = if is_changed { pause } else { WATCH_INTERVAL };
+            let fds = [self.stream.as_fd(), self.installed.notifications.as_fd()];
+            let [is_readable, is_notified] = wait_readable(fds, limit);
             if is_notified {
                 self.installed.notifications.clear();
                 is_changed = true;
@@ -465,26 +451,20 @@ struct Installed {
 impl Installed {
     fn status(&self) -> AttacherStatus {
         AttacherStatus {
-            interfaces: self.interfaces.status.borrow().clone(),
+            interfaces: self.interfaces.status.lock().clone(),
             programs: self.statuses.all(),
-            ready: *self.interfaces.ready.borrow(),
+            ready: self.interfaces.is_ready.load(Ordering::Relaxed),
             pinned_at: self.kept_maps.pins.as_ref().map(|pins| pins.folder.clone()),
         }
     }
 
     /// Detaches everything, or leaves it to a successor.
     fn stop(self, on_stop: OnStop) {
-        let Self {
-            interfaces,
-            statuses: _,
-            notifications: _,
-            kept_maps,
-        } = self;
-        interfaces.stop(on_stop);
+        self.interfaces.stop(on_stop);
         if on_stop == OnStop::Detach
-            && let Some(pins) = &kept_maps.pins
+            && let Some(pins) = &self.kept_maps.pins
             // The pinned links are a predecessor's if this server ended before it took over.
-            && (kept_maps.are_pinned() || pins.pinned_links(None).is_empty())
+            && (self.kept_maps.are_pinned() || pins.pinned_links(None).is_empty())
             && let Err(error) = pins.remove()
         {
             tracing::warn!(%error, "cannot remove the pinned maps");

@@ -11,7 +11,7 @@ use crate::{
     attach::{
         attachment::{self, IngressSlot, NotServed},
         choice::{self, TcOrder},
-        netlink::Link,
+        netlink::{Link, link_at},
         pins::PinnedLink,
         rtnl_throttle::{Backlog, DEADLINE},
         topology,
@@ -163,10 +163,7 @@ impl InterfaceReconciler {
             } = self;
             // Lost probes were logged; an idle interface is no event.
             if let Some(why) = refusals.get(&ifindex) {
-                let interface = links
-                    .iter()
-                    .find(|link| link.ifindex == ifindex)
-                    .map(|link| &link.name);
+                let interface = link_at(links, ifindex).map(|link| &link.name);
                 tracing::info!(
                     interface,
                     why,
@@ -182,9 +179,7 @@ impl InterfaceReconciler {
 
     /// Describes an interface for the programs.
     pub(super) fn served(&self, link: &Link) -> Served {
-        let master = link
-            .master
-            .and_then(|master| self.links.iter().find(|other| other.ifindex == master));
+        let master = link.master.and_then(|master| link_at(&self.links, master));
         Served {
             ifindex: link.ifindex,
             address: link.address,
@@ -207,8 +202,9 @@ impl InterfaceReconciler {
         let slot = self.setting.scope.interface(link.ifindex);
         // The slot may have counted for an earlier interface, and its replies must not keep this
         // one from retiring.
-        slot.iter()
-            .for_each(|&slot| self.setting.counters.clear_interface(slot));
+        if let Some(slot) = slot {
+            self.setting.counters.clear_interface(slot);
+        }
         let Self {
             setting,
             netlink,

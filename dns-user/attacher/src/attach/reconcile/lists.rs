@@ -1,12 +1,12 @@
 //! Follows the interfaces and the local addresses: only endpoints with an address of this machine are served.
 
-use std::{collections::HashSet, fs, net::IpAddr, time::Instant};
+use std::{fs, net::IpAddr, time::Instant};
 
 use dns_common::scope::{Endpoint, MAX_ENDPOINTS};
 
 use super::InterfaceReconciler;
 use crate::attach::{
-    netlink::{Link, LocalAddress, NetworkEvent},
+    netlink::{Link, LocalAddress, NetworkEvent, link_at},
     selection::{expand, to_endpoint},
 };
 
@@ -69,13 +69,13 @@ impl InterfaceReconciler {
         self.firewall.set_addresses(&self.local, &self.endpoints);
         let omitted = all.len() - served.len();
         // Only a larger number is news: this runs every ten seconds.
-        if omitted > self.status.borrow().omitted_endpoints {
+        if omitted > self.status.lock().omitted_endpoints {
             tracing::warn!(
                 omitted,
                 "too many listen addresses for the programs: the remaining ones are answered from userspace"
             );
         }
-        self.status.send_modify(|status| {
+        self.change_status(|status| {
             status.omitted_endpoints = omitted;
             status.endpoints = served.to_vec();
         });
@@ -111,7 +111,7 @@ impl InterfaceReconciler {
 
     /// Lists the interfaces. Drops the state and the pins of interfaces that are gone.
     pub(super) fn list_interfaces(&mut self) {
-        self.status.send_modify(|status| status.polls += 1);
+        self.change_status(|status| status.polls += 1);
         match self.netlink.links() {
             Ok(links) => self.set_links(links),
             Err(error) => {
@@ -189,9 +189,8 @@ impl InterfaceReconciler {
     }
 
     fn set_links(&mut self, links: Vec<Link>) {
-        let present: HashSet<u32> = links.iter().map(|link| link.ifindex).collect();
         for &Link { ifindex, .. } in &self.links {
-            if present.contains(&ifindex) {
+            if link_at(&links, ifindex).is_some() {
                 continue;
             }
             // Closes the descriptor: a program that is still attached ends with the last one and
@@ -204,8 +203,10 @@ impl InterfaceReconciler {
                 pins.unpin_links(ifindex);
             }
         }
-        self.refused.retain(|ifindex, _| present.contains(ifindex));
-        self.gate.retain(|ifindex, _| present.contains(&ifindex));
+        self.refused
+            .retain(|&ifindex, _| link_at(&links, ifindex).is_some());
+        self.gate
+            .retain(|ifindex, _| link_at(&links, ifindex).is_some());
         self.cni_grace.listed(&self.links, &links, Instant::now());
         self.links = links;
     }

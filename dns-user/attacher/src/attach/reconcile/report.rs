@@ -8,7 +8,12 @@ use std::{
 use dns_fastpath::protocol::{InterfaceState, InterfaceStatus, MIN_QUERIES};
 
 use super::{InterfaceReconciler, OnInterface};
-use crate::attach::{attachment::NotServed, heard::HEARD_FOR, netlink::Link, topology};
+use crate::attach::{
+    attachment::NotServed,
+    heard::HEARD_FOR,
+    netlink::{Link, link_at},
+    topology,
+};
 
 impl InterfaceReconciler {
     pub(super) fn publish_status(&self, now: Instant) {
@@ -19,17 +24,20 @@ impl InterfaceReconciler {
             let is_open = open.contains(&link.ifindex);
             interfaces.extend(self.status_of(link, is_open, waiting.get(&link.ifindex)));
         }
-        interfaces.sort_by_key(|interface| interface.ifindex);
         let unserved = self.unserved(&interfaces);
-        self.status.send_if_modified(|status| {
-            let is_new = status.interfaces != interfaces
+        let is_new = {
+            let status = self.status.lock();
+            status.interfaces != interfaces
                 || status.unserved != unserved
-                || status.taken_over != self.taken_over;
-            status.interfaces = interfaces;
-            status.unserved = unserved;
-            status.taken_over = self.taken_over;
-            is_new
-        });
+                || status.taken_over != self.taken_over
+        };
+        if is_new {
+            self.change_status(|status| {
+                status.interfaces = interfaces;
+                status.unserved = unserved;
+                status.taken_over = self.taken_over;
+            });
+        }
     }
 
     /// Returns why no interface is served although one should be. An interface selected by a
@@ -42,9 +50,7 @@ impl InterfaceReconciler {
         let mut is_waiting = false;
         let mut reasons = Vec::new();
         for interface in interfaces {
-            // Sorted by index.
-            let found = links.binary_search_by_key(&interface.ifindex, |link| link.ifindex);
-            let Some(link) = found.ok().map(|place| &links[place]) else {
+            let Some(link) = link_at(links, interface.ifindex) else {
                 continue;
             };
             if !setting.is_candidate(link) {

@@ -115,11 +115,10 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "redir" | "tproxy" | "fwd" | "synproxy" => self.decide(Action::Divert),
             "queue" => self.decide(Action::Unknown("queue")),
             "notrack" => {
-                let is_certain = self.meets == Meets::Yes;
                 if let Some(packet) = &mut self.packet {
                     // If the rule may not apply, NAT remains possible, which is the outcome to
                     // fear.
-                    packet.untracked |= is_certain;
+                    packet.untracked |= self.meets == Meets::Yes;
                 }
             }
             "masq" => self.decide(Action::Translate),
@@ -215,9 +214,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             &name,
             self.packet.as_ref().is_some_and(Packet::is_v6),
         );
-        let meets = self.meets;
         if let Some(packet) = &mut self.packet {
-            target.change(meets, packet);
+            target.change(self.meets, packet);
         }
         self.decide(target.action(self.packet.as_ref().map(|packet| packet.to)));
     }
@@ -244,13 +242,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             // The expression sets a value: a mark, or a priority.
             if key == Some(3) {
                 let mark = self.mark_in(fields.register(3));
-                let is_certain = self.meets == Meets::Yes;
                 if let Some(packet) = &mut self.packet {
-                    packet.mark = if is_certain {
-                        mark
-                    } else {
-                        mark.or_else(packet.mark)
-                    };
+                    packet.mark.set(mark, self.meets);
                 }
             }
             return;
@@ -341,17 +334,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let Some(register) = fields.register(1) else {
             // The expression sets a value, such as the mark of the flow.
             let mark = self.mark_in(fields.register(4));
-            let is_certain = self.meets == Meets::Yes;
-            if let Some(packet) = self
-                .packet
-                .as_mut()
-                .filter(|packet| key == Some(3) && !packet.untracked)
+            if let Some(packet) = &mut self.packet
+                && key == Some(3)
+                && !packet.untracked
             {
-                packet.flow_mark = if is_certain {
-                    mark
-                } else {
-                    mark.or_else(packet.flow_mark)
-                };
+                packet.flow_mark.set(mark, self.meets);
             }
             return;
         };
@@ -372,18 +359,12 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         if let Some(mark) = partly_known {
             return self.set_bits(Some(register), &mark.to_bytes());
         }
-        // `NF_CT_STATE_BIT`: established, new, untracked.
-        let state: u32 = match packet {
-            Packet {
-                untracked: true, ..
-            } => 64,
-            Packet {
-                established: true, ..
-            } => 2,
-            _ => 8,
-        };
         let known = match key {
-            Some(0) => Some(state.to_ne_bytes().to_vec()),
+            Some(0) => {
+                // `NF_CT_STATE_BIT`, and `NF_CT_STATE_UNTRACKED_BIT`.
+                let state = u32::from(matches::state_bit(packet, 1 << 6));
+                Some(state.to_ne_bytes().to_vec())
+            }
             // Original, reply.
             Some(1) => Some(vec![u8::from(packet.established)]),
             // The protocol of the flow.

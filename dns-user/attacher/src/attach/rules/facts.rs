@@ -5,20 +5,19 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt, io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use dns_common::scope::MAX_ENDPOINTS;
 use dns_core::config::wildcard_receives;
+use parking_lot::Mutex;
 
-use crate::attach::netlink::{Attributes, Socket, octets, push_attribute, push_text, text};
+use crate::attach::netlink::{ACK, Attributes, Socket, octets, push_attribute, push_text, text};
 
-/// Flags of a question about one object: `NLM_F_REQUEST | NLM_F_ACK`.
-const REQUEST: u16 = 1 | 4;
-/// Flag of an attribute that holds attributes: `NLA_F_NESTED`.
-const NESTED: u16 = 0x8000;
-/// Flag of an attribute in network order: `NLA_F_NET_BYTEORDER`.
-const NETWORK_ORDER: u16 = 0x4000;
+/// Flag of an attribute that holds attributes.
+const NESTED: u16 = libc::NLA_F_NESTED as u16;
+/// Flag of an attribute in network order.
+const NETWORK_ORDER: u16 = libc::NLA_F_NET_BYTEORDER as u16;
 /// `NFNL_SUBSYS_IPSET`, in the upper byte of message types (`linux/netfilter/ipset/ip_set.h`).
 const IPSET: u16 = 6 << 8;
 const IPSET_TEST: u16 = IPSET | 11;
@@ -97,7 +96,7 @@ impl Facts {
             let part = if is_source { source } else { destination };
             parts.push(part.clone());
         }
-        self.lock().answer(SetQuestion::IpSet { index, parts })
+        self.0.lock().answer(SetQuestion::IpSet { index, parts })
     }
 
     /// Returns whether a set of nftables has an element with this key; `None`: unknown.
@@ -108,7 +107,7 @@ impl Facts {
     ) -> Option<bool> {
         let table = table.clone();
         let set = set.clone();
-        self.lock().answer(SetQuestion::NftElement {
+        self.0.lock().answer(SetQuestion::NftElement {
             family: *family,
             table,
             set,
@@ -118,7 +117,7 @@ impl Facts {
 
     /// Returns the user that owns the socket at an endpoint; `None`: unknown, or there are several.
     pub(super) fn owner(&self, endpoint: SocketAddr) -> Option<u32> {
-        let mut answers = self.lock();
+        let mut answers = self.0.lock();
         if let Some(owner) = answers.owners.get(&endpoint) {
             return Some(*owner);
         }
@@ -135,7 +134,7 @@ impl Facts {
 
     /// Asks every question again; returns whether an answer has changed.
     pub(crate) fn ask_again(&self) -> bool {
-        let mut answers = self.lock();
+        let mut answers = self.0.lock();
         // Rules name sets by a number, which may mean another set by now.
         answers.ipsets.clear();
         let questions: Vec<(SetQuestion, Option<bool>)> = answers
@@ -156,14 +155,9 @@ impl Facts {
 
     /// Forgets all answers: the rules have changed.
     pub(crate) fn forget(&self) {
-        let mut answers = self.lock();
+        let mut answers = self.0.lock();
         answers.known.clear();
         answers.ipsets.clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Answers> {
-        // Each answer stands for itself, so what a panicking thread left is valid.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -205,7 +199,7 @@ impl Answers {
                 push_attribute(&mut body, 3 | NESTED, &element);
                 match self
                     .socket()?
-                    .request(NFT_GET_ELEMENT, REQUEST, &body, |_, _| {})
+                    .request(NFT_GET_ELEMENT, ACK, &body, |_, _| {})
                 {
                     Ok(()) => Some(true),
                     // Also if table or set are gone, which the next reading of the rules shows.
@@ -235,10 +229,7 @@ impl Answers {
         let data = members(&kind, parts)?;
         let mut body = ipset_body(&name);
         push_attribute(&mut body, 7 | NESTED, &data);
-        match self
-            .socket()?
-            .request(IPSET_TEST, REQUEST, &body, |_, _| {})
-        {
+        match self.socket()?.request(IPSET_TEST, ACK, &body, |_, _| {}) {
             Ok(()) => Some(true),
             Err(error) if error.raw_os_error() == Some(IPSET_NO_MEMBER) => Some(false),
             Err(error) => unknown(&error),
@@ -263,7 +254,7 @@ impl Answers {
         let mut kind = None;
         let mut family = 0;
         let socket = self.socket()?;
-        let asked = socket.request(IPSET_GET_BY_INDEX, REQUEST, &body, |message, body| {
+        let asked = socket.request(IPSET_GET_BY_INDEX, ACK, &body, |message, body| {
             if message == IPSET_GET_BY_INDEX {
                 name = Attributes(body.get(4..).unwrap_or_default())
                     .find(|(attribute, _)| *attribute == 2)
@@ -272,23 +263,18 @@ impl Answers {
         });
         asked.map_err(|error| unknown(&error)).ok()?;
         let name = name?;
-        let asked = socket.request(
-            IPSET_HEADER,
-            REQUEST,
-            &ipset_body(&name),
-            |message, body| {
-                if message != IPSET_HEADER {
-                    return;
+        let asked = socket.request(IPSET_HEADER, ACK, &ipset_body(&name), |message, body| {
+            if message != IPSET_HEADER {
+                return;
+            }
+            for (attribute, value) in Attributes(body.get(4..).unwrap_or_default()) {
+                match attribute {
+                    3 => kind = Some(text(value)),
+                    5 => family = value.first().copied().unwrap_or(0),
+                    _ => {}
                 }
-                for (attribute, value) in Attributes(body.get(4..).unwrap_or_default()) {
-                    match attribute {
-                        3 => kind = Some(text(value)),
-                        5 => family = value.first().copied().unwrap_or(0),
-                        _ => {}
-                    }
-                }
-            },
-        );
+            }
+        });
         asked.map_err(|error| unknown(&error)).ok()?;
         Some(IpSet {
             name,

@@ -216,7 +216,7 @@ fn lists_port(info: &[u8], wanted: u16) -> Option<bool> {
 }
 
 /// Returns the state bit of the packet's flow; `untracked` is the bit for untracked packets.
-fn state_bit(packet: &Packet, untracked: u16) -> u16 {
+pub(super) fn state_bit(packet: &Packet, untracked: u16) -> u16 {
     match packet {
         Packet {
             untracked: true, ..
@@ -573,10 +573,8 @@ impl Target<'_> {
             "CT" | "NOTRACK" => packet.untracked |= meets == Meets::Yes,
             _ => {}
         }
-        if meets != Meets::Yes {
-            (new_mark, new_flow_mark) = (new_mark.or_else(mark), new_flow_mark.or_else(flow_mark));
-        }
-        (packet.mark, packet.flow_mark) = (new_mark, new_flow_mark);
+        packet.mark.set(new_mark, meets);
+        packet.flow_mark.set(new_flow_mark, meets);
     }
 
     /// Evaluates `struct xt_mark_tginfo2`: mark, mask.

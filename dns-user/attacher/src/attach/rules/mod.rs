@@ -22,6 +22,7 @@ mod xtables;
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 pub(crate) use self::xtables::{LISTS, open_lists, use_lists};
@@ -50,7 +51,8 @@ fn too_large(table: &str) -> io::Error {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PacketFilter {
     legacy: Vec<xtables::RuleTable>,
-    nft: nft::Ruleset,
+    /// Shared by successive readings: comparing it with itself takes no walk through all rules.
+    nft: Arc<nft::Ruleset>,
     generation: Option<u32>,
 }
 
@@ -169,7 +171,7 @@ impl PacketFilter {
                     Some(libc::EINVAL | libc::EPROTONOSUPPORT | libc::EOPNOTSUPP)
                 ) =>
             {
-                (nft::Ruleset::default(), None)
+                (Arc::default(), None)
             }
             Err(error) => return Err(error),
         };
@@ -181,7 +183,7 @@ impl PacketFilter {
     }
 
     /// Returns the tables of nftables and their generation.
-    fn read_nft(&self) -> io::Result<(nft::Ruleset, Option<u32>)> {
+    fn read_nft(&self) -> io::Result<(Arc<nft::Ruleset>, Option<u32>)> {
         let mut socket = Socket::netfilter()?;
         // Read before the dump: a change in between is then noticed in the next round.
         let generation = nft::generation(&mut socket)?;
@@ -189,7 +191,7 @@ impl PacketFilter {
         if generation.is_some() && generation == self.generation {
             return Ok((self.nft.clone(), generation));
         }
-        Ok((nft::read(&mut socket)?, generation))
+        Ok((Arc::new(nft::read(&mut socket)?), generation))
     }
 
     /// Returns the objection to answering queries of this client.

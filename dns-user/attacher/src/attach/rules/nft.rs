@@ -8,7 +8,7 @@ use super::{
     too_large,
     walk::{Action, Chains, Device, Ends, Meets, Nat, NatGoal, Packet, walk},
 };
-use crate::attach::netlink::{Attributes, Socket, push_text, text};
+use crate::attach::netlink::{ACK, Attributes, Socket, push_text, text};
 
 /// `NFNL_SUBSYS_NFTABLES`, in the upper byte of message types.
 const SUBSYSTEM: u16 = 10 << 8;
@@ -68,9 +68,8 @@ pub(super) enum DeviceHook {
 
 /// Returns the generation of the ruleset (`NFT_MSG_GETGEN`), which changes with every transaction.
 pub(super) fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
-    const REQUEST: u16 = 1 | 4;
     let mut found = None;
-    socket.request(SUBSYSTEM | 16, REQUEST, &[0; 4], |kind, message| {
+    socket.request(SUBSYSTEM | 16, ACK, &[0; 4], |kind, message| {
         if kind == SUBSYSTEM | 15 {
             found = split(message).and_then(|(_, fields)| fields.number(1));
         }

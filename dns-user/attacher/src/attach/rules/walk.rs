@@ -376,13 +376,16 @@ impl Mark {
         }
     }
 
-    /// Returns the bits that are the same in both.
-    pub(super) fn or_else(self, other: Self) -> Self {
-        let known = self.known & other.known & !(self.value ^ other.value);
-        Self {
-            value: self.value & known,
-            known,
+    /// Changes the mark by a rule that the packet meets, perhaps: only the bits that are the same in both are then known.
+    pub(super) fn set(&mut self, new: Self, meets: Meets) {
+        let mut known = new.known;
+        if meets != Meets::Yes {
+            known &= self.known & !(self.value ^ new.value);
         }
+        *self = Self {
+            value: new.value & known,
+            known,
+        };
     }
 
     /// Returns whether the bits in `mask` equal `wanted`'s.
@@ -592,12 +595,16 @@ mod tests {
             "the mask clears the unknown bit"
         );
         assert_eq!(Mark::from_bytes(mark.to_bytes()), mark);
+        let mut mark = Mark::known(4);
+        mark.set(Mark::known(5), Meets::Rate);
         assert_eq!(
-            Mark::known(5).or_else(Mark::known(4)),
+            mark,
             Mark {
                 value: 4,
                 known: !1
             }
         );
+        mark.set(Mark::known(5), Meets::Yes);
+        assert_eq!(mark, Mark::known(5));
     }
 }

@@ -439,17 +439,20 @@ impl<'a> Entry<'a> {
         };
         let mut at = self.layout.matches;
         while at < self.target {
-            let size = usize::from(u16_at(self.bytes, at)?);
-            let found = self
-                .bytes
-                .get(at..at + size)
-                .filter(|found| found.len() >= 32)?;
+            let found = self.match_at(at)?;
             if name(&found[2..31]) == "udp" {
                 return Some(SocketAddr::new(ip, matches::only_udp_port(&found[32..])?));
             }
-            at += size;
+            at += found.len();
         }
         None
+    }
+
+    /// Returns the match at an offset: its header of 32 bytes, with size, name and revision, and its parameters.
+    fn match_at(&self, at: usize) -> Option<&'a [u8]> {
+        let size = usize::from(u16_at(self.bytes, at)?);
+        let found = self.bytes.get(at..at + size)?;
+        (size >= 32).then_some(found)
     }
 
     /// Returns whether addresses, interfaces and protocol match the packet.
@@ -528,13 +531,7 @@ impl<'a> Entry<'a> {
         let mut meets = self.meets_header(packet);
         let mut at = self.layout.matches;
         while at < self.target && meets != Meets::No {
-            let size = usize::from(u16_at(self.bytes, at).unwrap_or(0));
-            // Each match has a header of 32 bytes: size, name, revision.
-            let Some(found) = self
-                .bytes
-                .get(at..at + size)
-                .filter(|found| found.len() >= 32)
-            else {
+            let Some(found) = self.match_at(at) else {
                 return Meets::Maybe("a malformed match");
             };
             meets = meets.and(matches::meets(
@@ -543,7 +540,7 @@ impl<'a> Entry<'a> {
                 &found[32..],
                 packet,
             ));
-            at += size;
+            at += found.len();
         }
         meets
     }
