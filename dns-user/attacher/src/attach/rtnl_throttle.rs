@@ -52,7 +52,8 @@ const ROOM: Duration = Duration::from_millis(30);
 /// Time without events after which no further container is expected.
 const REST: Duration = Duration::from_millis(500);
 
-/// Maximum number of events that wait to be handled; beyond that, everything is listed again.
+/// Maximum number of events that wait to be handled, and of those received at a time; beyond that, everything is
+/// listed again.
 const MAX_EVENTS: usize = 16_384;
 
 pub(super) struct Events {
@@ -86,10 +87,25 @@ impl Events {
     }
 
     fn receive(&mut self) {
+        let mut received = 0;
         while let Some(events) = self.socket.events() {
             self.last = Some(Instant::now());
+            received += events.len();
             self.add(events);
+            // Whoever changes routes without end would keep this thread here, and nothing would watch rules and probes.
+            if received > MAX_EVENTS {
+                return self.begin_again();
+            }
         }
+    }
+
+    /// Gives up the events that wait in the kernel.
+    fn begin_again(&mut self) {
+        // They would be applied to a newer list. Without another socket they are, and the list after them is right.
+        if let Ok(socket) = Socket::subscribed() {
+            self.socket = socket;
+        }
+        self.add(vec![NetworkEvent::Lost]);
     }
 
     fn add(&mut self, events: Vec<NetworkEvent>) {
@@ -291,6 +307,10 @@ impl CniGrace {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use nix::sys::socket::{setsockopt, sockopt::SndBuf};
+
     use super::*;
 
     #[test]
@@ -316,6 +336,28 @@ mod tests {
         assert_eq!(events.pending, [NetworkEvent::Lost], "too many");
         events.add(vec![NetworkEvent::LinkGone(7), NetworkEvent::Lost]);
         assert_eq!(events.pending, [NetworkEvent::Lost]);
+    }
+
+    #[test]
+    fn endless_events_hold_nobody_up() {
+        let (ours, changes) = UnixDatagram::pair().unwrap();
+        changes.set_nonblocking(true).unwrap();
+        setsockopt(&changes, SndBuf, &(1 << 20)).unwrap();
+        // Changes of routing rules: the header tells enough.
+        let mut message = [0; 16];
+        message[..4].copy_from_slice(&16_u32.to_ne_bytes());
+        message[4..6].copy_from_slice(&libc::RTM_NEWRULE.to_ne_bytes());
+        let datagram = message.repeat(MAX_EVENTS / 4);
+        for _ in 0..5 {
+            changes.send(&datagram).unwrap();
+        }
+        let mut events = Events {
+            socket: Socket::of(ours.into()),
+            last: None,
+            pending: Vec::new(),
+        };
+        assert!(events.any());
+        assert_eq!(events.take(), [NetworkEvent::Lost], "everything is listed");
     }
 
     #[test]
