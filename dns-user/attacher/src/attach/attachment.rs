@@ -373,6 +373,10 @@ impl Filter {
     /// plugin could otherwise no longer add `ingress`.
     pub(super) fn remove(self, ifindex: u32, netlink: &mut Socket) -> io::Result<()> {
         netlink.remove_filter(ifindex, self.priority)?;
+        self.remove_qdisc(ifindex, netlink)
+    }
+
+    fn remove_qdisc(self, ifindex: u32, netlink: &mut Socket) -> io::Result<()> {
         // Filters at egress use the same qdisc; removing it would remove them as well.
         if self.qdisc == QdiscOwner::Us && !netlink.has_filters(ifindex)? {
             netlink.remove_clsact(ifindex)?;
@@ -452,15 +456,14 @@ impl Filters {
                 Occupant::Absent,
             ),
         };
-        netlink
-            .set_filter(
-                ifindex,
-                filter.priority,
-                occupant,
-                program,
-                &self.name(filter.qdisc),
-            )
-            .map_err(clsact_failed)?;
+        let name = self.name(filter.qdisc);
+        if let Err(error) = netlink.set_filter(ifindex, filter.priority, occupant, program, &name) {
+            // Only the filter's name tells whose the qdisc is: the next attempt would leave it to others, for good.
+            if let Err(error) = filter.remove_qdisc(ifindex, netlink) {
+                tracing::warn!(%error, ifindex, "cannot remove a clsact qdisc that was added for a filter: other qdiscs at ingress are refused");
+            }
+            return Err(clsact_failed(error));
+        }
         Ok(filter)
     }
 
@@ -681,6 +684,34 @@ mod tests {
             lo.report(Report::Attachable(passing_program()));
             assert!(matches!(lo.attach(), Err(NotServed::Loading)));
             assert!(lo.prepared.is_empty(), "the predecessor answers");
+        };
+        thread::spawn(in_own_namespace).join().unwrap();
+    }
+
+    #[test]
+    fn qdisc_goes_if_filter_is_refused() {
+        if !test_support::requirements::root() {
+            return;
+        }
+        let in_own_namespace = || {
+            let mut lo = Lo::new();
+            let filters = Filters::of(([127, 0, 0, 1], 53).into());
+            let no_program = std::fs::File::open("/dev/null").unwrap();
+            filters
+                .set(1, no_program.as_fd(), true, &mut lo.netlink)
+                .unwrap_err();
+            assert_eq!(lo.netlink.ingress_qdisc(1).unwrap(), None);
+
+            let program = passing_program();
+            let filter = filters
+                .set(1, program.as_fd(), true, &mut lo.netlink)
+                .unwrap();
+            assert_eq!(filter.qdisc, QdiscOwner::Us);
+            // A refused replacement changes nothing.
+            filters
+                .set(1, no_program.as_fd(), true, &mut lo.netlink)
+                .unwrap_err();
+            assert!(filters.is_on(1, &mut lo.netlink).unwrap());
         };
         thread::spawn(in_own_namespace).join().unwrap();
     }
