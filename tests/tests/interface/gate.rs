@@ -494,6 +494,32 @@ const UNDECIDED: [(&str, &str); 3] = [
 ];
 
 #[test]
+fn renamed_interface_meets_its_rules() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("rename")?;
+    for rule in [
+        "-m limit --limit 1000/second --limit-burst 1000 -j ACCEPT",
+        "-j DROP",
+    ] {
+        let command = format!("iptables-legacy -w -A INPUT -i slow -p udp --dport 53 {rule}");
+        pair.server.capture(&command)?;
+    }
+    let gated = Gated::start(&pair.server)?;
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+    // The index stays, as that of a device which comes back from a container.
+    for change in ["down", "name slow", "up"] {
+        let name = if change == "up" { "slow" } else { "srv" };
+        pair.server
+            .capture(&format!("ip link set {name} {change}"))?;
+    }
+    gated.wait_for_state(&pair.server, "slow", |slow| {
+        slow.why.contains("the packet filter limits its queries")
+    })?;
+    ensure!(ask(&pair.client, 3)? == 3);
+    Ok(())
+}
+
+#[test]
 fn undecided_rules_leave_interface_to_userspace() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("undecided")?;

@@ -1,7 +1,7 @@
 //! Objections of the packet filter and IPsec to interfaces on which queries arrive.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     io,
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
@@ -161,6 +161,14 @@ impl Firewall {
         change
     }
 
+    /// Forgets what the rules say about some interfaces.
+    pub(super) fn forget_interfaces(&mut self, changed: &HashSet<u32>) {
+        self.stances
+            .retain(|(ifindex, _), _| !changed.contains(ifindex));
+        self.known
+            .retain(|(ifindex, ..), _| !changed.contains(ifindex));
+    }
+
     fn forget(&mut self) {
         self.known.clear();
         self.stances.clear();
@@ -178,8 +186,7 @@ impl Firewall {
         if let Some(Unreadable { lasts: true, why }) = &self.problem {
             return Stance::Refuses(format!("the packet filter rules cannot be read: {why}"));
         }
-        // Nothing removes the stances of interfaces that are gone. Emptying all is rare, and costs
-        // one walk for each that is asked for again.
+        // More than the programs serve: each costs one walk if it is asked for again.
         if self.stances.len() > MAX_STANCES {
             self.stances.clear();
             self.alike.clear();

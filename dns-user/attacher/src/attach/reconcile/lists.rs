@@ -1,6 +1,6 @@
 //! Follows the interfaces and the local addresses: only endpoints with an address of this machine are served.
 
-use std::{fs, net::IpAddr, time::Instant};
+use std::{collections::HashSet, fs, net::IpAddr, time::Instant};
 
 use dns_common::scope::{Endpoint, MAX_ENDPOINTS};
 
@@ -189,8 +189,15 @@ impl InterfaceReconciler {
     }
 
     fn set_links(&mut self, links: Vec<Link>) {
-        for &Link { ifindex, .. } in &self.links {
-            if link_at(&links, ifindex).is_some() {
+        let mut changed = HashSet::new();
+        for before in &self.links {
+            let ifindex = before.ifindex;
+            let after = link_at(&links, ifindex);
+            if after == Some(before) {
+                continue;
+            }
+            changed.insert(ifindex);
+            if after.is_some() {
                 continue;
             }
             // Closes the descriptor: a program that is still attached ends with the last one and
@@ -202,6 +209,12 @@ impl InterfaceReconciler {
             if let Some(pins) = &self.setting.kept_maps.pins {
                 pins.unpin_links(ifindex);
             }
+        }
+        if !changed.is_empty() {
+            // Rules may ask for the name, and another interface may have got the index.
+            self.firewall.forget_interfaces(&changed);
+            self.heard
+                .retain(|(ifindex, ..), _| !changed.contains(&ifindex));
         }
         self.refused
             .retain(|&ifindex, _| link_at(&links, ifindex).is_some());
