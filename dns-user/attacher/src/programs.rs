@@ -152,11 +152,12 @@ enum Ordered {
 
 impl Programs {
     /// Starts the thread that loads the programs of `image` on request. Programs for forwarded
-    /// answers are loaded only if `keeps_answers` is set.
+    /// answers are loaded only if `keeps_answers` is set. The thread drops `holding` after the maps.
     pub(crate) fn start(
         image: Image,
         statuses: ProgramStatuses,
         keeps_answers: bool,
+        holding: impl Send + 'static,
     ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
         let (sender, reports) = mailbox::channel(MAX_REPORTS)?;
@@ -175,12 +176,14 @@ impl Programs {
             for order in ordered {
                 if loader.execute(order, &sender).is_err() {
                     // Nobody attaches programs any more.
-                    return;
+                    break;
                 }
                 // Reading the object leaves memory free in the allocator.
                 memory::give_back();
                 memory::forget_start();
             }
+            drop(loader);
+            drop(holding);
         })?;
         Ok(Self {
             ordered: BTreeMap::new(),

@@ -5,6 +5,7 @@ use std::{
     os::unix::net::UnixStream,
     path::PathBuf,
     process::Stdio,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -121,6 +122,61 @@ fn idle_sessions_give_way() {
         let (_kept, answer) = attacher.ask(&["127.0.0.1:53"]);
         assert!(answer["Maps"].is_object(), "{answer}");
     }
+}
+
+#[test]
+fn hurried_sessions_hold_few_maps() {
+    const CONNECTIONS: usize = 300;
+    /// Those of the connected servers, and as many that are ending.
+    const MAX_HOLDING: usize = 8;
+    requires!(namespaces, bpf);
+    let attacher = Attacher::start("hurry");
+    // For each set of maps there is a thread that loads programs.
+    let loading = || {
+        let mut count = 0;
+        let threads = format!("/proc/{}/task", attacher.process.pid());
+        for thread in std::fs::read_dir(threads).unwrap().flatten() {
+            // The thread may have ended by now.
+            let name = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+            count += usize::from(name == "programs\n");
+        }
+        count
+    };
+    let wanted = json!({"layout": dns_common::LAYOUT_VERSION, "listen": ["127.0.0.1:53"]});
+    thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            for _ in 0..CONNECTIONS {
+                let mut stream = UnixStream::connect(attacher.socket()).unwrap();
+                writeln!(stream, "{wanted}").unwrap();
+            }
+            // Behind all of them.
+            attacher.ask(&["127.0.0.1:53"]).1
+        });
+        while !flood.is_finished() {
+            let loading = loading();
+            assert!(loading <= MAX_HOLDING, "{loading} sets of maps");
+        }
+        let answer = flood.join().unwrap();
+        assert!(answer["Maps"].is_object(), "{answer}");
+    });
+}
+
+#[test]
+fn refused_requests_fill_no_log() {
+    const REQUESTS: usize = 300;
+    requires!(namespaces, bpf);
+    let attacher = Attacher::start("refused");
+    for _ in 0..REQUESTS {
+        let mut stream = UnixStream::connect(attacher.socket()).unwrap();
+        writeln!(stream, "{}", json!({"layout": 0, "listen": []})).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("Refused"), "{answer}");
+    }
+    let log = std::fs::read_to_string(attacher.folder.path().join("log")).unwrap();
+    let lines = log.matches("server refused").count();
+    // One a second after the first ones.
+    assert!(lines < REQUESTS / 2, "{log}");
 }
 
 #[test]

@@ -19,10 +19,11 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use nix::unistd::Gid;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use dns_core::config::{ConfigErrors, XdpConfig};
 use dns_fastpath::protocol::{peer, send_descriptors};
@@ -35,6 +36,13 @@ use dns_kit::{
 /// Maximum number of concurrent servers: one that ends, one that takes over, and a spare for each. Each has
 /// separate maps. A further server displaces the oldest one without filled maps, or else the oldest one.
 const MAX_SESSIONS: usize = 4;
+
+/// Maximum number of sessions that hold maps: those of the connected servers, and those that are ending.
+const MAX_HOLDING: usize = 2 * MAX_SESSIONS;
+
+/// Longest wait for a session to end: it may wait for the kernel to verify a program, and the next server waits twice
+/// as long for its maps.
+const ENDING: Duration = Duration::from_secs(30);
 
 /// The attacher's own configuration. It bounds every server's request.
 #[derive(Clone, Debug)]
@@ -110,7 +118,7 @@ impl Attacher {
     pub(crate) fn run(self, authority: ReadAuthority) -> io::Error {
         let Self { listener, user } = self;
         let authority = Arc::new(authority);
-        let sessions = Sessions::default();
+        let sessions = Arc::<Sessions>::default();
         loop {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
@@ -139,12 +147,19 @@ impl Attacher {
                     continue;
                 }
             }
-            let place = sessions.begin(stream);
+            let Some(place) = sessions.begin(stream, ENDING) else {
+                if let Some(suppressed) = LIMIT.admit_any() {
+                    tracing::warn!(
+                        suppressed,
+                        "server refused: {MAX_HOLDING} earlier sessions have not ended; check whether the kernel holds them up"
+                    );
+                }
+                continue;
+            };
             let authority = authority.clone();
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
-                let ConnectedServer { stream, serves } = &*place.open;
-                if let Err(error) =
-                    session::serve(stream, &authority, serves, Some(session::TIMEOUT))
+                let ConnectedServer { stream, serves } = &*place.server;
+                if let Err(error) = session::serve(stream, &authority, serves, Some(&place.holding))
                 {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(suppressed) = LIMIT.admit_any() {
@@ -159,9 +174,20 @@ impl Attacher {
     }
 }
 
-/// The connected servers, oldest first.
-#[derive(Clone, Default)]
-struct Sessions(Arc<Mutex<Vec<Arc<ConnectedServer>>>>);
+#[derive(Default)]
+struct Sessions {
+    open: Mutex<OpenSessions>,
+    /// Notified when a session has given up its maps.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct OpenSessions {
+    /// The connected servers, oldest first.
+    connected: Vec<Arc<ConnectedServer>>,
+    /// Number of sessions that hold maps.
+    holding: usize,
+}
 
 struct ConnectedServer {
     /// Shut down to end the session.
@@ -172,38 +198,56 @@ struct ConnectedServer {
 
 /// A session's entry in [`Sessions`], removed when dropped.
 struct Place {
-    sessions: Sessions,
-    open: Arc<ConnectedServer>,
+    sessions: Arc<Sessions>,
+    server: Arc<ConnectedServer>,
+    holding: Arc<Holding>,
 }
+
+/// Counts a session as long as a clone is left: the thread that loads its programs may outlast it.
+struct Holding(Arc<Sessions>);
 
 impl Sessions {
     /// Registers a session; beyond [`MAX_SESSIONS`] disconnects the oldest, preferably one whose
-    /// maps are not filled.
-    fn begin(&self, stream: UnixStream) -> Place {
-        let mut sessions = self.0.lock();
-        if sessions.len() >= MAX_SESSIONS {
+    /// maps are not filled. `None` if none of too many ending sessions ends within `limit`.
+    fn begin(self: &Arc<Self>, stream: UnixStream, limit: Duration) -> Option<Place> {
+        let mut open = self.open.lock();
+        // A server that connects again and again disconnects its earlier sessions faster than they can end.
+        let waited =
+            self.ended
+                .wait_while_for(&mut open, |open| open.holding >= MAX_HOLDING, limit);
+        if waited.timed_out() {
+            return None;
+        }
+        let connected = &mut open.connected;
+        if connected.len() >= MAX_SESSIONS {
             // Whoever only connects must not put an end to a server in service.
-            let cut = sessions
+            let cut = connected
                 .iter()
                 .position(|session| !session.serves.load(Ordering::Relaxed))
                 .unwrap_or(0);
-            let cut = sessions.remove(cut);
-            tracing::warn!(
-                serves = cut.serves.load(Ordering::Relaxed),
-                "too many servers connected: the oldest connection is closed"
-            );
+            let cut = connected.remove(cut);
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(suppressed) = LIMIT.admit_any() {
+                tracing::warn!(
+                    serves = cut.serves.load(Ordering::Relaxed),
+                    suppressed,
+                    "too many servers connected: the oldest connection is closed"
+                );
+            }
             // If this fails, the session ends by itself.
             let _ = cut.stream.shutdown(Shutdown::Both);
         }
-        let open = Arc::new(ConnectedServer {
+        let server = Arc::new(ConnectedServer {
             stream,
             serves: AtomicBool::new(false),
         });
-        sessions.push(open.clone());
-        Place {
+        connected.push(server.clone());
+        open.holding += 1;
+        Some(Place {
             sessions: self.clone(),
-            open,
-        }
+            server,
+            holding: Arc::new(Holding(self.clone())),
+        })
     }
 }
 
@@ -211,28 +255,58 @@ impl Drop for Place {
     fn drop(&mut self) {
         // By identity: a session that was displaced ends after its entry, and must not remove
         // another's.
-        self.sessions
-            .0
-            .lock()
-            .retain(|session| !Arc::ptr_eq(session, &self.open));
+        let mut open = self.sessions.open.lock();
+        open.connected
+            .retain(|server| !Arc::ptr_eq(server, &self.server));
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let Self(sessions) = self;
+        sessions.open.lock().holding -= 1;
+        sessions.ended.notify_one();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]
     fn late_end_spares_later_session() {
-        let sessions = Sessions::default();
-        let begin = || sessions.begin(UnixStream::pair().unwrap().0);
-        let mut places: Vec<_> = (0..=MAX_SESSIONS).map(|_| begin()).collect();
+        let sessions = Arc::<Sessions>::default();
+        let mut places: Vec<_> = (0..=MAX_SESSIONS).map(|_| begin(&sessions)).collect();
         let disconnected = places.remove(0);
         drop(places);
-        assert!(sessions.0.lock().is_empty());
-        let later = begin();
+        assert!(sessions.open.lock().connected.is_empty());
+        let later = begin(&sessions);
         drop(disconnected);
-        let left = sessions.0.lock();
-        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], &later.open));
+        let open = sessions.open.lock();
+        assert_eq!(open.connected.len(), 1);
+        assert!(Arc::ptr_eq(&open.connected[0], &later.server));
+    }
+
+    /// Begins a session, if necessary after the end of another one.
+    fn begin(sessions: &Arc<Sessions>) -> Place {
+        let (ours, _) = UnixStream::pair().unwrap();
+        sessions.begin(ours, Duration::MAX).unwrap()
+    }
+
+    #[test]
+    fn disconnected_sessions_count_until_they_end() {
+        let sessions = Arc::<Sessions>::default();
+        let mut places: Vec<_> = (0..MAX_HOLDING).map(|_| begin(&sessions)).collect();
+        assert_eq!(sessions.open.lock().connected.len(), MAX_SESSIONS);
+        let (ours, _) = UnixStream::pair().unwrap();
+        assert!(sessions.begin(ours, Duration::ZERO).is_none());
+
+        let later = sessions.clone();
+        let waiting = thread::spawn(move || drop(begin(&later)));
+        drop(places.remove(0));
+        waiting.join().unwrap();
+        assert_eq!(sessions.open.lock().holding, MAX_HOLDING - 1);
     }
 }

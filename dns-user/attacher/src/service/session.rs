@@ -28,9 +28,10 @@ use dns_fastpath::{
         send, send_descriptors,
     },
 };
+use dns_kit::logs::LineLimit;
 use nix::sys::resource::{Resource, getrlimit};
 
-use super::{Authority, ReadAuthority};
+use super::{Authority, Holding, ReadAuthority};
 use crate::{
     attach::{
         attachment::Filters,
@@ -51,36 +52,38 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Time limit for a server to receive each message, and for one that has connected to send its request.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves one server until its connection ends; sets `serves` once its maps are filled. `limit` bounds the
-/// wait for its request; `None`: the server has started this attacher, and may need any time before it asks.
+/// Serves one server until its connection ends; sets `serves` once its maps are filled. Its maps are gone when the last
+/// clone of `holding` is; `None`: the server has started this attacher, and may need any time before it asks.
 pub(super) fn serve(
     stream: &UnixStream,
     read: &ReadAuthority,
     serves: &AtomicBool,
-    limit: Option<Duration>,
+    holding: Option<&Arc<Holding>>,
 ) -> io::Result<()> {
     // A server that does not read must not hold up its session for ever.
     stream.set_write_timeout(Some(TIMEOUT))?;
-    // The server is starting and reads its files meanwhile.
-    let early = if limit.is_none() {
-        load_early(read)
-    } else {
-        None
-    };
     let mut lines = Lines::default();
-    let Request { layout, listen } = match limit {
-        Some(limit) => lines.next_within(stream, limit)?,
-        None => lines.next(stream)?,
+    // The server is starting and reads its files meanwhile.
+    let mut early = None;
+    let Request { layout, listen } = if holding.is_some() {
+        lines.next_within(stream, TIMEOUT)?
+    } else {
+        early = load_early(read);
+        lines.next(stream)?
     };
-    let (authority, listen, prepared) = match prepare(layout, &listen, read, early) {
+    let (authority, listen, prepared) = match prepare(layout, &listen, read, early, holding) {
         Ok(prepared) => prepared,
         Err(why) => {
-            tracing::warn!(
-                why,
-                "server refused: it gets no programs and answers every query from userspace"
-            );
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(suppressed) = LIMIT.admit_any() {
+                tracing::warn!(
+                    why,
+                    suppressed,
+                    "server refused: it gets no programs and answers every query from userspace"
+                );
+            }
             // Even without descriptors: the server waits for their byte before the first line.
             send_descriptors(stream, &[])?;
             return send(stream, &Response::Refused(why));
@@ -110,7 +113,7 @@ pub(super) fn serve(
 /// fails: its request will show the reason.
 fn load_early(read: &ReadAuthority) -> Option<(Authority, Loaded)> {
     let authority = read().ok()?;
-    let mut loaded = Loaded::load(&authority).ok()?;
+    let mut loaded = Loaded::load(&authority, None).ok()?;
     loaded.order_programs(&authority.xdp);
     Some((authority, loaded))
 }
@@ -122,6 +125,7 @@ fn prepare(
     listen: &[SocketAddr],
     read: &ReadAuthority,
     early: Option<(Authority, Loaded)>,
+    holding: Option<&Arc<Holding>>,
 ) -> Result<(Authority, Vec<SocketAddr>, Prepared), String> {
     // First of all, because a server of another version would read and write the maps wrongly.
     if layout != LAYOUT_VERSION {
@@ -142,7 +146,7 @@ fn prepare(
         other => {
             // The kernel need not hold the maps of both.
             drop(other);
-            Loaded::load(&authority).map_err(|error| error.to_string())?
+            Loaded::load(&authority, holding).map_err(|error| error.to_string())?
         }
     };
     let prepared = loaded.find_predecessor(&authority);
@@ -303,7 +307,7 @@ struct Loaded {
 
 impl Loaded {
     /// Loads the maps for a server, and touches nothing of a running one.
-    fn load(authority: &Authority) -> io::Result<Self> {
+    fn load(authority: &Authority, holding: Option<&Arc<Holding>>) -> io::Result<Self> {
         let (changed, notifications) =
             mailbox::notifications().map_err(|error| during("creating a socket pair", error))?;
         let (image, object) = Object::load(&authority.xdp)?;
@@ -312,6 +316,7 @@ impl Loaded {
             image,
             statuses.clone(),
             object.limits.answers + object.limits.replies > 0,
+            holding.cloned(),
         )
         .map_err(|error| during("starting the thread that loads programs", error))?;
         Ok(Self {
