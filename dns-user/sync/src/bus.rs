@@ -17,7 +17,7 @@ use crate::{
 /// Suffix of the common names of a director's NATS servers.
 const SERVERS_BELOW: &str = "nats.bosh-internal";
 
-/// Interval of the check for rotated certificates.
+/// Interval of the check for a connection with an earlier certificate.
 const ROTATION_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Pause before the first attempt to connect again; doubled after each.
@@ -101,6 +101,7 @@ impl Bus {
             .connect(nats.clone())
             .await
             .map_err(|error| anyhow!("NATS at {}: {error}", nats.join(",")))?;
+        tokio::spawn(tls.clone().watch(|_| {}));
         tokio::spawn(follow_rotation(client.clone(), tls));
         Ok(Self { client, connected })
     }
@@ -239,7 +240,6 @@ async fn follow_rotation(client: Client, tls: Arc<RotatingTls>) {
     let mut ticks = tokio::time::interval(ROTATION_INTERVAL);
     loop {
         ticks.tick().await;
-        tls.poll();
         let newest = tls.current().generation;
         // A connection keeps the certificate with which it was made.
         if newest != used {

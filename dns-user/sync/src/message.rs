@@ -289,36 +289,37 @@ fn read_sync_dns(arguments: &[Value]) -> Result<Announcement, CallError> {
 }
 
 fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
-    let wrong = CallError::SyncDnsWithSignedUrl;
-    let [Value::Object(object), rest @ ..] = arguments else {
-        return Err(wrong);
+    #[derive(Deserialize)]
+    struct Link {
+        signed_url: String,
+        multi_digest: String,
+        version: u64,
+        #[serde(default)]
+        blobstore_headers: Value,
+    }
+
+    let [argument @ Value::Object(_), rest @ ..] = arguments else {
+        return Err(CallError::SyncDnsWithSignedUrl);
     };
-    let Some(Value::String(url)) = object.get("signed_url") else {
-        return Err(wrong);
-    };
-    let Some(Value::String(digest)) = object.get("multi_digest") else {
-        return Err(wrong);
-    };
-    let Some(version) = object.get("version").and_then(Value::as_u64) else {
-        return Err(wrong);
-    };
+    let Link {
+        signed_url: url,
+        multi_digest: digest,
+        version,
+        blobstore_headers,
+    } = Link::deserialize(argument).map_err(|_| CallError::SyncDnsWithSignedUrl)?;
     // As in `sync_dns`: a report of a higher version would be malformed, and the agent would never
     // count as synced.
     if version > crate::dataset::LAST_VERSION {
         return Err(CallError::Version);
     }
-    let headers = match object.get("blobstore_headers") {
-        Some(Value::Object(headers)) => headers.clone(),
+    let headers = match blobstore_headers {
+        Value::Object(headers) => headers,
         // Only some stores need headers, and directors leave the member out otherwise.
         _ => Map::new(),
     };
-    let source = BlobLocation::Signed {
-        url: url.clone(),
-        headers,
-    };
     Ok(Announcement {
-        source,
-        digest: digest.clone(),
+        source: BlobLocation::Signed { url, headers },
+        digest,
         version,
         extra: read_extra(rest),
     })

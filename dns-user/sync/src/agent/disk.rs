@@ -238,12 +238,13 @@ impl Records {
                 announced,
             });
         }
+        let report = Report {
+            version: announced,
+            digest: Some(sha256(&bytes)),
+            patches: true,
+        };
         if self.options.mute {
-            self.held = Report {
-                version: announced,
-                digest: Some(sha256(&bytes)),
-                patches: true,
-            };
+            self.held = report;
             self.checked = Some(bytes);
             return Ok(());
         }
@@ -251,12 +252,8 @@ impl Records {
         write_hosts(&self.options, &read)?;
         let attributes = self.options.attributes.of(&self.options.records);
         let written = atomic::replace(&self.options.records, &bytes, attributes)?;
-        self.held = Report {
-            version: announced,
-            digest: Some(sha256(&bytes)),
-            patches: true,
-        };
-        self.written = self.held.clone();
+        self.held.clone_from(&report);
+        self.written = report;
         // The file itself may be gone again.
         (self.stamp, self.read) = (stamp_of(&written), true);
         Ok(())

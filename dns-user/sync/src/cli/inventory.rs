@@ -19,6 +19,7 @@ use crate::{
         file::{Addresses, RawInstance},
     },
 };
+use dns_command_line::print;
 use dns_core::link_address::{
     AddressGroup, Criteria, FirstLabel, LinkAddress, LinkStatus, canonical,
 };
@@ -296,8 +297,8 @@ enum First {
 
 impl Address {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        println!("{}", self.name()?);
-        Ok(())
+        let name = self.name()?;
+        Ok(print(format!("{name}\n").as_bytes())?)
     }
 
     fn name(self) -> anyhow::Result<LinkAddress> {
@@ -358,8 +359,8 @@ impl San {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let Self { group, wildcard } = self;
         let ids = group.ids()?;
-        println!("{}", group.name(&ids)?.san(wildcard));
-        Ok(())
+        let name = group.name(&ids)?.san(wildcard);
+        Ok(print(format!("{name}\n").as_bytes())?)
     }
 }
 

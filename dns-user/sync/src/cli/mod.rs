@@ -24,6 +24,7 @@ use crate::{
     http::{TlsFiles, TlsOptions},
     now_ms,
 };
+use dns_command_line::print;
 use dns_core::terminal;
 use dns_kit::{
     files::atomic::{self, Attributes},
@@ -192,7 +193,8 @@ async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Resul
     bar.abandon();
     let count = last.get();
     let Count { agents, synced, .. } = count;
-    println!("{synced} of {agents} agents have this version, {count}");
+    let line = format!("{synced} of {agents} agents have this version, {count}\n");
+    print(line.as_bytes())?;
     Ok(if all {
         ExitCode::SUCCESS
     } else {
@@ -230,10 +232,7 @@ impl NatsConfig {
                     .map(drop)
                     .context("nats-config")
             }
-            None => {
-                print!("{text}");
-                Ok(())
-            }
+            None => Ok(print(text.as_bytes())?),
         }
     }
 }
@@ -306,14 +305,15 @@ impl StatusOptions {
         } else {
             ExitCode::FAILURE
         };
-        if json {
-            println!("{}", terminal::json(&serde_json::to_string(&registry)?));
+        let mut text = if json {
+            format!("{}\n", terminal::json(&serde_json::to_string(&registry)?))
         } else {
-            print!("{}", terminal::lines(&table(&registry, all, now_ms())));
-            if newest > registry.version {
-                println!("announcing version {newest}");
-            }
+            terminal::lines(&table(&registry, all, now_ms())).into_owned()
+        };
+        if newest > registry.version && !json {
+            text += &format!("announcing version {newest}\n");
         }
+        print(text.as_bytes())?;
         Ok(code)
     }
 }

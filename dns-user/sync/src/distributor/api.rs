@@ -58,20 +58,14 @@ pub(super) async fn spawn(
         .await
         .with_context(|| format!("API at {address}"))?;
     let tls = files.load("api", AcceptedName::Host)?;
-    // Rotated certificates apply from the next connection on.
+    tokio::spawn(tls.clone().watch(|_| {}));
     let router = Router::new()
         .route("/v1/status", get(status))
         .route("/v1/changes", post(change))
         .with_state(desk);
     let server = Server::new(
         "the API",
-        Listener::Tls(
-            listener,
-            Box::new(move || {
-                tls.poll();
-                tls.server_config()
-            }),
-        ),
+        Listener::Tls(listener, Box::new(move || tls.server_config())),
     );
     tokio::spawn(server.run(
         move |client: &Client| {

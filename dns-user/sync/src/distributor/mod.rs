@@ -29,9 +29,10 @@ use clap::value_parser;
 use dns_kit::logs::LineLimit;
 use futures_util::{StreamExt, stream::select};
 use parking_lot::Mutex;
+use ring::rand;
 use tokio::{
     sync::mpsc::Receiver,
-    task::{AbortHandle, JoinSet},
+    task::{AbortHandle, JoinSet, spawn_blocking},
 };
 
 use self::{
@@ -51,7 +52,10 @@ use crate::{
     now_ms,
     store::{Store, StoreOptions, unix_now},
 };
-use dns_kit::{files::atomic, http_server};
+use dns_kit::{
+    files::{atomic, bounded},
+    http_server,
+};
 
 /// Maximum number of jobs that wait for the writer, and of results that wait for the loop. Only a disk that hangs
 /// lets so many wait: the plan has one commit at a time, and a registry each second.
@@ -86,7 +90,15 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
     // First, because of its lock: a second publisher on this folder must not even connect.
     let writer = StateWriter::open(&options)?;
     if let Some(file) = options.local.clone() {
-        return write_locally(&options, writer, &file).await.map(|()| true);
+        let ended = dns_kit::until_ended();
+        // On a thread, so that a disk that hangs does not delay the end. It ends with the process: files are replaced
+        // atomically.
+        let writing = spawn_blocking(move || write_locally(&options, writer, &file));
+        tokio::select! {
+            written = writing => written??,
+            () = ended => {}
+        }
+        return Ok(true);
     }
     let (bus, store, tls) = connect(&options).await?;
     // A folder that hangs must not delay the start.
@@ -422,12 +434,10 @@ const NO_LAST_WRITE: &str =
     "the state folder does not answer; agents are asked again at the next start";
 
 fn random() -> u64 {
-    use ring::rand::{SecureRandom, SystemRandom};
-    let mut bytes = [0; 8];
     // Linux's random source does not fail once seeded. A predictable number is tolerable: replies
     // are still matched to the agent.
-    match SystemRandom::new().fill(&mut bytes) {
-        Ok(()) => u64::from_ne_bytes(bytes),
+    match rand::generate(&rand::SystemRandom::new()) {
+        Ok(random) => u64::from_ne_bytes(random.expose()),
         Err(_) => fastrand::u64(..),
     }
 }
@@ -504,22 +514,18 @@ pub(crate) struct PublishOptions {
 
 /// Implements `publish --local`: writes the dataset to a file of this machine whenever the inventory changes,
 /// without bus or blobstore.
-async fn write_locally(
+fn write_locally(
     options: &PublishOptions,
     mut writer: StateWriter,
     file: &Path,
 ) -> anyhow::Result<()> {
     atomic::sweep(file);
-    let mut ended = std::pin::pin!(dns_kit::until_ended());
-    let mut done = false;
     loop {
-        let written = match writer.poll() {
-            Some(Ok(_)) => Some(write_version(options, &mut writer, file)),
-            Some(Err(error)) => Some(Err(error)),
-            None => None,
-        };
+        let written = writer
+            .poll()
+            .map(|read| read.and_then(|_| write_version(options, &mut writer, file)));
         match written {
-            Some(Ok(())) => done = true,
+            Some(Ok(())) if !options.watch => return Ok(()),
             Some(Err(error)) if options.watch && writer.newest().is_some() => {
                 tracing::error!(
                     "cannot use the inventory; the last good version stays in use: {error:#}"
@@ -530,15 +536,9 @@ async fn write_locally(
                 }
             }
             Some(Err(error)) => return Err(error),
-            None => {}
+            Some(Ok(())) | None => {}
         }
-        if done && !options.watch {
-            return Ok(());
-        }
-        tokio::select! {
-            () = tokio::time::sleep(TICK) => {}
-            () = &mut ended => return Ok(()),
-        }
+        std::thread::sleep(TICK);
     }
 }
 
@@ -549,7 +549,8 @@ fn write_version(
 ) -> anyhow::Result<()> {
     let committed = writer.commit(options.above)?;
     // The server reads the file again whenever it is replaced.
-    if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
+    let present = bounded::read_at_most(file, committed.bytes.len() as u64).ok();
+    if present.as_deref() != Some(&committed.bytes) {
         atomic::replace(file, &committed.bytes, options.attributes.of(file))?;
         let version = committed.made.version;
         tracing::info!(version, file = %file.display(), "records written");

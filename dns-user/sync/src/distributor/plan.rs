@@ -323,10 +323,8 @@ impl Plan {
     }
 
     pub(super) fn announced(&self) -> bool {
-        self.commit == Commit::Idle
-            && self.current.as_ref().is_some_and(|current| {
-                current.blob == Blob::Stored && current.made.version == self.registry.version
-            })
+        let current = self.current.as_ref();
+        self.commit == Commit::Idle && current.is_some_and(|current| current.blob == Blob::Stored)
     }
 
     pub(super) fn take_disagreement(&mut self) -> Option<(String, AgentVersion)> {

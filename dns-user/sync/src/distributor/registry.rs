@@ -210,20 +210,10 @@ impl AgentRegistry {
     /// Prepares the registry of a previous process: all agents must report again.
     pub(crate) fn forget_reports(&mut self) {
         for agent in self.agents.values_mut() {
-            let Agent {
-                held: _,
-                heard,
-                asked,
-                failures: _,
-                error: _,
-                patches: _,
-                unsigned,
-                ..
-            } = agent;
             *agent = Agent {
-                heard: *heard,
-                asked: *asked,
-                unsigned: *unsigned,
+                heard: agent.heard,
+                asked: agent.asked,
+                unsigned: agent.unsigned,
                 ..Agent::default()
             };
         }

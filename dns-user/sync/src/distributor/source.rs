@@ -21,9 +21,6 @@ use crate::inventory::{
 /// Name of the file with the changes made by command.
 pub(crate) const CHANGES: &str = "changes.json";
 
-/// Maximum size of a hosts file, in bytes.
-const MAX_FILE_SIZE: u64 = 256 << 20;
-
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[group(required = true, multiple = false, id = "inventory_source")]
 pub(crate) struct InventoryOptions {
@@ -72,8 +69,7 @@ impl InventoryOptions {
         let Some(path) = &self.nodes else {
             return file::load(self.path());
         };
-        let bytes = bounded::read_at_most(path, MAX_FILE_SIZE)
-            .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        let bytes = bounded::read(path).map_err(|error| anyhow!("{}: {error}", path.display()))?;
         let read = file::read_nodes(&String::from_utf8_lossy(&bytes))
             .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         // Not an error: a fleet may be empty, and a hosts file always has lines.
@@ -168,8 +164,6 @@ pub(super) struct Quiet {
     earlier: Option<Stamps>,
     /// The last seen stamps, and the time at which they were first seen.
     seen: Option<(Stamps, u64)>,
-    /// The same, whether or not they were read since.
-    last: Option<(Stamps, u64)>,
 }
 
 /// Time without a change after which a file counts as complete, in milliseconds.
@@ -188,34 +182,25 @@ impl Quiet {
         }
     }
 
-    /// Records the stamps at `now`. Returns whether the files should be read: they are complete once they
-    /// have not changed for `quiet_ms`.
-    pub(super) fn poll(&mut self, stamps: Stamps, now: u64, quiet_ms: u64) -> bool {
-        if self.read.as_ref() == Some(&stamps) {
-            self.seen = None;
-            return false;
-        }
-        let since = match &self.seen {
-            Some((seen, since)) if *seen == stamps => *since,
-            _ => now,
-        };
-        if now >= since + quiet_ms {
-            (self.read, self.seen) = (Some(stamps), None);
-            return true;
-        }
-        self.seen = Some((stamps, since));
-        false
-    }
-
-    /// Records the stamps at `now`. Returns whether the files were the same for [`REMOVAL_QUIET_MS`].
-    pub(super) fn is_settled(&mut self, stamps: &Stamps, now: u64) -> bool {
-        match &self.last {
-            Some((seen, since)) if seen == stamps => now >= since + REMOVAL_QUIET_MS,
+    /// Records the stamps at `now`. Returns for how long they have been the same, in milliseconds.
+    pub(super) fn unchanged_ms(&mut self, stamps: &Stamps, now: u64) -> u64 {
+        match &self.seen {
+            Some((seen, since)) if seen == stamps => now - since,
             _ => {
-                self.last = Some((stamps.clone(), now));
-                false
+                self.seen = Some((stamps.clone(), now));
+                0
             }
         }
+    }
+
+    /// Returns whether files with these stamps, which are complete, should be read: other ones were read last. They
+    /// count as read then.
+    pub(super) fn take(&mut self, stamps: &Stamps) -> bool {
+        let is_news = self.read.as_ref() != Some(stamps);
+        if is_news {
+            self.read = Some(stamps.clone());
+        }
+        is_news
     }
 
     /// Returns what was read last.
@@ -285,28 +270,15 @@ mod tests {
         let stamp = |length: u64| file_stamp(1, length);
         let mut quiet = Quiet::default();
         for step in 0..20 {
-            assert!(
-                !quiet.poll(stamp(step), step * 100, QUIET_MS),
-                "step {step}"
-            );
+            assert_eq!(quiet.unchanged_ms(&stamp(step), step * 100), 0);
         }
-        assert!(!quiet.poll(stamp(19), 2000, QUIET_MS));
-        assert!(quiet.poll(stamp(19), 2100, QUIET_MS));
-        assert!(!quiet.poll(stamp(19), 9000, QUIET_MS));
+        assert_eq!(quiet.unchanged_ms(&stamp(19), 2000), 100);
+        assert!(quiet.take(&stamp(19)));
+        assert_eq!(quiet.unchanged_ms(&stamp(19), 9000), 7100);
+        assert!(!quiet.take(&stamp(19)));
         quiet.forget();
-        assert!(!quiet.poll(stamp(19), 9100, QUIET_MS));
-        assert!(quiet.poll(stamp(19), 9300, QUIET_MS));
-        assert!(quiet.poll(stamp(20), 9400, 0));
-    }
-
-    #[test]
-    fn removals_need_a_longer_quiet() {
-        let stamp = |length: u64| file_stamp(1, length);
-        let mut quiet = Quiet::default();
-        assert!(!quiet.is_settled(&stamp(1), 0));
-        assert!(!quiet.is_settled(&stamp(2), 1500));
-        assert!(!quiet.is_settled(&stamp(2), 1500 + REMOVAL_QUIET_MS - 1));
-        assert!(quiet.is_settled(&stamp(2), 1500 + REMOVAL_QUIET_MS));
+        assert!(quiet.take(&stamp(19)));
+        assert!(quiet.take(&stamp(20)));
     }
 
     #[test]
@@ -315,7 +287,7 @@ mod tests {
         let first = file_stamp(1, 1);
         let second = file_stamp(2, 1);
         assert_eq!(quiet.replaced(&first), None, "nothing was read before");
-        quiet.poll(first.clone(), 0, 0);
+        quiet.take(&first);
         assert_eq!(quiet.replaced(&second), Some(vec![Path::new("f")]));
         assert_eq!(quiet.replaced(&first), Some(vec![]));
         assert_eq!(quiet.replaced(&file_stamp(1, 2)), None, "written in place");
@@ -333,7 +305,7 @@ mod tests {
         let missing = vec![(PathBuf::from("f"), None)];
         let mut quiet = Quiet::default();
         assert_eq!(quiet.read(), None);
-        assert!(quiet.poll(missing.clone(), 0, 0));
+        assert!(quiet.take(&missing));
         assert_eq!(quiet.read(), Some(&missing));
         assert_eq!(quiet.replaced(&missing), Some(vec![]));
         let f = Path::new("f");

@@ -173,11 +173,12 @@ impl StateWriter {
         let is_replaced = !replaced.is_empty();
         // Other new files are read once they are quiet: their writer may have removed the old one.
         let renamed = is_replaced && replaced.iter().all(|file| is_renamed(file));
-        let settled = self.quiet.is_settled(&stamps, now) || is_old(&stamps, SETTLED);
+        let unchanged_ms = self.quiet.unchanged_ms(&stamps, now);
+        let settled = unchanged_ms >= REMOVAL_QUIET_MS || is_old(&stamps, SETTLED);
         let complete = is_old(&stamps, COMPLETE) || renamed;
         // An old or renamed file has no writer that could still be at work.
-        let quiet_ms = if again || complete { 0 } else { QUIET_MS };
-        let changed = self.quiet.poll(stamps.clone(), now, quiet_ms);
+        let is_quiet = again || complete || unchanged_ms >= QUIET_MS;
+        let changed = is_quiet && self.quiet.take(&stamps);
         let is_due = changed || by_command || self.removals_wait && settled;
         if !is_due {
             return None;

@@ -17,9 +17,6 @@ use serde::{
 
 use super::{Alias, InventoryError};
 
-/// Longest inventory file, in bytes.
-const MAX_FILE_SIZE: u64 = 256 << 20;
-
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawInventory {
@@ -200,7 +197,7 @@ pub(crate) fn read(text: &[u8]) -> anyhow::Result<RawInventory> {
 pub(crate) fn load(path: &Path) -> anyhow::Result<RawInventory> {
     let mut all = RawInventory::default();
     for file in files(path)? {
-        let text = bounded::read_at_most(&file, MAX_FILE_SIZE).map_err(anyhow::Error::from);
+        let text = bounded::read(&file).map_err(anyhow::Error::from);
         let read = text.and_then(|text| read(&text)).map_err(in_file(&file))?;
         let RawInventory {
             domain,

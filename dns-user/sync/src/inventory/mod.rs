@@ -144,7 +144,10 @@ impl Inventory {
     /// Returns whether something of `before` is missing: an instance, one of its networks, a link or an
     /// alias. An incomplete file can be the cause.
     pub(crate) fn is_cut(&self, before: &Self) -> bool {
-        let instances: HashMap<&str, &Instance> = self.instances_by_id();
+        let mut instances: HashMap<&str, &Instance> = HashMap::new();
+        for instance in &self.instances {
+            instances.insert(&instance.id, instance);
+        }
         let lost = before.instances.iter().any(|old| {
             let new = instances.get(old.id.as_str());
             // Another address is a change; an address that is missing may be the end of a file.
@@ -196,13 +199,6 @@ impl Inventory {
         }
         self.check_unique()?;
         Ok(self)
-    }
-
-    fn instances_by_id(&self) -> HashMap<&str, &Instance> {
-        self.instances
-            .iter()
-            .map(|instance| (instance.id.as_str(), instance))
-            .collect()
     }
 
     /// Validates and adds an instance group.

@@ -530,9 +530,7 @@ fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
 /// Returns the time since 1970, for signatures.
 pub fn unix_now() -> Duration {
     // A clock before 1970 signs for 1970, which every store rejects.
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default()
+    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
 }
 
 #[derive(Clone, Debug)]

@@ -350,3 +350,26 @@ fn mistyped_state_folder_is_refused() -> Result<()> {
     assert!(!said(&output).contains("s ago"), "{}", said(&output));
     Ok(())
 }
+
+#[test]
+fn results_need_no_reader() -> Result<()> {
+    let machine = Machine::new("--nodes")?;
+    fs::write(machine.inventory(), "10.0.0.1 a\n")?;
+    let published = machine.publish(&[]).output()?;
+    assert!(published.status.success(), "{}", said(&published));
+    let state = machine.path("state").display().to_string();
+    let inventory = machine.inventory().display().to_string();
+    let tls = "--tls-ca a --tls-certificate b --tls-key c";
+    for words in [
+        format!("nats-config --nodes {inventory} {tls}"),
+        format!("san --state {state} --deployment fleet --instance-group node"),
+        format!("address --state {state} --deployment fleet --instance-group node"),
+    ] {
+        let (reader, writer) = std::io::pipe()?;
+        drop(reader);
+        let words: Vec<&str> = words.split(' ').collect();
+        let output = machine.command(&words).stdout(writer).output()?;
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+    }
+    Ok(())
+}

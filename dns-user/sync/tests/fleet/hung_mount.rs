@@ -6,13 +6,16 @@ use std::{
     ffi::CString,
     fs::{self, File},
     io::{Read, Write},
-    os::fd::AsRawFd,
+    os::fd::{AsFd, AsRawFd},
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
 use test_support::requirements::root;
 
 use crate::{
@@ -71,6 +74,17 @@ impl HungMount {
             path,
             server: Some(server),
         })
+    }
+
+    /// Waits until a call hangs. It is not read: a call that the server has read cannot be killed.
+    fn wait_for_call(&self) -> Result<()> {
+        let server = self.server.as_ref().context("the server has ended")?;
+        let mut calls = [PollFd::new(server.as_fd(), PollFlags::POLLIN)];
+        ensure!(
+            poll(&mut calls, PollTimeout::try_from(TIMEOUT)?)? == 1,
+            "no call"
+        );
+        Ok(())
     }
 }
 
@@ -194,4 +208,59 @@ fn hung_records_folder_is_reported() -> Result<()> {
     })
     .with_context(|| lab.log("again"))?;
     agent.stop().map(drop)
+}
+
+#[test]
+fn hung_certificates_delay_no_version() -> Result<()> {
+    if !root() {
+        return Ok(());
+    }
+    let lab = Lab::new(1)?;
+    let link = lab.path("certificates");
+    point(&link, &lab.path(""))?;
+    let [ca, certificate, key] = ["ca.crt", "a0.crt", "a0.key"].map(|name| link.join(name));
+    let options: [(&str, &Path); 3] = [
+        ("--tls-ca", &ca),
+        ("--tls-certificate", &certificate),
+        ("--tls-key", &key),
+    ];
+    let mut command = with_options(&lab.agent_as("a0", "a0", &[])?, &options);
+    // As on a machine with one CPU: a call that hangs there would hold up everything else.
+    command.env("TOKIO_WORKER_THREADS", "1");
+    let mut agent = lab.keep(command, "a0.log")?;
+    let _publisher = lab.watch(&[])?;
+    lab.wait_for("a0", 1)?;
+
+    let hung = HungMount::new(lab.path("hung"))?;
+    point(&link, &hung.path)?;
+    hung.wait_for_call()?;
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    lab.wait_for("a0", 2)?;
+    agent.stop().map(drop)
+}
+
+#[test]
+fn hung_inventory_delays_no_end() -> Result<()> {
+    if !root() {
+        return Ok(());
+    }
+    let lab = Lab::new(1)?;
+    let link = lab.path("inventory");
+    point(&link, &lab.path(""))?;
+    let records = lab.path("local.json");
+    let mut command = lab.command(&["publish", "--watch"])?;
+    command
+        .arg("--inventory")
+        .arg(link.join("inventory.json"))
+        .arg("--state")
+        .arg(lab.path("state"))
+        .arg("--local")
+        .arg(&records);
+    let mut publisher = lab.keep(command, "local.log")?;
+    wait_until("the records", TIMEOUT, || records.exists())?;
+
+    let hung = HungMount::new(lab.path("hung"))?;
+    point(&link, &hung.path)?;
+    hung.wait_for_call()?;
+    publisher.stop().map(drop)
 }
