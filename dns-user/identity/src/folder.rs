@@ -297,18 +297,20 @@ impl IdentityFolder {
     /// Removes the folder. A kill in between leaves a hidden folder for the next sweep.
     pub fn destroy(self) -> Result<(), FolderError> {
         let failed = FolderError::at(&self.path);
-        if !fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_dir()) {
-            // Nothing of ours is there.
-            return Ok(());
-        }
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let hidden = self.path.with_file_name(format!("{REMOVED}{name}"));
-        // Renamed first, so that no reader finds only some of the files.
-        match fs::rename(&self.path, &hidden) {
-            Ok(()) => fs::remove_dir_all(&hidden).map_err(failed),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(failed(error)),
+        let remove = || match fs::remove_dir_all(&hidden) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+            _ => Ok(()),
+        };
+        // An attempt that failed in the middle may have left keys.
+        remove()?;
+        // Anything else is not ours.
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_dir()) {
+            // Renamed first, so that no reader finds only some of the files.
+            fs::rename(&self.path, &hidden).map_err(&failed)?;
         }
+        remove()
     }
 }
 
@@ -704,14 +706,18 @@ mod tests {
                 file.join("below").display()
             )
         );
-        // A full name in the way of the hidden one.
+        // Something else in the way of the hidden one.
         let hidden = place.path().join(".removed-i");
-        make_folders(&hidden.join("full")).unwrap();
+        fs::write(&hidden, "").unwrap();
         let error = folder.clone().destroy().unwrap_err();
         assert_eq!(error.path, folder.path);
-        fs::remove_dir_all(&hidden).unwrap();
-        folder.destroy().unwrap();
-        assert_eq!(names_in(place.path()), ["file"]);
+        fs::remove_file(&hidden).unwrap();
+        // What failed attempts left goes with the folder, and after it.
+        for _ in 0..2 {
+            make_folders(&hidden.join("full")).unwrap();
+            folder.clone().destroy().unwrap();
+            assert_eq!(names_in(place.path()), ["file"]);
+        }
     }
 
     #[test]
