@@ -86,7 +86,7 @@ fn main() -> Result<()> {
         Ok("rsa-3072") => KeyType::Rsa3072,
         _ => KeyType::P256,
     };
-    let pool = KeyPool::start_with(kind, POOL, Priority::Normal)?;
+    let pool = KeyPool::start(kind, POOL, Priority::Normal)?;
     let mut rotator = Rotator::open(settings, ca, pool, now)?;
 
     let used = cpu()?;

@@ -185,7 +185,7 @@ impl Authority {
             key_id,
             validity: validity(first),
             fingerprint: Fingerprint::of(&ders[0]),
-            chain: ders.clone(),
+            chain: ders,
         };
         authority
             .try_out(now)
@@ -486,7 +486,7 @@ impl CaFiles {
     }
 }
 
-fn read_pem(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
+pub(crate) fn read_pem(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
     bounded::read(path)
         .map(Zeroizing::new)
         .map_err(|error| CaError::of(path, format!("{error}; choose a readable PEM file")))

@@ -71,22 +71,20 @@ pub fn authority(files: &CaFiles, now: SystemTime) -> Findings {
 /// Checks a CA certificate without its key.
 pub fn authority_certificate(path: &Path, now: SystemTime) -> Findings {
     let mut found = Findings::default();
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(error) => {
-            found.error(path, error);
-            return found;
-        }
-    };
-    match parse_chain(&text) {
-        Ok((_, parsed)) => {
+    match read_chain(path) {
+        Ok(parsed) => {
             for fault in inspect(&parsed, now) {
                 found.error(path, fault);
             }
         }
-        Err(fault) => found.error(path, fault),
+        Err(problem) => found.error(path, problem),
     }
     found
+}
+
+fn read_chain(path: &Path) -> anyhow::Result<Vec<Certificate>> {
+    let (_, parsed) = parse_chain(&fs::read(path)?)?;
+    Ok(parsed)
 }
 
 /// Checks every pair of an identity folder.
@@ -217,9 +215,7 @@ pub(crate) fn names(
     records: &Path,
     aliases: &[PathBuf],
 ) -> anyhow::Result<Vec<String>> {
-    let path = certificate.display().to_string();
-    let text = fs::read(certificate).with_context(|| path.clone())?;
-    let (_, parsed) = parse_chain(&text).context(path)?;
+    let parsed = read_chain(certificate).with_context(|| certificate.display().to_string())?;
     let (names, addresses) = subject_names(&parsed[0]);
     let snapshot = snapshot(records, aliases)?;
     Ok(unresolved(&snapshot, &names, &addresses))

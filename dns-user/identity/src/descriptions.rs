@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    io,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -14,6 +14,7 @@ use anyhow::{anyhow, ensure};
 use dns_kit::files::{FileStamp, atomic, bounded};
 
 use crate::{
+    certificate::seconds,
     profile::{Container, Guid},
     rotator::{Problem, Rotator, RotatorError},
 };
@@ -159,10 +160,7 @@ impl Descriptions {
 /// Returns whether every later change of the file changes its stamp: time stamps have a resolution of
 /// up to 10 ms.
 fn is_settled(stamp: &FileStamp) -> bool {
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(now.as_secs()).is_ok_and(|now| stamp.changed.0 + 1 < now)
+    stamp.changed.0 + 1 < seconds(SystemTime::now()).cast_signed()
 }
 
 /// Lists the files ending in `.json`, except hidden ones (temporary files of editors and writers).
@@ -190,14 +188,8 @@ pub fn read(path: &Path, guid: &Guid) -> anyhow::Result<Container> {
 /// Reads the description of any instance.
 pub fn read_any(path: &Path) -> anyhow::Result<Container> {
     // The general limit of files is far larger, and a description is parsed as one value.
-    let is_long =
-        fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > MAX_DESCRIPTION);
-    ensure!(
-        !is_long,
-        "it is larger than 1 MiB; a description has a few hundred bytes"
-    );
-    serde_json::from_slice(&bounded::read(path)?)
-        .map_err(|error| anyhow!("{error}; correct the description"))
+    let text = bounded::read_at_most(path, MAX_DESCRIPTION)?;
+    serde_json::from_slice(&text).map_err(|error| anyhow!("{error}; correct the description"))
 }
 
 /// Time after which a removal that was not confirmed takes effect.
@@ -254,6 +246,8 @@ impl RemovalGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::tests::{START, World, at};
 

@@ -305,6 +305,10 @@ pub struct KeyPool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// Behind all other threads of the machine.
+    ///
+    /// `SCHED_IDLE` ranks the thread below other threads of its scheduling group only: the kernel
+    /// divides a core equally between sessions (autogroup) and between control groups. The thread
+    /// therefore also pauses whenever it had to wait for its core.
     Idle,
     /// That of the process, for measurements beside other programs.
     Normal,
@@ -328,17 +332,8 @@ struct PoolState {
 }
 
 impl KeyPool {
-    /// Starts filling a pool, at idle priority.
-    ///
-    /// `SCHED_IDLE` ranks the thread below other threads of its scheduling group only: the kernel
-    /// divides a core equally between sessions (autogroup) and between control groups. The thread
-    /// therefore also pauses whenever it had to wait for its core.
-    pub fn start(kind: KeyType, size: usize) -> std::io::Result<Self> {
-        Self::start_with(kind, size, Priority::Idle)
-    }
-
     /// Starts filling a pool with this priority.
-    pub fn start_with(kind: KeyType, size: usize, priority: Priority) -> std::io::Result<Self> {
+    pub fn start(kind: KeyType, size: usize, priority: Priority) -> std::io::Result<Self> {
         let shared = Arc::new(PoolShared {
             size,
             state: Mutex::default(),
@@ -360,11 +355,6 @@ impl KeyPool {
             changed: Condvar::new(),
         });
         Self { kind, shared }
-    }
-
-    /// Returns the type of the keys.
-    pub fn kind(&self) -> KeyType {
-        self.kind
     }
 
     /// Takes a key if one is ready.
@@ -758,11 +748,11 @@ mod tests {
 
     #[test]
     fn pool_keeps_its_number_of_keys() {
-        let pool = KeyPool::start_with(KeyType::P256, 2, Priority::Normal).unwrap();
+        let pool = KeyPool::start(KeyType::P256, 2, Priority::Normal).unwrap();
         let all = || while !pool.wait(2, Duration::from_secs(60)) {};
         all();
         assert_eq!(
-            (pool.ready(), pool.size(), pool.kind()),
+            (pool.ready(), pool.size(), pool.kind),
             (2, 2, KeyType::P256)
         );
         assert!(pool.used() > Duration::ZERO);
@@ -774,7 +764,7 @@ mod tests {
         all();
         assert_eq!(pool.ready(), 2);
         // A pool of none generates at once.
-        let none = KeyPool::start(KeyType::P256, 0).unwrap();
+        let none = KeyPool::start(KeyType::P256, 0, Priority::Idle).unwrap();
         assert!(none.try_take().is_none() && none.wait(0, Duration::ZERO));
         assert_eq!(
             format!("{:?}", none.take().unwrap()),
@@ -784,7 +774,7 @@ mod tests {
 
     #[test]
     fn wanted_keys_are_announced_once() {
-        let pool = KeyPool::start_with(KeyType::P256, 2, Priority::Normal).unwrap();
+        let pool = KeyPool::start(KeyType::P256, 2, Priority::Normal).unwrap();
         while !pool.wait(2, Duration::from_secs(60)) {}
         let (announce, announced) = std::sync::mpsc::channel();
         pool.on_key(move || announce.send(()).unwrap());

@@ -26,7 +26,7 @@ use crate::{
     authority::CaFiles,
     descriptions::Descriptions,
     folder::{lock, make_folders},
-    keys::{KeyPool, KeyType, thread_time},
+    keys::{KeyPool, KeyType, Priority, thread_time},
     metrics,
     profile::{Container, Guid},
     rotator::{Next, Rotator, RotatorSettings, RotatorStatus},
@@ -142,7 +142,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let now = SystemTime::now();
     let _lock = lock_folder(&folder)?;
     let control = control.as_deref().map(bind_control).transpose()?;
-    let pool = KeyPool::start(leaf.key_type, pool).context("key pool")?;
+    let pool = KeyPool::start(leaf.key_type, pool, Priority::Idle).context("key pool")?;
     let settings = RotatorSettings {
         folder,
         validity: leaf.validity,

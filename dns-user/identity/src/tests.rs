@@ -130,7 +130,7 @@ pub(crate) fn settings(folder: &Path) -> RotatorSettings {
 }
 
 pub(crate) fn pool(size: usize) -> KeyPool {
-    let pool = KeyPool::start_with(KeyType::P256, size, Priority::Normal).unwrap();
+    let pool = KeyPool::start(KeyType::P256, size, Priority::Normal).unwrap();
     wait_for_keys(&pool);
     pool
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use dns_command_line::print;
 use dns_core::{catalog::Snapshot, link_address::canonical};
 
 use crate::{
@@ -127,15 +128,17 @@ impl Check {
             }
         }
         let Findings { errors, warnings } = found;
+        let mut text = String::new();
         for warning in &warnings {
-            println!("warning: {warning}");
+            text += &format!("warning: {warning}\n");
         }
         for error in &errors {
-            println!("error: {error}");
+            text += &format!("error: {error}\n");
         }
-        if errors.is_empty() && warnings.is_empty() {
-            println!("no defect found");
+        if text.is_empty() {
+            text += "no defect found\n";
         }
+        print(text.as_bytes())?;
         Ok(if errors.is_empty() {
             ExitCode::SUCCESS
         } else {
@@ -186,7 +189,8 @@ impl Token {
             Duration::from_secs(minutes * 60),
         )?;
         // Nothing else is printed, so that scripts can capture it.
-        println!("{}", token.as_str());
+        print(token.as_bytes())?;
+        print(b"\n")?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -280,10 +284,11 @@ impl San {
             Some(records) => Some(snapshot(records, &self.aliases)?),
             None => None,
         };
+        let mut text = String::new();
         let mut missing = false;
         if let Some(path) = &self.manifest {
-            let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            let variables = san::variables(&text, &self.domain, &|link, provider| match self
+            let manifest = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            let variables = san::variables(&manifest, &self.domain, &|link, provider| match self
                 .ids
                 .iter()
                 .find(|(of, _)| of == link)
@@ -293,20 +298,19 @@ impl San {
                 None => recorded_ids(fleet.as_ref(), link, provider),
             });
             for variable in variables.with_context(|| path.display().to_string())? {
-                print_variable(&variable);
-                missing |= report(fleet.as_ref(), &variable.names);
+                show(&variable, &mut text);
+                missing |= report(fleet.as_ref(), &variable.names, &mut text);
             }
         } else {
             let name = self.link().name(self.wildcard)?;
-            println!("{name}");
-            missing = report(
-                fleet.as_ref(),
-                &Names {
-                    dns: vec![name],
-                    ..Names::default()
-                },
-            );
+            text += &format!("{name}\n");
+            let names = Names {
+                dns: vec![name],
+                ..Names::default()
+            };
+            missing = report(fleet.as_ref(), &names, &mut text);
         }
+        print(text.as_bytes())?;
         Ok(if missing && self.strict {
             ExitCode::FAILURE
         } else {
@@ -399,26 +403,26 @@ fn is_same(recorded: &str, stated: &str) -> bool {
     canonical(recorded).ok() == canonical(stated).ok()
 }
 
-fn print_variable(variable: &san::Variable) {
-    println!("{}", variable.name);
+fn show(variable: &san::Variable, text: &mut String) {
+    *text += &format!("{}\n", variable.name);
     let Names {
         common_name,
         dns,
         addresses,
     } = &variable.names;
     if let Some(name) = common_name {
-        println!("  CN   {name}");
+        *text += &format!("  CN   {name}\n");
     }
     for name in dns {
-        println!("  DNS  {name}");
+        *text += &format!("  DNS  {name}\n");
     }
     for address in addresses {
-        println!("  IP   {address}");
+        *text += &format!("  IP   {address}\n");
     }
 }
 
-/// Prints the names that do not resolve; returns whether there are any.
-fn report(fleet: Option<&Snapshot>, names: &Names) -> bool {
+/// Lists the names that do not resolve; returns whether there are any.
+fn report(fleet: Option<&Snapshot>, names: &Names, text: &mut String) -> bool {
     let Some(fleet) = fleet else { return false };
     let mut dns = names.dns.clone();
     // A common name may be any text, such as `My Application Server`.
@@ -431,7 +435,7 @@ fn report(fleet: Option<&Snapshot>, names: &Names) -> bool {
     );
     let missing = unresolved(fleet, &dns, &names.addresses);
     for name in &missing {
-        println!("warning: {name}");
+        *text += &format!("warning: {name}\n");
     }
     !missing.is_empty()
 }
@@ -465,12 +469,14 @@ mod tests {
                 dns: vec![dns.to_owned()],
                 addresses: Vec::new(),
             };
+            let mut text = String::new();
             assert_eq!(
-                report(Some(&fleet), &names),
+                report(Some(&fleet), &names, &mut text),
                 expected,
                 "{common_name:?} {dns}"
             );
-            assert!(!report(None, &names));
+            assert_eq!(text.starts_with("warning: "), expected, "{text}");
+            assert!(!report(None, &names, &mut text));
         }
     }
 

@@ -194,11 +194,12 @@ impl StatusOptions {
         };
         let mut identities = status.identities.iter();
         let failing = identities.any(|identity| identity.failure.is_some());
-        if json {
-            println!("{}", serde_json::to_string_pretty(&status)?);
+        let text = if json {
+            format!("{}\n", serde_json::to_string_pretty(&status)?)
         } else {
-            print_status(&status);
-        }
+            table(&status)
+        };
+        dns_command_line::print(text.as_bytes())?;
         let well = !failing && status.authority.problem.is_none() && status.problems.is_empty();
         Ok(if well {
             ExitCode::SUCCESS
@@ -208,42 +209,44 @@ impl StatusOptions {
     }
 }
 
-fn print_status(status: &crate::rotator::RotatorStatus) {
+/// Formats a rotator's status as text.
+fn table(status: &crate::rotator::RotatorStatus) -> String {
     use crate::{authority::date, certificate::moment, rotator::Problem};
     let authority = &status.authority;
-    println!(
-        "CA {} ends {}",
+    let mut text = format!(
+        "CA {} ends {}\n",
         authority.file.display(),
         date(authority.not_after)
     );
     if let Some(problem) = &authority.problem {
-        println!("  new CA refused: {problem}");
+        text += &format!("  new CA refused: {problem}\n");
     }
-    println!(
-        "key pool {} of {}, {} renewals",
+    text += &format!(
+        "key pool {} of {}, {} renewals\n",
         status.pool_ready, status.pool_size, status.renewals
     );
     for Problem { path, message } in &status.problems {
-        println!("{}: no identity: {message}", path.display());
+        text += &format!("{}: no identity: {message}\n", path.display());
     }
     for identity in &status.identities {
         let ends = identity
             .not_after
             .map_or_else(|| "-".to_owned(), |end| date(moment(end)));
-        println!(
-            "{}  ends {ends}  renews {}",
+        text += &format!(
+            "{}  ends {ends}  renews {}\n",
             identity.guid,
             date(identity.renews_at)
         );
         if let Some(failure) = &identity.failure {
-            println!(
-                "  failed {} times, next attempt {}: {}",
+            text += &format!(
+                "  failed {} times, next attempt {}: {}\n",
                 failure.attempts,
                 date(failure.retry_at),
                 failure.message
             );
         }
     }
+    text
 }
 
 #[cfg(test)]

@@ -2,20 +2,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use anyhow::Context;
 use base64::{Engine, engine::general_purpose::STANDARD};
+use dns_kit::files::bounded;
 use parking_lot::Mutex;
 use prometheus::proto::MetricFamily;
 use zeroize::Zeroizing;
 
-use super::{Credentials, DesiredTrust, IssuerClient, PairReply, PairRequest, Proof, Report};
+use super::{Credentials, DesiredTrust, IssuerClient, Member, PairReply, PairRequest, Proof};
 use crate::{
     authority::{Fingerprint, certificates, parse_chain, validity},
     certificate::{Validity, ValidityState, seconds, signing_request},
@@ -92,6 +93,8 @@ struct Agent {
 
 struct ManagedPair {
     folder: IdentityFolder,
+    /// Owner of the key; `None` for the agent's user.
+    owner: Option<Owner>,
     schedule: Schedule,
     share: Share,
     issuer: Option<Fingerprint>,
@@ -147,13 +150,14 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
 }
 
 impl ManagedPair {
-    fn take_over(folder: IdentityFolder, share: Share) -> Self {
+    fn take_over(folder: IdentityFolder, owner: Option<Owner>, share: Share) -> Self {
         if let Err(error) = folder.complete_change() {
             tracing::warn!("links of an interrupted change are not renewed: {error}");
         }
         let schedule = Schedule::new(share, None);
         let mut managed = Self {
             folder,
+            owner,
             schedule,
             share,
             issuer: None,
@@ -163,13 +167,15 @@ impl ManagedPair {
         managed
     }
 
-    fn read(&self) -> std::io::Result<Pair> {
+    fn read(&self) -> io::Result<Pair> {
         read_pair(&self.folder.path, OWN)
     }
 
     /// Writes the same pair with another trust bundle.
-    fn rewrite(&self, bundle: &str, owner: Option<Owner>) -> anyhow::Result<()> {
-        Ok(self.folder.replace_pair(&self.read()?, bundle, owner)?)
+    fn rewrite(&self, bundle: &str) -> anyhow::Result<()> {
+        Ok(self
+            .folder
+            .replace_pair(&self.read()?, bundle, self.owner)?)
     }
 
     /// Records the pair that was just written.
@@ -240,7 +246,9 @@ impl Agent {
             let name = Guid::try_from(name.to_owned())?;
             let share = Share::of(&format!("{}/{name}", options.instance));
             let folder = IdentityFolder::new(options.folder.join(name.as_str()));
-            pairs.insert(role.clone(), ManagedPair::take_over(folder, share));
+            // The instance's own key authenticates the agent, so no service gets it.
+            let owner = options.owner.filter(|_| role.is_some());
+            pairs.insert(role, ManagedPair::take_over(folder, owner, share));
         }
         let issuer = IssuerClient {
             address: options.issuer.clone(),
@@ -340,7 +348,7 @@ impl Agent {
     }
 
     async fn report(&self) -> anyhow::Result<DesiredTrust> {
-        let mut report = Report {
+        let mut report = Member {
             generation: self.generation,
             issuers: BTreeSet::new(),
             not_after: 0,
@@ -390,7 +398,7 @@ impl Agent {
     }
 
     fn read_trust(&self) -> anyhow::Result<String> {
-        fs::read_to_string(&self.options.trust).with_context(|| {
+        read_text(&self.options.trust).with_context(|| {
             format!(
                 "{}: set --trust to the issuer's CA",
                 self.options.trust.display()
@@ -425,16 +433,14 @@ impl Agent {
     /// Writes a changed trust bundle, and requests renewals if another CA issues now.
     fn follow(&mut self, desired: &DesiredTrust, now: SystemTime) {
         let mut complete = true;
-        for (role, managed) in &mut self.pairs {
-            // The instance's own key authenticates the agent, so no service gets it.
-            let owner = self.options.owner.filter(|_| role.is_some());
+        for managed in self.pairs.values_mut() {
             if managed.verified.is_none() {
                 // The next pair brings the bundle with it.
                 continue;
             }
             let held = fs::read_to_string(managed.folder.path.join("ca.crt")).unwrap_or_default();
             if held != desired.bundle
-                && let Err(error) = managed.rewrite(&desired.bundle, owner)
+                && let Err(error) = managed.rewrite(&desired.bundle)
             {
                 complete = false;
                 tracing::error!("trust bundle not written; retrying: {error:#}");
@@ -543,17 +549,15 @@ impl Agent {
             pair.is_matching(),
             "the issuer's certificate is for another key; the pair is not used"
         );
-        let owner = self.options.owner.filter(|_| role.is_some());
-        Ok(self.pairs[role]
-            .folder
-            .replace_pair(&pair, &reply.desired.bundle, owner)?)
+        let ManagedPair { folder, owner, .. } = &self.pairs[role];
+        Ok(folder.replace_pair(&pair, &reply.desired.bundle, *owner)?)
     }
 
     fn read_token(&self) -> anyhow::Result<Zeroizing<String>> {
         let path = self.options.token.as_ref().context(
             "this instance has no valid certificate; create a token at the issuer and pass it with --token",
         )?;
-        let token = fs::read_to_string(path)
+        let token = read_text(path)
             .with_context(|| format!("{}: create a token at the issuer", path.display()))?;
         let token = Zeroizing::new(token);
         anyhow::ensure!(
@@ -563,6 +567,11 @@ impl Agent {
         );
         Ok(Zeroizing::new(token.trim().to_owned()))
     }
+}
+
+/// Reads a file that an operator named: opening a FIFO would hold the agent up.
+fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(bounded::read(path)?).map_err(io::Error::other)
 }
 
 impl AgentStatus {
@@ -587,8 +596,6 @@ impl AgentStatus {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use clap::Parser;
 
     use super::*;
@@ -699,7 +706,7 @@ mod tests {
         assert!(managed.schedule.failure.is_some());
         // Another program installs a pair.
         let folder = managed.folder.clone();
-        let again = ManagedPair::take_over(folder.clone(), Share::of("x"));
+        let again = ManagedPair::take_over(folder.clone(), None, Share::of("x"));
         assert_eq!(again.verified, Some(hash(&pair)));
         assert_eq!(again.issuer, Some(fingerprint));
         assert_eq!(again.schedule.validity, Some(validity));
@@ -721,7 +728,7 @@ mod tests {
             };
             folder.replace_pair(&pair, "", None).unwrap();
             assert!(facts(&pair).is_none());
-            let managed = ManagedPair::take_over(folder.clone(), Share::of("x"));
+            let managed = ManagedPair::take_over(folder.clone(), None, Share::of("x"));
             assert_eq!(managed.verified, None);
         }
     }
@@ -831,6 +838,28 @@ mod tests {
             agent.read_token().unwrap_err().to_string(),
             "this instance has no valid certificate; create a token at the issuer and pass it with --token"
         );
+    }
+
+    #[test]
+    fn fifo_does_not_hold_agent_up() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let fifo = place.path().join("trust.crt");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let agent = agent(place.path(), &format!("--token {}", fifo.display()));
+        for (error, remedy) in [
+            (
+                agent.read_trust().unwrap_err(),
+                "set --trust to the issuer's CA",
+            ),
+            (
+                agent.read_token().unwrap_err(),
+                "create a token at the issuer",
+            ),
+        ] {
+            let fifo = fifo.display();
+            let expected = format!("{fifo}: {remedy}: it is not a regular file");
+            assert_eq!(format!("{error:#}"), expected);
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ use dns_core::catalog::Snapshot;
 use dns_kit::{
     files::FileStamp,
     http_server::{Client, Listener, Server, ServerLimits},
+    logs::LineLimit,
     tls,
 };
 use nix::fcntl::Flock;
@@ -34,7 +35,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::{
-    DesiredTrust, Member, Members, PairReply, PairRequest, Refused, Report,
+    DesiredTrust, Member, Members, PairReply, PairRequest, Refused,
     state::{IssuerFacts, MembersFile, StateFolder, TokenError},
     trust::Trust,
 };
@@ -60,9 +61,6 @@ const OWN_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
 /// Maximum number of CAs that an agent's pairs are from.
 const MAX_ISSUERS: usize = 8;
-
-/// Minimum time between two log lines with the same reason of refusal.
-const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 /// Command-line options of the subcommand `issuer`.
 #[derive(Debug, clap::Args)]
@@ -126,8 +124,8 @@ struct IssuerState {
     tls_until: SystemTime,
     issued: u64,
     refused: BTreeMap<&'static str, u64>,
-    /// Time of the last log line by reason, and the number of refusals since.
-    logged: BTreeMap<&'static str, (SystemTime, u64)>,
+    /// Limits of the log lines about refusals, by reason.
+    logged: BTreeMap<&'static str, LineLimit>,
     /// The last error of a file that is read, so that each is reported once.
     problem: Option<String>,
     /// The last error of the file of members.
@@ -553,7 +551,7 @@ impl IssuerService {
     fn report(
         &self,
         peer: &Peer,
-        report: Report,
+        mut report: Member,
         now: SystemTime,
     ) -> Result<DesiredTrust, Refusal> {
         let Some(instance) = peer.0.clone() else {
@@ -567,12 +565,8 @@ impl IssuerService {
             let error = super::unknown_instance(&instance);
             return Err(Refusal::new(StatusCode::FORBIDDEN, "identity", error));
         }
-        let Report {
-            generation,
-            issuers,
-            not_after,
-        } = report;
         // All of it is kept in memory and in the file of members.
+        let issuers = &report.issuers;
         if issuers.len() > MAX_ISSUERS || !issuers.iter().all(Fingerprint::is_well_formed) {
             let error = format!(
                 "a report names at most {MAX_ISSUERS} CAs by their SHA-256; update the agent"
@@ -582,15 +576,9 @@ impl IssuerService {
         // No pair ends later than the last one issued; a rotation would wait for it.
         let known = shared.members.get(&instance);
         let issued = known.map_or(0, |member| member.not_after);
-        let not_after = not_after.min(issued.max(seconds(now + self.options.validity)));
-        shared.set_member(
-            instance,
-            Member {
-                generation,
-                issuers,
-                not_after,
-            },
-        );
+        let latest = issued.max(seconds(now + self.options.validity));
+        report.not_after = report.not_after.min(latest);
+        shared.set_member(instance, report);
         drop(shared);
         // Before the reply: what was reported must not be older after a restart.
         self.save();
@@ -603,20 +591,12 @@ impl IssuerService {
             reason,
             error,
         } = refusal;
-        let now = SystemTime::now();
         let mut shared = self.shared.lock();
         *shared.refused.entry(reason).or_default() += 1;
-        let (at, suppressed) = shared
-            .logged
-            .entry(reason)
-            .or_insert((SystemTime::UNIX_EPOCH, 0));
-        // Strangers can be refused as often as they like, but must not fill the log. A later time
-        // dates from before the clock was set back.
-        if *at <= now && now < *at + REFUSAL_PAUSE {
-            *suppressed += 1;
-        } else {
+        let line = shared.logged.entry(reason).or_insert_with(LineLimit::new);
+        // Strangers can be refused as often as they like, but must not fill the log.
+        if let Some(suppressed) = line.admit_per_minute() {
             tracing::warn!(reason, suppressed, "request refused: {error}");
-            (*at, *suppressed) = (now, 0);
         }
         drop(shared);
         (status, Json(Refused { error })).into_response()
@@ -672,7 +652,7 @@ async fn pair(
 async fn report(
     Extract(service): Extract<Arc<IssuerService>>,
     Extension(peer): Extension<Peer>,
-    Json(report): Json<Report>,
+    Json(report): Json<Member>,
 ) -> Response {
     reply(service, move |service| {
         service.report(&peer, report, SystemTime::now())

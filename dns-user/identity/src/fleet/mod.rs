@@ -12,6 +12,7 @@ mod trust;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Display,
     net::IpAddr,
     path::PathBuf,
     sync::Arc,
@@ -163,19 +164,7 @@ pub(crate) struct PairReply {
     pub(crate) desired: DesiredTrust,
 }
 
-/// Body of `POST /v1/report`: state of an agent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Report {
-    /// Generation of the trust bundle that all its folders have; 0 before the first.
-    pub(crate) generation: u64,
-    /// CAs that issued its pairs.
-    pub(crate) issuers: BTreeSet<Fingerprint>,
-    /// Latest end of validity of its pairs, in seconds since 1970.
-    pub(crate) not_after: u64,
-}
-
-/// Reply to [`Report`]: the state that the fleet converges to.
+/// Reply to the report of a [`Member`]: the state that the fleet converges to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DesiredTrust {
     /// Generation of the trust set; incremented by every change.
@@ -195,10 +184,10 @@ pub(crate) struct Refused {
     pub(crate) error: String,
 }
 
-/// An instance that holds certificates.
+/// An instance that holds certificates; its agent's body of `POST /v1/report`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Generation of its trust bundle.
+    /// Generation of the trust bundle that all its folders have; 0 before the first.
     pub generation: u64,
     /// CAs that issued its pairs.
     pub issuers: BTreeSet<Fingerprint>,
@@ -443,11 +432,11 @@ impl Steps {
                 let trust = trust.completed();
                 self.state.set_trust(&trust)?;
                 self.state.forget_keys(&trust)?;
-                println!("done: only CA {} is trusted", self.target);
+                say(format_args!("done: only CA {} is trusted", self.target));
                 return Ok(());
             };
             self.state.set_trust(&next)?;
-            println!("{}", describe(step));
+            say(describe(step));
             changed = true;
         }
     }
@@ -466,13 +455,10 @@ impl Steps {
             if shown != Some(lagging.len()) {
                 let count = lagging.len();
                 let all = count_valid(&members, now);
-                let first = lagging
-                    .iter()
-                    .take(3)
-                    .copied()
-                    .collect::<Vec<_>>()
-                    .join(", ");
-                println!("  waiting for {count} of {all} instances, such as {first}");
+                let first = lagging[..count.min(3)].join(", ");
+                say(format_args!(
+                    "  waiting for {count} of {all} instances, such as {first}"
+                ));
                 shown = Some(count);
             }
             if self
@@ -490,10 +476,15 @@ impl Steps {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         if shown.is_some() {
-            println!("  the fleet has followed");
+            say("  the fleet has followed");
         }
         Ok(())
     }
+}
+
+/// Prints progress. A terminal or a pipe that is gone must not end a rotation in the middle.
+fn say(line: impl Display) {
+    let _ = dns_command_line::print(format!("{line}\n").as_bytes());
 }
 
 fn describe(step: Step) -> &'static str {

@@ -75,11 +75,7 @@ impl StateFolder {
             this.path.join("authorities"),
             this.path.join("tokens"),
         ] {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .map_err(in_file(&folder))?;
+            make_private(&folder)?;
         }
         let locked = lock(&this.path)
             .map_err(in_file(&this.path))?
@@ -189,11 +185,7 @@ impl StateFolder {
         if folder.join("ca.crt").exists() {
             return Ok(fingerprint);
         }
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)
-            .map_err(in_file(&folder))?;
+        make_private(&folder)?;
         // The certificate is written last: its presence marks the CA as complete.
         for (from, name) in [(&files.key, "ca.key"), (&files.certificate, "ca.crt")] {
             let contents = Zeroizing::new(fs::read(from).map_err(in_file(from))?);
@@ -464,6 +456,13 @@ impl MembersFile {
         }
         Ok(())
     }
+}
+
+/// Creates a folder, and its missing ancestors, with access for its owner only.
+fn make_private(folder: &Path) -> anyhow::Result<()> {
+    let mut builder = DirBuilder::new();
+    let created = builder.recursive(true).mode(0o700).create(folder);
+    created.map_err(in_file(folder))
 }
 
 fn append(path: &Path, text: &[u8]) -> io::Result<()> {

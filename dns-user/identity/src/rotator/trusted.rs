@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use x509_cert::ext::pkix::BasicConstraints;
 
 use crate::{
-    authority::{CaError, bundle, certificates, parse_chain},
+    authority::{CaError, bundle, certificates, parse_chain, read_pem},
     certificate::unix,
 };
 
@@ -208,8 +208,7 @@ impl Trusted {
 fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
     let mut all = Vec::new();
     for path in files {
-        let text = bounded::read(path)
-            .map_err(|error| CaError::of(path, format!("{error}; choose a readable PEM file")))?;
+        let text = read_pem(path)?;
         let (ders, parsed) =
             parse_chain(&text).map_err(|fault| CaError::of(path, fault.to_string()))?;
         for (parsed, number) in parsed.iter().zip(1..) {

@@ -14,7 +14,7 @@ use dns_identity::{
     folder::read_pair,
     keys::{KeyType, PrivateKey},
     profile::Container,
-    san::{Consumed, Ids, Link, Names, Options, Purpose},
+    san::{Ids, Link, Names, Options},
     schedule::{RenewalWindow, Share},
 };
 use dns_kit::tls::Certificate;
@@ -539,23 +539,22 @@ fn names(case: &Value) -> anyhow::Result<(Option<String>, Names)> {
         Value::Null => Options::default(),
         options => serde_json::from_value(options.clone()).unwrap(),
     };
-    let mut consumed = Vec::new();
+    let link = if case["link"].is_null() {
+        Link::Manual(String::new())
+    } else {
+        link(&case["link"])
+    };
+    let mut names = Names::of(&options)?;
     for consumer in case["consumes"].as_array().into_iter().flatten() {
         if kind != "certificate" {
             anyhow::bail!(
                 "variable of type {kind:?} cannot consume links; only type certificate can"
             );
         }
-        let purpose = Purpose::parse(consumer.as_str().unwrap())?;
-        consumed.push(Consumed {
-            purpose,
-            link: link(&case["link"]),
-            wildcard,
-        });
+        names.consume(consumer.as_str().unwrap(), &link, wildcard)?;
     }
-    let names = Names::of(&options, &consumed)?;
     let name = (!case["link"].is_null())
-        .then(|| link(&case["link"]).name(wildcard))
+        .then(|| link.name(wildcard))
         .transpose()?;
     Ok((name, names))
 }

@@ -543,3 +543,15 @@ fn authority_rotates_and_returns() {
             .all(|instance| fleet.follows(instance, &new, &[&new]))
     );
 }
+
+#[test]
+fn closed_output_ends_no_rotation() {
+    let fleet = Fleet::start();
+    let new = TestAuthority::new("new");
+    let (certificate, key) = (new.certificate_path(), new.key_path());
+    let arguments = ["--ca", text(&certificate), "--ca-key", text(&key)];
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = fleet.rotate(&arguments).stdout(writer).status().unwrap();
+    assert!(status.success(), "{status}");
+}

@@ -9,7 +9,7 @@ use std::{
 use dns_identity::{
     descriptions::Descriptions,
     folder::read_pair,
-    keys::{KeyPool, KeyType},
+    keys::{KeyPool, KeyType, Priority},
     rotator::{Next, Rotator},
 };
 use tempfile::TempDir;
@@ -187,7 +187,7 @@ fn waiting_for_keys_costs_no_steps() {
         world.create(&format!("g{number}"));
     }
     // RSA keys take longer than a step.
-    let pool = KeyPool::start(KeyType::Rsa2048, 1).unwrap();
+    let pool = KeyPool::start(KeyType::Rsa2048, 1, Priority::Idle).unwrap();
     let now = world.now + 24 * HOUR - Duration::from_secs(2400);
     let mut rotator = Rotator::open(
         settings(world.folder.path()),

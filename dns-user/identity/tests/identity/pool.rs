@@ -11,7 +11,7 @@ use std::{
 
 use dns_identity::{
     folder::read_pair,
-    keys::{KeyPool, KeyType},
+    keys::{KeyPool, KeyType, Priority},
     rotator::Rotator,
 };
 use nix::{
@@ -88,7 +88,7 @@ fn pool_yields_to_busy_process() {
     for has_own_session in [false, true] {
         let process = busy(has_own_session, &cpus);
         // Larger than can be filled here.
-        let keys = KeyPool::start(KeyType::P256, 1_000_000).unwrap();
+        let keys = KeyPool::start(KeyType::P256, 1_000_000, Priority::Idle).unwrap();
         let thread = pool_thread();
         sched_setaffinity(thread, &cpus).unwrap();
         let before = sleeps(thread);
@@ -106,7 +106,7 @@ fn pool_yields_to_busy_process() {
 
 #[test]
 fn idle_machine_fills_pool() {
-    let pool = KeyPool::start(KeyType::P256, 50).unwrap();
+    let pool = KeyPool::start(KeyType::P256, 50, Priority::Idle).unwrap();
     assert!(pool.wait(50, Duration::from_secs(600)));
     assert_eq!((pool.ready(), pool.size()), (50, 50));
     // A taken key is replaced.
@@ -117,7 +117,7 @@ fn idle_machine_fills_pool() {
 #[test]
 fn start_takes_key_of_pool() {
     let (authority, folder) = (TestAuthority::new("rotator"), memory());
-    let pool = KeyPool::start(KeyType::Rsa2048, 1).unwrap();
+    let pool = KeyPool::start(KeyType::Rsa2048, 1, Priority::Idle).unwrap();
     // At idle priority this takes longer on a busy machine.
     assert!(pool.wait(1, Duration::from_secs(600)));
     let before = pool.used();

@@ -592,3 +592,18 @@ fn systemd_units_are_valid() {
     }
     assert_eq!(checked, 3);
 }
+
+#[test]
+fn results_need_no_reader() {
+    for arguments in [
+        "san --instance-group web --deployment app",
+        "check --folder /missing",
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut program = program();
+        program.args(arguments.split(' ')).stdout(writer);
+        let output = program.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments}");
+    }
+}

@@ -59,7 +59,7 @@ pub(crate) fn open(
 
 /// A full pool of keys. At idle priority, a busy machine would delay them for as long as it is busy.
 pub(crate) fn filled_pool(size: usize) -> KeyPool {
-    let pool = KeyPool::start_with(KeyType::P256, size, Priority::Normal).unwrap();
+    let pool = KeyPool::start(KeyType::P256, size, Priority::Normal).unwrap();
     wait_for_keys(&pool);
     pool
 }

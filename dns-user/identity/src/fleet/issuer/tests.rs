@@ -129,7 +129,7 @@ impl Agents {
 
     fn report(&self, number: u32, now: SystemTime) {
         let issuers = BTreeSet::from([self.service.shared.lock().authority.fingerprint.clone()]);
-        let report = Report {
+        let report = Member {
             generation: 1,
             issuers,
             not_after: self.ends[&number],
@@ -402,7 +402,7 @@ fn reports_have_limits() {
     let service = service(folder.path());
     let now = at(START);
     let ca = |number: usize| Fingerprint::of(&[u8::try_from(number).unwrap()]);
-    let report = |count: usize, not_after| Report {
+    let report = |count: usize, not_after| Member {
         generation: 7,
         issuers: (0..count).map(ca).collect(),
         not_after,
@@ -474,18 +474,11 @@ async fn refusals_are_counted_by_reason() {
     }
     let refused = BTreeMap::from([("identity", 1), ("names", 3)]);
     assert_eq!(service.shared.lock().refused, refused);
-    // One line, and two that are only counted.
-    let suppressed = service.shared.lock().logged["names"].1;
-    assert_eq!(suppressed, 2);
-    // By a clock that was set back, or after a minute, there is a line again.
-    let now = SystemTime::now();
-    for at in [now + HOUR, now - REFUSAL_PAUSE] {
-        let mut shared = service.shared.lock();
-        shared.logged.insert("names", (at, 5));
-        drop(shared);
-        service.refused(Refusal::new(StatusCode::FORBIDDEN, "names", "why"));
-        assert_eq!(service.shared.lock().logged["names"].1, 0);
-    }
+    // Each reason has had its line of this minute.
+    let shared = service.shared.lock();
+    assert_eq!(shared.logged.len(), 2);
+    let mut lines = shared.logged.values();
+    assert!(lines.all(|line| line.admit_per_minute().is_none()));
 }
 
 #[test]
@@ -557,7 +550,7 @@ fn members_follow_the_records() {
     assert_eq!(count(), 20);
     assert_eq!(service.shared.lock().problem, None);
     // Those of the former records may report no more.
-    let report = Report {
+    let report = Member {
         generation: 1,
         issuers: BTreeSet::new(),
         not_after: 0,
@@ -831,7 +824,7 @@ async fn calls_are_answered_over_tls() {
         certificate: reply.certificate,
         key: key.to_pem().unwrap(),
     }));
-    let report = Report {
+    let report = Member {
         generation: 1,
         issuers: BTreeSet::new(),
         not_after: 0,
