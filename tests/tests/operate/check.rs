@@ -169,7 +169,7 @@ const WRONG: [Wrong; 4] = [
             "handlers/kinds.json: handlers[0].source.type: is missing",
             "handlers/kinds.json: handlers[1].domain: \"a..b\"",
             "handlers/kinds.json: handlers[1].source.type: \"file\" is unknown",
-            "handlers/object.json: is an object, not a list",
+            "handlers/object.json: is an object; expected a list of handlers",
         ],
     },
     Wrong {
