@@ -8,7 +8,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::Path,
 };
 
 use crate::sources;
@@ -235,9 +234,10 @@ const KEPT: &[(&str, &[Figure])] = &[
     (
         "publisher: providers by HTTP",
         &[
-            ("30 s", "publish/src/provider/aws/mod.rs", "timeout"),
+            ("30 s", "publish/src/provider/aws/api.rs", "TIMEOUT"),
             ("10 s", "publish/src/provider/coredns/mod.rs", "timeout"),
             ("256 MiB", "publish/src/provider/mod.rs", "MAX_BODY"),
+            ("1,000", "publish/src/provider/mod.rs", "MAX_PAGES"),
             ("32 MiB", "publish/src/webhook.rs", "MAX_MESSAGE"),
             ("1", "publish/src/provider/mod.rs", "WINDOW"),
         ],
@@ -340,7 +340,7 @@ fn without_tests(text: &str) -> String {
 
 /// Returns the files that make sockets, as `crate/src/file.rs`, with what they use.
 fn files_with_sockets() -> BTreeMap<String, Vec<&'static str>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-user");
+    let root = sources::root().join("dns-user");
     let mut found = BTreeMap::new();
     for path in sources::rust_files(&root) {
         let name = path.strip_prefix(&root).unwrap().display().to_string();
@@ -373,8 +373,7 @@ struct Row {
 
 /// Reads the table of the section "Sockets and their limits".
 fn table() -> Vec<Row> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("docs/security.md")).unwrap();
+    let page = fs::read_to_string(sources::root().join("docs/security.md")).unwrap();
     let (_, section) = page.split_once("## Sockets and their limits").unwrap();
     let section = section.split("\n## ").next().unwrap();
     let mut rows = Vec::new();
@@ -510,7 +509,7 @@ fn value_in_code(name: &str, code: &str) -> Option<u64> {
 
 #[test]
 fn figures_equal_constants() {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-user");
+    let sources = sources::root().join("dns-user");
     let mut wrong = Vec::new();
     let mut compared = 0;
     let mut named = BTreeSet::new();
