@@ -207,7 +207,10 @@ const KEPT: &[(&str, &[Figure])] = &[
     ),
     (
         "commands: server",
-        &[("30 s", "cli/src/operate/waiting.rs", "MAX_WAIT")],
+        &[
+            ("30 s", "cli/src/operate/waiting.rs", "MAX_WAIT"),
+            ("256 MiB", "cli/src/operate/client.rs", "MAX_BODY"),
+        ],
     ),
     (
         "`shadow`: name servers",
