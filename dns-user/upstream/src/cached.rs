@@ -808,12 +808,11 @@ impl Failures {
         if self.is_empty() {
             return None;
         }
-        let remembered = self.remembered.lock();
-        let (since, result) = remembered.by_key.get(key)?;
-        // Expired failures are removed only when another one is inserted.
-        if since.elapsed() >= FAILURE_LIFETIME {
-            return None;
-        }
+        let mut remembered = self.remembered.lock();
+        remembered.forget_expired(Instant::now());
+        // Once none is left, queries need no lock again.
+        self.count.store(remembered.by_key.len(), Ordering::Relaxed);
+        let (_, result) = remembered.by_key.get(key)?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(Arc::clone(result))
     }
@@ -821,15 +820,13 @@ impl Failures {
     pub(crate) fn insert(&self, key: FlightKey, result: Arc<FlightResult>) {
         let now = Instant::now();
         let mut remembered = self.remembered.lock();
-        while let Some((since, _)) = remembered.order.front()
-            && (now.duration_since(*since) >= FAILURE_LIFETIME
-                || remembered.order.len() >= MAX_FAILURES)
-        {
+        remembered.forget_expired(now);
+        if remembered.order.len() >= MAX_FAILURES {
             remembered.forget_oldest();
         }
         remembered.order.push_back((now, key.clone()));
         remembered.by_key.insert(key, (now, result));
-        self.count.store(remembered.order.len(), Ordering::Relaxed);
+        self.count.store(remembered.by_key.len(), Ordering::Relaxed);
     }
 
     pub(crate) fn flush(&self) {
@@ -844,6 +841,14 @@ impl Failures {
 }
 
 impl Remembered {
+    fn forget_expired(&mut self, now: Instant) {
+        while let Some((since, _)) = self.order.front()
+            && now.duration_since(*since) >= FAILURE_LIFETIME
+        {
+            self.forget_oldest();
+        }
+    }
+
     fn forget_oldest(&mut self) {
         let Some((since, key)) = self.order.pop_front() else {
             return;
@@ -914,7 +919,9 @@ mod tests {
         assert!(failures.is_empty() && failures.get(&key(1)).is_none());
         remember(&failures, 1, FAILURE_LIFETIME);
         assert!(!failures.is_empty() && failures.get(&key(1)).is_none());
+        assert!(failures.is_empty(), "queries need no lock");
         assert_eq!(failures.hits(), 0);
+        remember(&failures, 1, FAILURE_LIFETIME);
         // Another one takes the place of those that are over.
         failures.insert(key(2), result());
         assert_eq!(failures.remembered.lock().by_key.len(), 1);
