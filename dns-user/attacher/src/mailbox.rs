@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Read as _, Write as _},
+    iter,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
@@ -78,28 +79,28 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Returns the messages that wait, at most as many as the channel holds: a sender that fills it again and again must
+    /// Returns the messages that wait, hardly more than the channel holds: a sender that fills it again and again must
     /// not keep the receiver from its other work. [`Ended`] follows them if no other will come.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = Result<T, Ended>> {
-        (0..self.capacity).map_while(|_| self.next())
-    }
-
-    /// Returns the next message, if there is one. The receiver stays readable until there is none.
-    fn next(&self) -> Option<Result<T, Ended>> {
-        let found = match self.messages.try_recv() {
-            Err(TryRecvError::Empty) => {
+        let mut left = self.capacity;
+        let mut is_cleared = false;
+        iter::from_fn(move || {
+            left = left.checked_sub(1)?;
+            let mut found = self.messages.try_recv();
+            if matches!(found, Err(TryRecvError::Empty)) && !is_cleared {
                 // Not before: while messages are left, poll(2) must return at once.
                 self.woken.clear();
-                // One of the wake-ups may belong to a message that has arrived in the meantime.
-                self.messages.try_recv()
+                is_cleared = true;
+                // Wake-ups of messages that arrived in the meantime are gone as well, so all of those are taken.
+                left = self.capacity;
+                found = self.messages.try_recv();
             }
-            found => found,
-        };
-        match found {
-            Ok(message) => Some(Ok(message)),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Err(Ended)),
-        }
+            match found {
+                Ok(message) => Some(Ok(message)),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(Err(Ended)),
+            }
+        })
     }
 }
 
@@ -161,11 +162,11 @@ mod tests {
     fn messages_and_the_end_wake_the_receiver() {
         let (sender, receiver) = channel(4).unwrap();
         assert!(!is_readable(&receiver));
-        assert_eq!(receiver.next(), None);
+        assert_eq!(receiver.waiting().next(), None);
         sender.send(1).unwrap();
         sender.send(2).unwrap();
         assert!(is_readable(&receiver));
-        assert_eq!(receiver.next(), Some(Ok(1)));
+        assert_eq!(receiver.waiting().next(), Some(Ok(1)));
         assert!(is_readable(&receiver), "there is another one");
         assert!(receiver.waiting().eq([Ok(2)]));
         assert!(!is_readable(&receiver));
@@ -179,7 +180,7 @@ mod tests {
     fn full_channel_takes_no_offer() {
         let (sender, receiver) = channel(2).unwrap();
         (1..=3).for_each(|number| sender.offer(number));
-        assert_eq!(receiver.next(), Some(Ok(1)));
+        assert_eq!(receiver.waiting().next(), Some(Ok(1)));
         sender.offer(4);
         assert!(receiver.waiting().eq([Ok(2), Ok(4)]));
         drop(receiver);
@@ -223,7 +224,11 @@ mod tests {
         }
         assert!(receiver.waiting().eq((0..10_000).map(Ok)));
         while is_readable(&receiver) {
-            assert_eq!(receiver.next(), None, "a wake-up too many does no harm");
+            assert_eq!(
+                receiver.waiting().next(),
+                None,
+                "a wake-up too many does no harm"
+            );
         }
         drop(receiver);
         assert_eq!(sender.send(0), Err(Ended));

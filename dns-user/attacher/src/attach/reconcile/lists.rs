@@ -196,6 +196,12 @@ impl InterfaceReconciler {
             if after == Some(before) {
                 continue;
             }
+            // Our own attachment at XDP changes no rule's verdict.
+            let mut but_program = before.clone();
+            but_program.xdp_program = after.and_then(|after| after.xdp_program);
+            if after == Some(&but_program) {
+                continue;
+            }
             changed.insert(ifindex);
             if after.is_some() {
                 continue;
