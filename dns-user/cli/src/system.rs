@@ -273,10 +273,11 @@ impl Resolved {
         let address = self.address.to_string();
         let shown = run("ip", &["link", "show", "dev", INTERFACE]).await;
         if shown.is_err() {
-            // Beforehand: a signal may end the wait when the interface has just been made.
-            self.made = true;
+            // Beforehand: a signal may end the wait when the interface has just been made. It may also be ours
+            // already: the command that shows it fails for other reasons, too.
+            let was_made = std::mem::replace(&mut self.made, true);
             let added = run("ip", &["link", "add", INTERFACE, "type", "dummy"]).await;
-            self.made = added.is_ok();
+            self.made = was_made || added.is_ok();
             added?;
             // systemd-resolved forgets the settings of an interface with it.
             self.domains_set = None;
@@ -333,7 +334,7 @@ mod tests {
         let fifo = folder.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let mut reader = pipe::OpenOptions::new().open_receiver(&fifo).unwrap();
-        let script = format!("exec >{}; echo begun; exec sleep 1000000", fifo.display());
+        let script = format!("exec >'{}'; echo begun; exec sleep 1000000", fifo.display());
         let arguments = ["-c", script.as_str()];
         let mut text = [0; 6];
         tokio::select! {
