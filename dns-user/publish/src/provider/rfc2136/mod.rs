@@ -126,18 +126,25 @@ fn arguments(name: &str, text: &str) -> Option<Vec<String>> {
     if name != "rfc2136-host" {
         return None;
     }
-    let mut hosts = Vec::new();
-    let mut of_all = Vec::new();
+    let mut arguments = Vec::new();
+    let mut common_port = None;
+    let mut any_tls = false;
     for text in elements(text) {
         let Server { host, port, tls } = Server::split(text)?;
-        hosts.push(format!("--rfc2136-host={host}"));
-        // external-dns has one port for all hosts, by default 0, and a flag for TLS in place of the scheme.
-        of_all = vec![format!("--rfc2136-port={port}")];
-        if tls {
-            of_all.push("--rfc2136-use-tls".to_owned());
-        }
+        arguments.push(format!("--rfc2136-host={host}"));
+        common_port = common_port.or(Some(port));
+        any_tls |= tls;
     }
-    Some([hosts, of_all].concat())
+    // external-dns has one port for all hosts, by default 0: the first one's.
+    if let Some(port) = common_port {
+        arguments.push(format!("--rfc2136-port={port}"));
+    }
+    // A flag for TLS in place of the scheme, for all hosts as well: rather TLS for one that has none than plain text for
+    // one that has it.
+    if any_tls {
+        arguments.push("--rfc2136-use-tls".to_owned());
+    }
+    Some(arguments)
 }
 
 /// Settings of one server.

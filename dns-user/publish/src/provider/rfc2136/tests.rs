@@ -305,6 +305,22 @@ fn port_is_told_from_the_end_of_an_address() {
     }
 }
 
+#[test]
+fn hosts_share_port_and_tls() {
+    for text in ["tls://a,b:54", "a:853,tls://b:54"] {
+        assert_eq!(
+            arguments("rfc2136-host", text).unwrap(),
+            [
+                "--rfc2136-host=a",
+                "--rfc2136-host=b",
+                "--rfc2136-port=853",
+                "--rfc2136-use-tls"
+            ],
+            "{text}"
+        );
+    }
+}
+
 fn parameters(pairs: &[(&str, &str)]) -> Parameters {
     let mut parameters = Parameters::default();
     for (name, value) in pairs {
