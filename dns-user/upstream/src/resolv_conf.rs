@@ -89,7 +89,8 @@ impl Nameservers {
     /// Returns the nameservers of the file, none if it is missing; `None` if it cannot be read now.
     fn read(&mut self) -> Option<Vec<String>> {
         // Taken before the file is read, so that a change in between is noticed next time.
-        self.seen = self.version();
+        let present = self.version();
+        let before = std::mem::replace(&mut self.seen, present);
         let bytes = match fs::read(RESOLV_CONF) {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -98,8 +99,9 @@ impl Nameservers {
                     tracing::warn!(file = RESOLV_CONF, %error, suppressed, "cannot read the file");
                 }
                 if error.kind() != io::ErrorKind::NotFound {
-                    // It has not been seen: the reason may pass, such as a lack of descriptors.
-                    self.seen.0 = None;
+                    // It has not been seen, nor by our present addresses: the reason may pass, such as a lack of
+                    // descriptors.
+                    self.seen = (None, before.1);
                     return None;
                 }
                 Vec::new()
