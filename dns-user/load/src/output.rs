@@ -175,8 +175,8 @@ fn table(report: &Report) -> String {
         text += &format!("error {error}, {count} times; {}\n", remedy(error));
     }
     if report.received == 0 && report.errors.is_empty() {
-        text += "no reply: does the driver transmit XDP frames, and the other end of a veth pair receive them \
-                 (ethtool -K INTERFACE gro on)? --sockets needs neither\n";
+        text += "no reply: does the server answer these queries, and no packet filter drop them? Without --sockets: does the \
+                 driver transmit XDP frames, and the other end of a veth pair receive them (ethtool -K INTERFACE gro on)?\n";
     }
     text
 }
