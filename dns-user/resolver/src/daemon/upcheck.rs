@@ -286,8 +286,8 @@ mod tests {
     /// The main loop waits for a round, however many addresses are silent.
     #[tokio::test]
     async fn silent_targets_are_asked_together() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let first = listener.local_addr().unwrap();
+        let first = test_support::free_address();
+        let listener = TcpListener::bind(first).await.unwrap();
         let _silent = UdpSocket::bind(first).await.unwrap();
         let second = UdpSocket::bind("127.0.0.2:0").await.unwrap();
         let upcheck = Upcheck::new(
