@@ -467,9 +467,16 @@ impl<T: Send + 'static> Reading<T> {
         &mut self,
         read: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
-        // A call that hangs cannot be cancelled. It is waited for again, so that it takes one thread.
+        // One call has waited for it already: of many connections that are opened together, each would wait for the
+        // ones before it.
+        let limit = if self.0.is_some() {
+            Duration::ZERO
+        } else {
+            READ_TIMEOUT
+        };
+        // A call that hangs cannot be cancelled. It is looked at again, so that it takes one thread.
         let reading = self.0.get_or_insert_with(|| spawn_blocking(read));
-        let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
+        let Ok(read) = timeout(limit, reading).await else {
             return Err(io::Error::other(format!(
                 "not finished within {READ_TIMEOUT:?}, its folder does not respond; if it is mounted, check its server"
             )));

@@ -80,6 +80,9 @@ pub struct TlsMaterial {
 /// Stamps of the three files; `None` for a missing one.
 type FileStamps = [Option<FileStamp>; 3];
 
+/// Maximum time for which an attempt to load waits for another one.
+const MAX_POLL_WAIT: Duration = Duration::from_secs(1);
+
 /// The latest attempt to load, and the latest warning.
 #[derive(Debug)]
 struct Attempt {
@@ -225,7 +228,10 @@ impl RotatingTls {
     /// Reloads the files if one changed since the last attempt or if that failed. Returns whether a
     /// new set is in use. Performs file I/O, so it must not run on a thread that answers queries.
     pub fn poll(&self) -> bool {
-        let mut attempt = self.attempt.lock();
+        // Another thread may be waiting for a mount that hangs; a handshake goes on with what is in use.
+        let Some(mut attempt) = self.attempt.try_lock_for(MAX_POLL_WAIT) else {
+            return false;
+        };
         let seen = stamps(&self.files);
         if seen == attempt.seen && attempt.error.is_none() {
             // `warn_of_expiry` takes the same lock.

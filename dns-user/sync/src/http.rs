@@ -1,7 +1,7 @@
 //! Requests to blobstores and to the publisher's API, with the paths and signatures of a director's WebDAV
 //! blobstore.
 //!
-//! Certificates of mutual TLS are polled at every connection (`dns_kit::tls`), so a rotation needs no restart.
+//! Certificates of mutual TLS are looked at every second and at connections (`dns_kit::tls`), so a rotation needs no restart.
 
 use std::{
     path::{Path, PathBuf},

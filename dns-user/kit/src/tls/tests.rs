@@ -186,6 +186,23 @@ fn mismatched_key_is_never_used() {
     handshake(tls.client_config(), tls.server_config()).unwrap();
 }
 
+/// A thread that reads files on a mount that hangs holds the attempt.
+#[test]
+fn handshake_waits_for_no_hung_reader() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (ca.issue("health.bosh-dns"), ca.issue("health.bosh-dns"));
+    let files = files(folder.path(), &old, &ca.pem);
+    let tls = Arc::new(RotatingTls::load("t", "health.bosh-dns", &files).unwrap());
+    fs::write(&files.certificate, &new.0).unwrap();
+    fs::write(&files.private_key, &new.1).unwrap();
+    let hung = tls.attempt.lock();
+    handshake(Arc::new(tls.polling_client_config()), tls.server_config()).unwrap();
+    assert_eq!(tls.current().generation, 1);
+    drop(hung);
+    assert!(tls.poll());
+}
+
 #[test]
 fn broken_file_keeps_last_set() {
     let ca = Authority::new("ca");
