@@ -334,7 +334,9 @@ impl Generator {
         let maps = Maps::of(&mut object)?;
         let sent_at = Record::of(&mut object, "SENT_AT")?;
         let received_at = Record::of(&mut object, "RECEIVED_AT")?;
-        program(&mut object, "generate")?.load()?;
+        program(&mut object, "generate")?
+            .load()
+            .context("the kernel cannot generate load (Linux 5.18); --sockets needs no program")?;
         attach(&mut object, "count", settings.interface, false)?;
         let programs = Programs {
             object,

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use aya::TestRunOptions;
+use aya::{TestRunOptions, util::KernelVersion};
 use dns_common::{
     counters::Outcome,
     entry::AnswerPolicy,
@@ -1281,12 +1281,15 @@ fn packet_without_room_is_passed() {
     /// the maximum of older kernels (Linux 6.1).
     const METADATA: usize = 32;
     let Some(mut program) = load() else { return };
-    // Metadata prevents growth at the start.
-    let query = long_query(&mut program, 40);
-    let input = [vec![0x5a; METADATA], Datagram::v4(query).frame()].concat();
-    let (output, counted) = run_with_metadata(&mut program, &input, METADATA);
-    assert_eq!(counted, Outcome::NoRoom);
-    assert!(output == input);
+    // Before Linux 5.18 the kernel's own part of the head room is 8 bytes shorter, and the room suffices.
+    if KernelVersion::current().unwrap() >= KernelVersion::new(5, 18, 0) {
+        // Metadata prevents growth at the start.
+        let query = long_query(&mut program, 40);
+        let input = [vec![0x5a; METADATA], Datagram::v4(query).frame()].concat();
+        let (output, counted) = run_with_metadata(&mut program, &input, METADATA);
+        assert_eq!(counted, Outcome::NoRoom);
+        assert!(output == input);
+    }
 
     // Exceeds the room at both ends in an XDP test run.
     let query = long_query(&mut program, 255);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use aya::{Ebpf, programs::Xdp};
+use aya::{Ebpf, programs::Xdp, util::KernelVersion};
 use dns_load::{
     frames::Route,
     generator::{Generator, Load, OBJECT, Responder, Settings},
@@ -18,6 +18,11 @@ const MAX_VERIFIED: u32 = 2_000;
 /// Replies after which the programs count as working.
 const MIN_REPLIES: u64 = 20;
 
+/// Returns whether the kernel has what the load generator needs (`bpf_xdp_store_bytes`, live frames).
+fn kernel_has_live_frames() -> Result<bool> {
+    Ok(KernelVersion::current()? >= KernelVersion::new(5, 18, 0))
+}
+
 #[test]
 fn generator_is_accepted() -> Result<()> {
     if !requirements::bpf() {
@@ -26,7 +31,13 @@ fn generator_is_accepted() -> Result<()> {
     let mut object = Ebpf::load(OBJECT)?;
     for name in ["generate", "count", "respond"] {
         let program: &mut Xdp = object.program_mut(name).context(name)?.try_into()?;
-        program.load().context(name)?;
+        let loaded = program.load();
+        if !kernel_has_live_frames()? {
+            // `count` and `respond` alone would measure nothing.
+            ensure!(name != "generate" || loaded.is_err(), "the page says 5.18");
+            continue;
+        }
+        loaded.context(name)?;
         let verified = program.info()?.verified_instruction_count();
         println!("{name}: {verified:?} instructions processed by the verifier");
         ensure!(verified <= Some(MAX_VERIFIED), "{name}: {verified:?}");
@@ -36,7 +47,7 @@ fn generator_is_accepted() -> Result<()> {
 
 #[test]
 fn generator_gets_its_replies() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
+    if !requirements::namespaces() || !requirements::bpf() || !kernel_has_live_frames()? {
         return Ok(());
     }
     let pair = Pair::joined("load", ("s0", &["10.9.0.2/24"]), ("c0", &["10.9.0.1/24"]))?;
