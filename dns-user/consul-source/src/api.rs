@@ -21,9 +21,7 @@ use dns_consul::catalog::{
         PreparedQuery, TaggedAddress, Template, Weights,
     },
 };
-use dns_kit::files::bounded;
-
-use crate::connections::Reading;
+use dns_kit::files::{Reading, bounded};
 
 /// Tag of a service's virtual address.
 const VIRTUAL: &str = "consul-virtual";

@@ -1,6 +1,5 @@
 //! Connections to one agent at a time: a limited number, either HTTP/1.1 with one request each or
-//! HTTP/2 with many; TLS is configured from files that may change. [`Reading`] reads files without waiting for a mount
-//! that hangs.
+//! HTTP/2 with many; TLS is configured from files that may change.
 
 use std::{
     collections::HashMap,
@@ -28,13 +27,15 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::{JoinHandle, spawn_blocking},
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
 
 use dns_consul::config::{ApiAddress, HttpApi};
-use dns_kit::{files::FileStamp, tls};
+use dns_kit::{
+    files::{FileStamp, Reading},
+    tls,
+};
 use dns_upstream::{HostName, HostNames};
 
 /// Timeout of connecting, including TLS.
@@ -51,8 +52,6 @@ const MAX_BODY: usize = 256 << 20;
 const MAX_STREAMS: usize = 100;
 /// Timeout until a connection is ready for its next request.
 const READY_TIMEOUT: Duration = Duration::from_millis(200);
-/// Timeout of reading files.
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Ping interval of a silent HTTP/2 connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
@@ -451,41 +450,6 @@ fn current(api: &HttpApi, last: Option<Stamped>) -> anyhow::Result<Stamped> {
     Ok((stamps, Arc::new(config)))
 }
 
-/// A read of files, which may be on a mount that hangs.
-#[derive(Debug)]
-pub(crate) struct Reading<T>(Option<JoinHandle<T>>);
-
-impl<T> Default for Reading<T> {
-    fn default() -> Self {
-        Self(None)
-    }
-}
-
-impl<T: Send + 'static> Reading<T> {
-    /// Returns the result of `read`, or an error if that takes too long.
-    pub(crate) async fn result(
-        &mut self,
-        read: impl FnOnce() -> T + Send + 'static,
-    ) -> io::Result<T> {
-        // One call has waited for it already: of many connections that are opened together, each would wait for the
-        // ones before it.
-        let limit = if self.0.is_some() {
-            Duration::ZERO
-        } else {
-            READ_TIMEOUT
-        };
-        // A call that hangs cannot be cancelled. It is looked at again, so that it takes one thread.
-        let reading = self.0.get_or_insert_with(|| spawn_blocking(read));
-        let Ok(read) = timeout(limit, reading).await else {
-            return Err(io::Error::other(format!(
-                "not finished within {READ_TIMEOUT:?}, its folder does not respond; if it is mounted, check its server"
-            )));
-        };
-        self.0 = None;
-        read.map_err(io::Error::other)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{fs, time::SystemTime};
@@ -711,33 +675,23 @@ mod tests {
         assert!(!Arc::ptr_eq(&before, &tls.config().await.unwrap()));
         // The last one stays in use while its folder hangs.
         let before = tls.config().await.unwrap();
-        tls.made.lock().await.reading = hanging();
-        assert!(Arc::ptr_eq(&before, &tls.config().await.unwrap()));
         let none = Tls::new(&api);
-        none.made.lock().await.reading = hanging();
+        let mut ends = Vec::new();
+        for hung in [&tls, &none] {
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let read = move || {
+                let _ended = ended.recv();
+                Err(anyhow!("ended"))
+            };
+            let began = hung.made.lock().await.reading.result(read).await;
+            assert!(began.is_err());
+            ends.push(end);
+        }
+        assert!(Arc::ptr_eq(&before, &tls.config().await.unwrap()));
         assert!(none.config().await.is_err());
+        drop(ends);
         let (stamps, _) = current(&HttpApi::default(), None).unwrap();
         assert_eq!(stamps, []);
-    }
-
-    /// Returns a read that never ends.
-    fn hanging<T: Send + 'static>() -> Reading<T> {
-        Reading(Some(tokio::spawn(std::future::pending())))
-    }
-
-    #[tokio::test]
-    async fn hanging_read_takes_one_thread() {
-        let mut reading: Reading<u8> = hanging();
-        let id = reading.0.as_ref().map(JoinHandle::id);
-        for _ in 0..2 {
-            let error = reading.result(|| 7).await.unwrap_err().to_string();
-            assert!(
-                error.starts_with("not finished within 1s, its folder"),
-                "{error}"
-            );
-            assert_eq!(reading.0.as_ref().map(JoinHandle::id), id);
-        }
-        assert_eq!(Reading::default().result(|| 7).await.unwrap(), 7);
     }
 
     #[test]

@@ -5,9 +5,11 @@ pub mod atomic;
 pub mod bounded;
 mod denied;
 pub mod glob;
+mod reading;
 pub mod watch;
 
 pub use bounded::FileStamp;
+pub use reading::Reading;
 
 use std::path::Path;
 

@@ -18,6 +18,7 @@ use std::{
 use bytes::Bytes;
 use dns_core::terminal;
 use dns_kit::{
+    files::Reading,
     foreign::{cut, redacted_text},
     http_client::{HttpClient, Limits},
     tls::{self, ClientIdentity, ServerTrust},
@@ -679,6 +680,7 @@ struct Http {
     client: Mutex<HttpClient>,
     /// Files of the client, if a server needs them.
     files: Option<TlsFiles>,
+    reading: tokio::sync::Mutex<Reading<Result<HttpClient, ProviderError>>>,
     limits: Limits,
 }
 
@@ -694,6 +696,7 @@ impl Http {
         Ok(Self {
             client: Mutex::new(http_client(files.as_ref())?),
             files,
+            reading: tokio::sync::Mutex::default(),
             limits,
         })
     }
@@ -716,10 +719,11 @@ impl Http {
         };
         // The files may have been replaced since they were read: with an expired certificate, every further
         // request would fail as well.
-        if self.files.is_some()
-            && let Ok(client) = http_client(self.files.as_ref())
-        {
-            *self.client.lock() = client;
+        if let Some(files) = self.files.clone() {
+            let read = move || http_client(Some(&files));
+            if let Ok(Ok(client)) = self.reading.lock().await.result(read).await {
+                *self.client.lock() = client;
+            }
         }
         Err(ProviderError::Unreachable {
             server: server.to_owned(),
