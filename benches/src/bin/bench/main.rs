@@ -544,10 +544,9 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
     }
     let started = Instant::now();
     if !arguments.against.is_empty() {
-        // Beside the saturated core what it does not show: the queries' types, starts, memory and
-        // reloads.
+        // Beside the saturated core what it does not show: the queries' types, starts and memory.
         let mut parts = vec![&AGAINST, &EXTRAS, &TYPES];
-        parts.extend(named(&["footprint", "reload"]));
+        parts.extend(named("footprint"));
         parts.retain(|part| is_wanted(&arguments.only, part.name));
         // Subjects hold the names of their modes for the life of the program.
         for mode in ["tc", "native", "off"] {
@@ -559,11 +558,14 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
                 report.figures.extend(part.measure(&plan)?);
             }
         }
-        // Once: forwarded queries go to userspace in every mode.
-        plan.builds = builds(arguments, "off");
-        for part in named(&["forwarding"]) {
-            if is_wanted(&arguments.only, part.name) {
-                report.figures.extend(part.measure(&plan)?);
+        // Once: records are read and compared before any interface is concerned, and forwarded
+        // queries go to userspace in every mode.
+        for (name, mode) in [("reload", "tc"), ("forwarding", "off")] {
+            plan.builds = builds(arguments, mode);
+            for part in named(name) {
+                if is_wanted(&arguments.only, part.name) {
+                    report.figures.extend(part.measure(&plan)?);
+                }
             }
         }
         return Ok(());
@@ -585,9 +587,9 @@ fn measure(arguments: &Arguments, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Returns the parts with these names.
-fn named(names: &'static [&str]) -> impl Iterator<Item = &'static Part> {
-    PARTS.iter().filter(|part| names.contains(&part.name))
+/// Returns the parts with this name.
+fn named(name: &'static str) -> impl Iterator<Item = &'static Part> {
+    PARTS.iter().filter(move |part| part.name == name)
 }
 
 /// Returns this build of the server and those of `--against`, with this mode of the fast path.
