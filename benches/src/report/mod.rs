@@ -88,6 +88,10 @@ impl Sweep {
 
     /// Adds one round's measurement of a subject at the point with this number.
     pub fn push(&mut self, label: &str, ours: bool, place: usize, value: f64) {
+        // The quotient of a round without any reply: no axis is long enough for it.
+        if !value.is_finite() {
+            return;
+        }
         // In the order of the first measurements, which is that of the plan's subjects.
         let known = self.series.iter().position(|line| line.label == label);
         let row = known.unwrap_or_else(|| {
@@ -212,6 +216,8 @@ mod tests {
                 ("ours", 0, 1.0),
                 ("ours", 0, 2.0),
                 ("ours", 1, 2.0),
+                // A round without any reply.
+                ("peer", 0, f64::INFINITY),
                 ("peer", 1, 4.0),
             ] {
                 sweep.push(label, label == "ours", place, value);
@@ -220,6 +226,9 @@ mod tests {
             assert!(sweep.value("ours", "10").is_none());
             Data::Sweep(sweep)
         };
+        let mut unanswered = Sweep::new("instances", vec!["100".into()], true);
+        unanswered.push("peer", false, 0, f64::INFINITY);
+        assert!(Report::plot(&figure(Data::Sweep(unanswered))).is_ok());
         let last = Figure {
             title: "Main".into(),
             ..figure(sweep(false))

@@ -48,6 +48,7 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
             .context("a foundation has names")?
             .to_string();
         let lab = Lab::split()?;
+        let _program = subject.program_of_client(&lab)?;
         let cell = Cell::begin(lab, subject, &setting.foundation, 0)?;
         let process = *cell.processes.first().context("ours is a process")?;
         if has_fast_path {

@@ -664,12 +664,13 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
 
 /// Writes the page, the tables, the numbers, and each plot.
 fn write(report: &Report, folder: &Path) -> Result<()> {
-    fs::write(folder.join("report.html"), report.to_html()?)?;
-    fs::write(folder.join("report.md"), report.to_markdown())?;
+    // First: the other files can be drawn again from it.
     fs::write(
         folder.join("report.json"),
         serde_json::to_vec_pretty(report)?,
     )?;
+    fs::write(folder.join("report.html"), report.to_html()?)?;
+    fs::write(folder.join("report.md"), report.to_markdown())?;
     for (number, figure) in report.figures.iter().enumerate() {
         fs::write(
             folder.join(format!("figure-{:02}.svg", number + 1)),

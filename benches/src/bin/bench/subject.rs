@@ -141,6 +141,25 @@ impl Subject {
         }
     }
 
+    /// Attaches the program that a client with sockets needs on its end, if any.
+    ///
+    /// Without one, native XDP_TX on the server's end loses its packets, because the veth driver
+    /// needs a program on both ends, or NAPI. The in-kernel generator brings its own.
+    pub(crate) fn program_of_client(&self, lab: &Lab) -> Result<Option<Ebpf>> {
+        let is_native = match self {
+            Self::Reflector(hook) | Self::Constant(hook) | Self::Skeleton(hook) => {
+                *hook == Hook::Native
+            }
+            _ => self.mode() == Some("native"),
+        };
+        if !is_native {
+            return Ok(None);
+        }
+        Yardstick::Pass
+            .attach(Hook::Native, &lab.client, CLIENT_INTERFACE)
+            .map(Some)
+    }
+
     /// Returns a build of this server as one that only forwards, in userspace.
     pub(crate) fn forwarding(&self, cache: bool) -> Option<Self> {
         match self {
@@ -264,20 +283,9 @@ impl<'a> Cell<'a> {
         loaded.fill(self.subject.answers_at_interface(), duration)
     }
 
-    /// Returns the program that a client with sockets needs on its end: without one, native XDP_TX
-    /// on the server's end loses its packets, because the veth driver needs a program on both ends,
-    /// or NAPI. The in-kernel generator brings its own.
+    /// Prepares the client's end for sockets; the program that it needs there ends with the value.
     pub(crate) fn client(&self) -> Result<Option<Ebpf>> {
-        let native = matches!(
-            self.subject,
-            Subject::Ours("native")
-                | Subject::Reflector(Hook::Native)
-                | Subject::Constant(Hook::Native)
-                | Subject::Skeleton(Hook::Native)
-        );
-        let program = native
-            .then(|| Yardstick::Pass.attach(Hook::Native, &self.lab.client, CLIENT_INTERFACE))
-            .transpose()?;
+        let program = self.subject.program_of_client(&self.lab)?;
         self.lab.pin_napi()?;
         Ok(program)
     }

@@ -43,6 +43,7 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
         };
         let (cost, share) = {
             let lab = Lab::split()?;
+            let _program = subject.program_of_client(&lab)?;
             let folder = TempDir::with_prefix("bdx-services-")?;
             let server = start(subject, &lab, &foundation, &folder)?;
             ask(&lab, WARM_UP)?;
@@ -53,9 +54,9 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             let cost = (meter.cpu()? - cpu).as_secs_f64() * 1e6 / seen.completed as f64;
             (cost, share_of_interface(&lab, before)?)
         };
-        // Threads of NAPI, by which CPU time is read above, would add their wake-ups to latencies.
         // The NAPI threads to which CPU time is ascribed above would add a wake-up to each latency.
         let lab = Lab::plain()?;
+        let _program = subject.program_of_client(&lab)?;
         let folder = TempDir::with_prefix("bdx-services-")?;
         let _server = start(subject, &lab, &foundation, &folder)?;
         ask(&lab, WARM_UP)?;
