@@ -1,8 +1,8 @@
-//! The open TCP connections, and the choice of the one to close if there are too many.
+//! The open connections of a server, and the choice of the one to close if there are too many.
 //!
-//! A new client is always accepted. Above the limit the idlest connection is closed: of the same
-//! client if it exceeds its share, otherwise of the client with the most connections. A client
-//! therefore cannot keep others out, even with busy connections.
+//! A new client is always accepted. Above the limit a handshake without progress or else the idlest connection is
+//! closed: of the same client if it exceeds its share, otherwise of the client with the most connections, the new one
+//! included. A client therefore cannot keep others out, even with busy connections.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,7 +11,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -24,6 +24,9 @@ use crate::{
     admission::{Client, client_of},
     clock::milliseconds,
 };
+
+/// Age from which an unfinished handshake is closed before other connections.
+const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
 
 /// Connections that the server makes to itself, which are never closed to make room.
 #[derive(Clone, Debug, Default)]
@@ -83,14 +86,15 @@ struct Table {
 
 #[derive(Debug)]
 struct OpenConnection {
-    /// The client, or its network.
-    client: Client,
-    /// Whether the client is the server itself.
+    peer: Peer,
+    /// Whether the peer is the server itself.
     own: bool,
+    /// Whether the handshake has finished, if there is one.
+    is_established: AtomicBool,
     /// Time of the last query, in milliseconds since `Connections::since`.
     active: AtomicU64,
     /// Requests that the connection's task close it.
-    called_off: Notify,
+    called_off: Arc<Notify>,
     /// Tells that the task has ended.
     ended: Notify,
 }
@@ -100,6 +104,11 @@ struct OpenConnection {
 pub struct Leaving(Arc<OpenConnection>);
 
 impl Leaving {
+    /// Returns the other end of the connection.
+    pub fn peer(&self) -> Peer {
+        self.0.peer
+    }
+
     /// Waits until the connection's task has ended: until then it holds its descriptor and its buffers.
     pub async fn ended(self) {
         self.0.ended.notified().await;
@@ -109,7 +118,15 @@ impl Leaving {
 impl Connections {
     /// Creates an empty set. A client may have a quarter of `limit`.
     pub fn new(limit: usize, own: OwnConnections) -> Arc<Self> {
-        let limit_per_client = limit.div_ceil(4);
+        Self::with_share(limit, limit.div_ceil(4), own)
+    }
+
+    /// Creates an empty set in which a client may have all connections until another one comes.
+    pub fn without_shares(limit: usize) -> Arc<Self> {
+        Self::with_share(limit, limit, OwnConnections::default())
+    }
+
+    fn with_share(limit: usize, limit_per_client: usize, own: OwnConnections) -> Arc<Self> {
         let new = Self {
             limit,
             limit_per_client,
@@ -125,20 +142,33 @@ impl Connections {
         self.limit
     }
 
-    /// Adds a connection; returns the one that must close for it.
+    /// Adds a connection of a client that counts by its address; returns the one that must close for it.
     pub fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, Option<Leaving>) {
+        let peer = Peer::Network(client_of(client.ip()));
+        let entered = self.add(peer, self.own.contains(client));
+        entered.0.established();
+        entered
+    }
+
+    /// Adds a connection whose handshake begins; returns the one that must close for it.
+    pub fn enter_handshake(self: &Arc<Self>, peer: Peer) -> (Place, Option<Leaving>) {
+        self.add(peer, false)
+    }
+
+    fn add(self: &Arc<Self>, peer: Peer, own: bool) -> (Place, Option<Leaving>) {
         let entry = Arc::new(OpenConnection {
-            client: client_of(client.ip()),
-            own: self.own.contains(client),
+            peer,
+            own,
+            is_established: AtomicBool::new(false),
             active: AtomicU64::new(self.now()),
-            called_off: Notify::new(),
+            called_off: Arc::default(),
             ended: Notify::new(),
         });
         let mut table = self.table.lock();
         let leaving = if entry.own {
             None
         } else {
-            self.make_room(&mut table, entry.client)
+            self.make_room(&mut table, peer)
         };
         let number = table.next;
         table.next += 1;
@@ -155,31 +185,30 @@ impl Connections {
 
     /// Orders the idlest of all connections to close, for lack of descriptors.
     pub fn call_off_idlest(&self) -> Option<Leaving> {
-        self.table.lock().call_off_idlest(|_| true)
+        self.table.lock().call_off_idlest(self.now(), |_| true)
     }
 
-    /// Makes room for one more connection of `client`; returns the connection ordered to close.
-    fn make_room(&self, table: &mut Table, client: Client) -> Option<Leaving> {
+    /// Makes room for one more connection of `peer`; returns the connection ordered to close.
+    fn make_room(&self, table: &mut Table, peer: Peer) -> Option<Leaving> {
         // No client can have reached its share yet, so there is nothing to count.
         if table.open.len() < self.limit.min(self.limit_per_client) {
             return None;
         }
-        let mut counts: HashMap<Client, usize> = HashMap::new();
+        // With the new one: if its client now has the most, one of its own gives way.
+        let mut counts = HashMap::from([(peer, 1)]);
         for entry in table.open.values().filter(|entry| !entry.own) {
-            *counts.entry(entry.client).or_default() += 1;
+            *counts.entry(entry.peer).or_default() += 1;
         }
-        if counts
-            .get(&client)
-            .is_some_and(|&count| count >= self.limit_per_client)
-        {
-            return table.call_off_idlest(|entry| entry.client == client);
+        let now = self.now();
+        if counts[&peer] > self.limit_per_client {
+            return table.call_off_idlest(now, |entry| entry.peer == peer);
         }
         let total: usize = counts.values().sum();
-        if total < self.limit {
+        if total <= self.limit {
             return None;
         }
         let most = counts.values().max().copied().unwrap_or(0);
-        table.call_off_idlest(|entry| counts.get(&entry.client) == Some(&most))
+        table.call_off_idlest(now, |entry| counts.get(&entry.peer) == Some(&most))
     }
 
     /// Returns the time since the set was created, in milliseconds.
@@ -189,19 +218,33 @@ impl Connections {
 }
 
 impl Table {
-    /// Orders the idlest connection matching `eligible` to close.
-    fn call_off_idlest(&mut self, eligible: impl Fn(&OpenConnection) -> bool) -> Option<Leaving> {
+    /// Orders the idlest connection matching `eligible` to close, or an old handshake if there is one.
+    fn call_off_idlest(
+        &mut self,
+        now: u64,
+        eligible: impl Fn(&OpenConnection) -> bool,
+    ) -> Option<Leaving> {
         let candidates = self
             .open
             .iter()
             .filter(|(_, entry)| !entry.own && eligible(entry));
-        let idlest = candidates
-            .min_by_key(|(number, entry)| (entry.active.load(Ordering::Relaxed), **number));
+        let idlest = candidates.min_by_key(|(number, entry)| {
+            let active = entry.active.load(Ordering::Relaxed);
+            (!entry.is_old_handshake(now), active, **number)
+        });
         // Removed at once, so that the next newcomer does not choose the same one.
         let number = idlest.map(|(&number, _)| number)?;
         let entry = self.open.remove(&number)?;
         entry.called_off.notify_one();
         Some(Leaving(entry))
+    }
+}
+
+impl OpenConnection {
+    fn is_old_handshake(&self, now: u64) -> bool {
+        let begun = self.active.load(Ordering::Relaxed);
+        !self.is_established.load(Ordering::Relaxed)
+            && now.saturating_sub(begun) >= milliseconds(HANDSHAKE_GRACE)
     }
 }
 
@@ -221,9 +264,19 @@ impl Place {
             .store(self.connections.now(), Ordering::Relaxed);
     }
 
+    /// Records that the handshake has finished.
+    pub fn established(&self) {
+        self.entry.is_established.store(true, Ordering::Relaxed);
+    }
+
     /// Completes when the connection must close.
     pub async fn called_off(&self) {
         self.entry.called_off.notified().await;
+    }
+
+    /// Returns what orders the connection to close if it is notified.
+    pub fn closer(&self) -> Arc<Notify> {
+        Arc::clone(&self.entry.called_off)
     }
 }
 
@@ -382,6 +435,70 @@ mod tests {
         assert!(gone.len() == 1 && gone != [8], "{gone:?}");
         drop(places);
         assert!(connections.table.lock().open.is_empty());
+    }
+
+    #[test]
+    fn peer_with_most_connections_gives_way() {
+        let connections = Connections::without_shares(4);
+        let mut places = Vec::new();
+        for (user, expected) in [
+            (1, None),
+            (2, None),
+            (2, None),
+            (2, None),
+            (3, Some(Peer::User(2))),
+            (3, Some(Peer::User(2))),
+            // With the new one, its own peer has the most.
+            (3, Some(Peer::User(3))),
+        ] {
+            let (place, leaving) = connections.enter_handshake(Peer::User(user));
+            place.established();
+            places.push(place);
+            assert_eq!(leaving.map(|leaving| leaving.peer()), expected, "{user}");
+        }
+        // Each time the oldest one.
+        assert_eq!(called_off(&places), [1, 2, 4]);
+        // Among peers with one connection each, the oldest gives way.
+        let connections = Connections::without_shares(2);
+        let places = [1, 2, 3].map(|user| connections.enter_handshake(Peer::User(user)).0);
+        assert_eq!(called_off(&places), [0]);
+        drop(places);
+        assert!(connections.table.lock().open.is_empty());
+    }
+
+    #[test]
+    fn old_unfinished_handshakes_give_way() {
+        // Whether each connection is established, whether it is old, and the one that gives way.
+        for (table, expected) in [
+            ([(true, true), (false, true)], 1),
+            ([(true, true), (false, false)], 0),
+            ([(true, false), (false, false)], 0),
+            ([(false, false), (true, false)], 0),
+            ([(true, true), (true, true)], 0),
+            ([(false, true), (false, true)], 0),
+        ] {
+            let connections = Arc::new(Connections {
+                limit: 2,
+                limit_per_client: 2,
+                own: OwnConnections::default(),
+                since: Instant::now() - HANDSHAKE_GRACE,
+                table: Mutex::default(),
+            });
+            let mut places = Vec::new();
+            for (is_established, is_old) in table {
+                let (place, leaving) = connections.enter_handshake(Peer::User(1));
+                assert!(leaving.is_none());
+                if is_established {
+                    place.established();
+                }
+                // However slow this machine is, the others are not old.
+                let begun = if is_old { 0 } else { u64::MAX };
+                place.entry.active.store(begun, Ordering::Relaxed);
+                places.push(place);
+            }
+            places.push(connections.enter_handshake(Peer::User(1)).0);
+            assert_eq!(called_off(&places), [expected], "{table:?}");
+        }
     }
 
     #[test]

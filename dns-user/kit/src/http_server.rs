@@ -10,8 +10,6 @@ mod requests;
 mod unread;
 
 use std::{
-    cmp::Reverse,
-    collections::HashMap,
     convert::Infallible,
     future::Future,
     io,
@@ -38,7 +36,6 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use parking_lot::Mutex;
 use prometheus::{IntCounter, TextEncoder, proto::MetricFamily};
 use rustls::ServerConfig;
 use rustls_pki_types::CertificateDer;
@@ -56,7 +53,7 @@ use self::{
     unread::{Responses, StallLimit},
 };
 use crate::{
-    connections::Peer,
+    connections::{Connections, Peer, Place},
     logs::LineLimit,
     tls::{CertificateFacts, common_name},
     unix_socket::ControlListener,
@@ -64,9 +61,6 @@ use crate::{
 
 /// Pause after a failed accept, which usually means that file descriptors are exhausted.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// Age from which an unfinished handshake goes before older connections of its peer.
-const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
 
 /// Time for requests in progress to finish when a server stops.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
@@ -250,7 +244,7 @@ impl Server {
             responses: Responses::default(),
             bodies: HeldBytes::new(limits.bodies),
         });
-        let connections = Arc::new(Mutex::new(PeerConnections::default()));
+        let connections = Connections::without_shares(limits.connections);
         let mut tasks = JoinSet::new();
         let mut stop = std::pin::pin!(stop);
         loop {
@@ -271,33 +265,29 @@ impl Server {
                     continue;
                 }
             };
-            // Counted before room is made: if the newcomer's peer now has the most, one of its own
-            // gives way.
-            let (place, closed) = ConnectionPlace::take(&connections, client.peer);
-            if let Some(peer) = connections.lock().make_room(limits.connections) {
+            let (place, leaving) = connections.enter_handshake(client.peer);
+            if let Some(leaving) = leaving {
                 replaced.as_ref().inspect(|counter| counter.inc());
                 static LIMIT: LineLimit = LineLimit::new();
                 if let Some(suppressed) = LIMIT.admit_any() {
                     tracing::warn!(
                         suppressed,
-                        "{name} has {} connections: the oldest one of {peer}, which has the most, was closed",
-                        limits.connections
+                        "{name} has {} connections: the oldest one of {}, which has the most, was closed",
+                        limits.connections,
+                        leaving.peer()
                     );
                 }
-            }
-            // A connection that gives way holds its descriptor until its task has ended.
-            while tasks.len() >= limits.connections {
-                tasks.join_next().await;
+                // Until then it holds its descriptor.
+                leaving.ended().await;
             }
             let context = context.clone();
             let stopping = stopping.subscribe();
             tasks.spawn(async move {
-                let close = closed.clone();
                 tokio::select! {
-                    () = context.connection(socket, client, &place, close, stopping) => {}
+                    () = context.connection(socket, client, &place, stopping) => {}
                     // Dropping the other future closes the connection in any state: in a handshake,
                     // a handler, or an unread response.
-                    () = closed.notified() => {}
+                    () = place.called_off() => {}
                 }
             });
         }
@@ -350,15 +340,15 @@ struct Context {
 }
 
 impl Context {
-    /// Serves a connection until it ends. Notifying `close` closes it.
+    /// Serves a connection until it ends.
     async fn connection(
         &self,
         socket: Socket,
         mut client: Client,
-        place: &ConnectionPlace,
-        close: Arc<Notify>,
+        place: &Place,
         stopping: watch::Receiver<bool>,
     ) {
+        let close = place.closer();
         match socket {
             Socket::Plain(stream) => {
                 place.established();
@@ -503,117 +493,6 @@ impl Context {
             tracing::info!(%peer, suppressed, "{}: request refused: {why}", self.name);
         }
         why.response()
-    }
-}
-
-//----------- Connections ----------------------------------------------------
-
-/// The open connections of a server by peer.
-#[derive(Default)]
-struct PeerConnections {
-    count: usize,
-    next: u64,
-    /// No list is empty; oldest first.
-    peers: HashMap<Peer, Vec<Connection>>,
-}
-
-struct Connection {
-    number: u64,
-    since: Instant,
-    /// Whether the handshake has finished.
-    established: bool,
-    close: Arc<Notify>,
-}
-
-impl PeerConnections {
-    /// Closes a connection if there are more than `limit`; returns its peer.
-    fn make_room(&mut self, limit: usize) -> Option<Peer> {
-        if self.count <= limit {
-            return None;
-        }
-        let (peer, connections) =
-            self.peers
-                .iter()
-                .max_by_key(|(_, connections): &(&Peer, &Vec<Connection>)| {
-                    (
-                        connections.len(),
-                        // Among peers with equally many, the one with the oldest connection gives
-                        // way.
-                        Reverse(connections.first().map(|connection| connection.number)),
-                    )
-                })?;
-        let unfinished = connections.iter().position(|connection| {
-            !connection.established && connection.since.elapsed() >= HANDSHAKE_GRACE
-        });
-        let peer = *peer;
-        let number = connections.get(unfinished.unwrap_or(0))?.number;
-        self.remove(peer, number)?.close.notify_one();
-        Some(peer)
-    }
-
-    fn remove(&mut self, peer: Peer, number: u64) -> Option<Connection> {
-        let connections = self.peers.get_mut(&peer)?;
-        let position = connections
-            // Numbers only grow, so the list is sorted.
-            .binary_search_by_key(&number, |connection| connection.number)
-            .ok()?;
-        let removed = connections.remove(position);
-        if connections.is_empty() {
-            self.peers.remove(&peer);
-        }
-        self.count -= 1;
-        Some(removed)
-    }
-}
-
-/// A connection's entry in [`PeerConnections`], removed when dropped.
-struct ConnectionPlace {
-    connections: Arc<Mutex<PeerConnections>>,
-    peer: Peer,
-    number: u64,
-}
-
-impl ConnectionPlace {
-    /// Adds a connection; notifying the result closes it.
-    fn take(connections: &Arc<Mutex<PeerConnections>>, peer: Peer) -> (Self, Arc<Notify>) {
-        let close = Arc::new(Notify::new());
-        let mut table = connections.lock();
-        let number = table.next;
-        (table.next, table.count) = (number + 1, table.count + 1);
-        let connection = Connection {
-            number,
-            since: Instant::now(),
-            established: false,
-            close: close.clone(),
-        };
-        table.peers.entry(peer).or_default().push(connection);
-        (
-            Self {
-                connections: connections.clone(),
-                peer,
-                number,
-            },
-            close,
-        )
-    }
-
-    /// Records that the handshake has finished.
-    fn established(&self) {
-        let mut table = self.connections.lock();
-        let Some(connections) = table.peers.get_mut(&self.peer) else {
-            return;
-        };
-        for connection in connections {
-            if connection.number == self.number {
-                connection.established = true;
-            }
-        }
-    }
-}
-
-impl Drop for ConnectionPlace {
-    fn drop(&mut self) {
-        self.connections.lock().remove(self.peer, self.number);
     }
 }
 

@@ -50,38 +50,6 @@ async fn new_connection_replaces_oldest() {
     assert_eq!(idle[0].read(&mut [0]).await.unwrap(), 0);
 }
 
-#[test]
-fn peer_with_most_connections_gives_way() {
-    let connections = Arc::new(Mutex::new(PeerConnections::default()));
-    let take = |user| ConnectionPlace::take(&connections, Peer::User(user));
-    let (quiet, _) = take(1);
-    let busy: Vec<_> = (0..3).map(|_| take(2)).collect();
-    busy[0].0.established();
-    assert_eq!(connections.lock().make_room(4), None);
-    let late = take(3);
-    // A handshake without progress goes before an older connection.
-    connections.lock().peers.get_mut(&Peer::User(2)).unwrap()[1].since -= HANDSHAKE_GRACE;
-    assert_eq!(connections.lock().make_room(4), Some(Peer::User(2)));
-    assert_eq!(connections.lock().count, 4);
-    let numbers = |peer| -> Vec<u64> {
-        let table = connections.lock();
-        table
-            .peers
-            .get(&Peer::User(peer))
-            .into_iter()
-            .flatten()
-            .map(|connection| connection.number)
-            .collect()
-    };
-    assert_eq!(numbers(2), [1, 3]);
-    // Among peers with one connection each, the oldest gives way.
-    drop(busy);
-    assert_eq!(connections.lock().make_room(1), Some(Peer::User(1)));
-    assert_eq!(numbers(3), [late.0.number]);
-    drop((quiet, late));
-    assert_eq!(connections.lock().count, 0);
-}
-
 /// Returns whether the server's end of a connection is open (`/proc/net/tcp`, state 01).
 fn is_established(server: u16, client: u16) -> bool {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -328,46 +296,6 @@ async fn bounded_bodies_have_their_lengths() {
     let mut client = unfinished(address, "/", head, b"hello").await;
     let text = reply(&mut client).await;
     assert!(text.ends_with("(Some(5), false) true"), "{text}");
-}
-
-#[test]
-fn old_unfinished_handshakes_give_way() {
-    // Whether each connection is established, whether it is old, and the one that gives way.
-    for (table, expected) in [
-        ([(true, true), (false, true)], 1),
-        ([(true, true), (false, false)], 0),
-        ([(true, false), (false, false)], 0),
-        ([(false, false), (true, true)], 0),
-        ([(true, true), (true, true)], 0),
-        ([(false, true), (false, true)], 0),
-    ] {
-        let connections = Arc::new(Mutex::new(PeerConnections::default()));
-        let mut places = Vec::new();
-        for (number, (is_established, is_old)) in table.into_iter().enumerate() {
-            let (place, close) = ConnectionPlace::take(&connections, Peer::User(1));
-            if is_established {
-                place.established();
-            }
-            let mut connections = connections.lock();
-            let of_peer = connections.peers.get_mut(&Peer::User(1)).unwrap();
-            // However slow this machine is, the others are not old.
-            of_peer[number].since = if is_old {
-                Instant::now() - HANDSHAKE_GRACE
-            } else {
-                Instant::now() + Duration::from_secs(3600)
-            };
-            places.push((place, close));
-        }
-        assert_eq!(connections.lock().make_room(1), Some(Peer::User(1)));
-        let mut closed = Vec::new();
-        for (number, (_, close)) in places.iter().enumerate() {
-            if close.notified().now_or_never().is_some() {
-                closed.push(number);
-            }
-        }
-        assert_eq!(closed, [expected], "{table:?}");
-        assert_eq!(connections.lock().count, 1);
-    }
 }
 
 fn client(certificate: Option<CertificateDer<'static>>, ends: Option<SystemTime>) -> Client {
