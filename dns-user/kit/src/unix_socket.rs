@@ -20,14 +20,14 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{AtFlags, OFlag, openat, renameat},
+    fcntl::{AtFlags, OFlag, openat},
     sys::{
         socket::{
             AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind as bind_to, listen, socket,
         },
         stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat},
     },
-    unistd::{Gid, Uid, UnlinkatFlags, User, fchownat, setfsgid, unlinkat},
+    unistd::{Gid, Uid, User, fchownat, setfsgid},
 };
 use tokio::net::UnixStream;
 
@@ -62,30 +62,26 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         Ok(_) | Err(Errno::ENOENT) => {}
         Err(error) => return Err(error.into()),
     }
-    let mut part = name.to_owned();
-    part.push(format!(".{}", std::process::id()));
-    match unlinkat(&folder, &*part, UnlinkatFlags::NoRemoveDir) {
-        Ok(()) | Err(Errno::ENOENT) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let listener = put(&folder, &part, name, access).inspect_err(|_| {
-        // Clean up; the first error is the one to report.
-        let _ = unlinkat(&folder, &*part, UnlinkatFlags::NoRemoveDir);
-    })?;
-    Ok(UnixListener::from(listener))
+    // A kill between two steps of `put` leaves a socket behind.
+    atomic::sweep(&place(&folder).join(name));
+    Ok(UnixListener::from(put(&folder, name, access)?))
 }
 
-/// Listens at `part` in a folder, with the rights of `access`, and renames it to `name`.
-fn put(folder: &OwnedFd, part: &OsStr, name: &OsStr, access: Access) -> io::Result<OwnedFd> {
+/// Listens at a hidden name in a folder, with the rights of `access`, and renames it to `name`.
+fn put(folder: &OwnedFd, name: &OsStr, access: Access) -> io::Result<OwnedFd> {
     let Access { user, group } = access;
     let flags = SockFlag::SOCK_CLOEXEC;
     let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     // bind(2) derives the file's mode from the socket's (undocumented in unix(7); since Linux 2.6).
     fchmod(&listener, Mode::S_IRUSR | Mode::S_IWUSR)?;
-    bind_in(folder, part, &listener, group)?;
+    // Removed on every error below.
+    let hidden = tempfile::Builder::new()
+        .prefix(&atomic::prefix(name))
+        .rand_bytes(atomic::RANDOM_LETTERS)
+        .make_in(place(folder), |path| bind_at(path, &listener, group))?;
     let bound = openat(
         folder,
-        part,
+        hidden.path(),
         OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
         Mode::empty(),
     )?;
@@ -107,21 +103,15 @@ fn put(folder: &OwnedFd, part: &OsStr, name: &OsStr, access: Access) -> io::Resu
         fchownat(&bound, "", Some(user), None, AtFlags::AT_EMPTY_PATH)?;
     }
     listen(&listener, Backlog::MAXCONN)?;
-    renameat(folder, part, folder, name)?;
+    hidden.persist(place(folder).join(name))?;
     Ok(listener)
 }
 
-/// Binds in an open folder; the socket file is created with `group`.
-fn bind_in(
-    folder: &OwnedFd,
-    name: &OsStr,
-    listener: &OwnedFd,
-    group: Option<Gid>,
-) -> io::Result<()> {
-    let path = place(folder).join(name);
+/// Binds at a path; the socket file is created with `group`.
+fn bind_at(path: &Path, listener: &OwnedFd, group: Option<Gid>) -> io::Result<()> {
     // Also checks the length.
-    SocketAddr::from_pathname(&path)?;
-    let address = UnixAddr::new(&path)?;
+    SocketAddr::from_pathname(path)?;
+    let address = UnixAddr::new(path)?;
     let before = group.map(setfsgid);
     let bound = bind_to(listener.as_raw_fd(), &address);
     before.map(setfsgid);
@@ -265,6 +255,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/deep/x.sock");
         drop(bind(&path, ALONE, &[]).unwrap());
+        // What a kill leaves behind before the socket has its name.
+        let hidden = path.with_file_name(".x.sock.part-abcdef");
+        drop(UnixListener::bind(&hidden).unwrap());
         let _second = bind(&path, ALONE, &[]).unwrap();
         UnixStream::connect(&path).unwrap();
         assert_eq!(
@@ -317,12 +310,8 @@ mod tests {
         let theirs = folder.path().join("theirs");
         fs::create_dir(&theirs).unwrap();
         std::os::unix::fs::chown(&theirs, Some(65534), Some(65534)).unwrap();
-        // Path of the temporary socket, for the PID of this process.
-        symlink(
-            &precious,
-            theirs.join(format!("x.sock.{}", std::process::id())),
-        )
-        .unwrap();
+        // It looks like a socket without its name yet.
+        symlink(&precious, theirs.join(".x.sock.part-abcdef")).unwrap();
         let access = Access {
             user: None,
             group: Some(Gid::from_raw(65534)),

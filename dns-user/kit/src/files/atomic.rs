@@ -153,7 +153,7 @@ pub fn remove(path: &Path) -> io::Result<bool> {
 const UNFINISHED: &str = ".part-";
 
 /// Number of random letters at the end of an unfinished file's name.
-const RANDOM_LETTERS: usize = 6;
+pub(crate) const RANDOM_LETTERS: usize = 6;
 
 /// Creates an unfinished file, which is locked until its writer ends, so that no sweep removes it.
 fn create_unfinished(folder: &Path, name: &OsStr) -> io::Result<NamedTempFile> {
@@ -293,7 +293,7 @@ pub(crate) fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
 }
 
 /// Returns the beginning of the unfinished files' names.
-fn prefix(name: &OsStr) -> std::ffi::OsString {
+pub(crate) fn prefix(name: &OsStr) -> std::ffi::OsString {
     let mut prefix = std::ffi::OsString::from(".");
     prefix.push(name);
     prefix.push(UNFINISHED);
