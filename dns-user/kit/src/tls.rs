@@ -24,7 +24,10 @@ use rustls::{
     client::ResolvesClientCert,
     sign::{CertifiedKey, SingleCertAndKey},
 };
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls_pki_types::{
+    CertificateDer, PrivateKeyDer,
+    pem::{self, PemObject},
+};
 
 pub use self::certificates::{
     AcceptedName, Certificate, CertificateFacts, ServerVerifier, common_name, first_common_name,
@@ -33,7 +36,10 @@ pub use self::configuration::{
     ClientCertificates, ClientIdentity, ServerTrust, certified_key, client_config,
     client_config_of_files, server_config,
 };
-use crate::{clock::every, files::FileStamp};
+use crate::{
+    clock::every,
+    files::{FileStamp, ReadingThread, bounded},
+};
 use dns_core::config::TlsFiles;
 
 /// Interval between checks of the files. A rotation by the agent or an operator is never more
@@ -56,6 +62,7 @@ pub struct RotatingTls {
     attempt: Mutex<Attempt>,
     /// Number of failed loads since the start, for metrics.
     failures: AtomicU64,
+    reading: Arc<ReadingThread>,
 }
 
 /// Configurations for both sides, built from a certificate, its key and the CAs.
@@ -95,7 +102,7 @@ struct Attempt {
 }
 
 /// Reason why certificates are unusable, with the file.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct TlsError(String);
 
@@ -145,6 +152,7 @@ impl RotatingTls {
                 warned: None,
             }),
             failures: AtomicU64::new(0),
+            reading: Arc::default(),
         });
         tls.warn_of_expiry(SystemTime::now());
         Ok(tls)
@@ -253,7 +261,7 @@ impl RotatingTls {
                     "certificates reloaded"
                 );
                 attempt.error = None;
-                // Nobody has been warned of the new certificates.
+                // The new certificates have caused no warning yet.
                 attempt.warned = None;
                 self.current.store(Arc::new(material));
                 drop(attempt);
@@ -274,6 +282,13 @@ impl RotatingTls {
                 false
             }
         }
+    }
+
+    /// Polls for a handshake, which goes on with what is in use if a mount hangs: it may be on a thread that others
+    /// need.
+    fn poll_in_handshake(self: &Arc<Self>) {
+        let tls = Arc::clone(self);
+        self.reading.run(move || _ = tls.poll());
     }
 
     /// Polls every [`POLL_INTERVAL`] until dropped or aborted. Calls `after` after every poll, for metrics.
@@ -418,8 +433,17 @@ const CHAIN: &str = "a certificate (and its chain)";
 /// Content of a file with trusted certificates.
 const AUTHORITIES: &str = "one or several CA certificates";
 
+/// Maximum size of a PEM file in bytes. The system's CAs take a quarter of a megabyte.
+const MAX_PEM: u64 = 16 << 20;
+
+/// Reads a PEM file; neither a FIFO, which blocks, nor a device without an end.
+fn read_pem(path: &Path) -> Result<Vec<u8>, pem::Error> {
+    bounded::read_at_most(path, MAX_PEM).map_err(pem::Error::Io)
+}
+
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_file(path)
+    read_pem(path)
+        .and_then(|text| PrivateKeyDer::from_pem_slice(&text))
         .map_err(|error| TlsError::in_file(path, "a private key", error))
 }
 
@@ -428,8 +452,8 @@ fn read_certificates(
     path: &Path,
     wanted: &'static str,
 ) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<_, _>>)
+    let certificates: Vec<_> = read_pem(path)
+        .and_then(|text| CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>())
         .map_err(|error| TlsError::in_file(path, wanted, error))?;
     if certificates.is_empty() {
         return Err(TlsError::in_file(path, wanted, "holds no certificate"));
@@ -460,7 +484,7 @@ struct PolledIdentity(Arc<RotatingTls>);
 
 impl ResolvesClientCert for PolledIdentity {
     fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.0.poll();
+        self.0.poll_in_handshake();
         Some(self.0.current().identity.clone())
     }
 

@@ -9,7 +9,7 @@ mod reading;
 pub mod watch;
 
 pub use bounded::FileStamp;
-pub use reading::Reading;
+pub use reading::{Reading, ReadingThread};
 
 use std::path::Path;
 

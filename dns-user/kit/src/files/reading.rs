@@ -1,11 +1,14 @@
 //! Reads of files that are not waited for when their mount hangs.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
+use parking_lot::{Condvar, Mutex};
 use tokio::{
     task::{JoinHandle, spawn_blocking},
     time::timeout,
 };
+
+use crate::threads::{self, OnPanic};
 
 /// Maximum time for which a caller waits.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
@@ -42,9 +45,80 @@ impl<T: Send + 'static> Reading<T> {
     }
 }
 
+/// The same for callers that cannot await, such as a TLS handshake: each read has a thread, at most one at a time.
+#[derive(Debug, Default)]
+pub struct ReadingThread {
+    state: Mutex<ThreadState>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ThreadState {
+    is_running: bool,
+    /// Whether a call has waited for the running one in vain.
+    is_late: bool,
+}
+
+impl ReadingThread {
+    /// Runs `read`, unless an earlier one is still running, and waits for the end.
+    pub fn run(self: &Arc<Self>, read: impl FnOnce() + Send + 'static) {
+        let mut state = self.state.lock();
+        if !state.is_running {
+            let of_thread = Arc::clone(self);
+            let thread = threads::spawn("files", OnPanic::Continue, move || {
+                let _panicked = threads::catch(read);
+                *of_thread.state.lock() = ThreadState::default();
+                of_thread.ended.notify_all();
+            });
+            // Without a thread, callers go on with what they have, as after a read that hangs.
+            state.is_running = thread.is_ok();
+        }
+        if !state.is_late {
+            self.ended
+                .wait_while_for(&mut state, |state| state.is_running, READ_TIMEOUT);
+            state.is_late = state.is_running;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
+
+    #[test]
+    fn hanging_thread_is_waited_for_once() {
+        let reading = Arc::<ReadingThread>::default();
+        let (release, hang) = mpsc::channel::<()>();
+        let (count, counted) = mpsc::channel();
+        let first = count.clone();
+        reading.run(move || {
+            first.send(1).unwrap();
+            let _ = hang.recv();
+        });
+        assert!(reading.state.lock().is_late);
+        assert_eq!(counted.recv(), Ok(1));
+        // It is neither waited for again nor joined by another one.
+        for _ in 0..100 {
+            let further = count.clone();
+            reading.run(move || further.send(2).unwrap());
+        }
+        assert!(counted.try_recv().is_err());
+        release.send(()).unwrap();
+        // A panic ends only its own read.
+        for read in [3, 4] {
+            let further = count.clone();
+            while reading.state.lock().is_running {
+                std::thread::yield_now();
+            }
+            reading.run(move || {
+                further.send(read).unwrap();
+                panic!("as a defect would");
+            });
+            assert_eq!(counted.recv(), Ok(read));
+        }
+    }
 
     /// Returns a read that never ends.
     fn hanging<T: Send + 'static>() -> Reading<T> {

@@ -25,7 +25,10 @@ use x509_cert::{
 };
 
 use super::{AUTHORITIES, RotatingTls, TlsError, read_certificates, trusted};
-use crate::{files::FileStamp, logs::LineLimit};
+use crate::{
+    files::{FileStamp, ReadingThread},
+    logs::LineLimit,
+};
 
 /// The names that a server's certificate may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +59,7 @@ pub struct ServerVerifier {
 #[derive(Debug)]
 enum Roots {
     Fixed(Arc<RootCertStore>),
-    /// The CAs of a file, read again at a handshake if it changed; the last good ones stay in use.
-    File(
-        PathBuf,
-        Mutex<Option<(Option<FileStamp>, Arc<RootCertStore>)>>,
-    ),
+    File(Arc<AuthorityFile>),
     /// The CAs of the latest valid set of files.
     Polled(Arc<RotatingTls>),
     /// Every certificate is accepted, if the server has its key.
@@ -82,10 +81,7 @@ impl ServerVerifier {
     /// Accepts certificates of the CAs in a PEM file, for the host of the connection. While the file cannot
     /// be read, the last good CAs are used, or handshakes fail.
     pub fn of_file(path: &Path) -> Self {
-        Self::new(
-            Roots::File(path.to_owned(), Mutex::new(None)),
-            AcceptedName::Host,
-        )
+        Self::new(Roots::File(AuthorityFile::new(path)), AcceptedName::Host)
     }
 
     /// Accepts every server: the connection is encrypted, but not protected from an attacker on its way.
@@ -103,44 +99,14 @@ impl ServerVerifier {
 
     /// Returns the CAs to use now; `None` if there is nothing to verify.
     pub fn roots(&self) -> Result<Option<Arc<RootCertStore>>, TlsError> {
-        let (path, loaded) = match &self.roots {
-            Roots::Fixed(roots) => return Ok(Some(roots.clone())),
+        match &self.roots {
+            Roots::Fixed(roots) => Ok(Some(roots.clone())),
             Roots::Polled(tls) => {
-                tls.poll();
-                return Ok(Some(tls.current().roots.clone()));
+                tls.poll_in_handshake();
+                Ok(Some(tls.current().roots.clone()))
             }
-            Roots::Any => return Ok(None),
-            Roots::File(path, loaded) => (path, loaded),
-        };
-        let stamp = FileStamp::of(path);
-        // Locked while the file is read: simultaneous handshakes read it once.
-        let mut loaded = loaded.lock();
-        if let Some((seen, roots)) = &*loaded
-            // Two missing files have equal stamps.
-            && stamp.is_some()
-            && *seen == stamp
-        {
-            return Ok(Some(roots.clone()));
-        }
-        let read = read_certificates(path, AUTHORITIES).and_then(|bundle| trusted(path, bundle));
-        match (read, &*loaded) {
-            (Ok(roots), _) => {
-                let roots = Arc::new(roots);
-                *loaded = Some((stamp, roots.clone()));
-                Ok(Some(roots))
-            }
-            // The stamp stays the old one, so that the next handshake reads the file again.
-            (Err(error), Some((_, roots))) => {
-                static LIMIT: LineLimit = LineLimit::new();
-                if let Some(suppressed) = LIMIT.admit_any() {
-                    tracing::warn!(
-                        suppressed,
-                        "cannot use the new CA certificates; the last good ones stay in use: {error}"
-                    );
-                }
-                Ok(Some(roots.clone()))
-            }
-            (Err(error), None) => Err(error),
+            Roots::Any => Ok(None),
+            Roots::File(file) => file.roots().map(Some),
         }
     }
 
@@ -231,6 +197,64 @@ impl ServerCertVerifier for ServerVerifier {
         self.provider
             .signature_verification_algorithms
             .supported_schemes()
+    }
+}
+
+/// The CAs of a file, read again at a handshake if it changed; the last good ones stay in use.
+#[derive(Debug)]
+struct AuthorityFile {
+    path: PathBuf,
+    reading: Arc<ReadingThread>,
+    /// The last good CAs, or why there are none.
+    latest: Mutex<Result<StampedRoots, TlsError>>,
+}
+
+/// The CAs of a file with its stamp.
+type StampedRoots = (Option<FileStamp>, Arc<RootCertStore>);
+
+impl AuthorityFile {
+    fn new(path: &Path) -> Arc<Self> {
+        let unread = "its folder does not respond; if it is mounted, check its server";
+        Arc::new(Self {
+            path: path.to_owned(),
+            reading: Arc::default(),
+            latest: Mutex::new(Err(TlsError::unusable(path, unread))),
+        })
+    }
+
+    fn roots(self: &Arc<Self>) -> Result<Arc<RootCertStore>, TlsError> {
+        let file = Arc::clone(self);
+        self.reading.run(move || file.read());
+        let (_, roots) = self.latest.lock().clone()?;
+        Ok(roots)
+    }
+
+    fn read(&self) {
+        let stamp = FileStamp::of(&self.path);
+        if let Ok((seen, _)) = &*self.latest.lock()
+            // Two missing files have equal stamps.
+            && stamp.is_some()
+            && *seen == stamp
+        {
+            return;
+        }
+        let read = read_certificates(&self.path, AUTHORITIES)
+            .and_then(|bundle| trusted(&self.path, bundle));
+        let mut latest = self.latest.lock();
+        match read {
+            Ok(roots) => *latest = Ok((stamp, Arc::new(roots))),
+            // The stamp stays the old one, so that the next handshake reads the file again.
+            Err(error) if latest.is_ok() => {
+                static LIMIT: LineLimit = LineLimit::new();
+                if let Some(suppressed) = LIMIT.admit_any() {
+                    tracing::warn!(
+                        suppressed,
+                        "cannot use the new CA certificates; the last good ones stay in use: {error}"
+                    );
+                }
+            }
+            Err(error) => *latest = Err(error),
+        }
     }
 }
 
