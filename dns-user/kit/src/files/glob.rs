@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    fs,
+    fs, io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
@@ -10,10 +10,13 @@ use std::{
 use dns_core::config::values::{BadPattern, check_pattern, is_pattern, pattern_matches};
 
 use super::atomic;
+use crate::logs::LineLimit;
 
 /// Returns the matching files in Go's order: by folder, then by name.
 ///
-/// Missing or unreadable folders count as empty. An empty pattern matches nothing.
+/// Missing or forbidden folders count as empty. For a folder that cannot be read for another reason there is the rest of
+/// the pattern, as a path that cannot be read either: without descriptors, files would otherwise count as removed. An
+/// empty pattern matches nothing.
 pub fn glob(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
     walk(pattern).map(|(found, _)| found)
 }
@@ -27,6 +30,7 @@ pub fn folders(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
 /// Evaluates the pattern component by component; returns the matching files and the folders that were read.
 fn walk(pattern: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), BadPattern> {
     let mut searched = Vec::new();
+    let mut unread = Vec::new();
     if pattern.is_empty() {
         return Ok((Vec::new(), searched));
     }
@@ -53,14 +57,33 @@ fn walk(pattern: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), BadPattern> {
             if last || is_pattern(part) {
                 searched.push(nearest_existing(readable));
             }
-            if is_pattern(part) {
-                for name in names(readable) {
-                    if pattern_matches(part.as_bytes(), name.as_bytes())? {
-                        next.push(folder.join(name));
+            if !is_pattern(part) {
+                next.push(folder.join(part));
+                continue;
+            }
+            match names(readable) {
+                Ok(names) => {
+                    for name in names {
+                        if pattern_matches(part.as_bytes(), name.as_bytes())? {
+                            next.push(folder.join(name));
+                        }
                     }
                 }
-            } else {
-                next.push(folder.join(part));
+                Err(error) if may_pass(&error) => {
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(suppressed) = LIMIT.admit_per_minute() {
+                        tracing::warn!(
+                            folder = %readable.display(),
+                            suppressed,
+                            "cannot list the files of a folder: {error}"
+                        );
+                    }
+                    let mut path = folder.join(part);
+                    path.extend(parts.clone());
+                    unread.push(path);
+                }
+                // As in Go.
+                Err(_) => {}
             }
         }
         if last {
@@ -69,7 +92,16 @@ fn walk(pattern: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), BadPattern> {
         }
         current = next;
     }
+    current.extend(unread);
     Ok((current, searched))
+}
+
+/// Returns whether an error says nothing about the file.
+fn may_pass(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EIO | libc::ESTALE)
+    )
 }
 
 /// Returns the folder itself or its nearest existing ancestor.
@@ -79,26 +111,45 @@ fn nearest_existing(folder: &Path) -> PathBuf {
     existing.unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Returns the names in a folder, sorted bytewise; empty if unreadable.
-fn names(folder: &Path) -> Vec<OsString> {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return Vec::new();
-    };
+/// Returns the names in a folder, sorted bytewise.
+fn names(folder: &Path) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
-    for entry in entries.flatten() {
-        let name = entry.file_name();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
         // `*` matches hidden names in Go. It does not mean an unfinished file of one of our writers.
         if !atomic::is_unfinished(&name) {
             names.push(name);
         }
     }
     names.sort_unstable();
-    names
+    Ok(names)
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    use test_support::own_process;
+
     use super::*;
+
+    #[test]
+    fn unread_folder_is_not_empty() {
+        // The limit on open files belongs to the whole process.
+        if !own_process::is_here() {
+            let mut test = own_process::command(module_path!(), "unread_folder_is_not_empty");
+            return own_process::run(&mut test);
+        }
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("a")).unwrap();
+        fs::write(root.path().join("a/x.json"), "").unwrap();
+        let pattern = format!("{}/*/x.json", root.path().display());
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
+        let unread = glob(&pattern);
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        assert_eq!(unread, Ok(vec![PathBuf::from(&pattern)]));
+        assert_eq!(glob(&pattern), Ok(vec![root.path().join("a/x.json")]));
+    }
 
     #[test]
     fn files_are_sorted_by_folder() {
