@@ -35,6 +35,9 @@ const MAX_CHAIN: usize = 500;
 /// Maximum number of targets of one alias, after resolving chains.
 const MAX_TARGETS: usize = 100_000;
 
+/// Maximum number of targets of all aliases together: a file of 30 kB could otherwise lead to gigabytes.
+const MAX_ALL_TARGETS: usize = 500_000;
+
 /// A target of an alias in an alias file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FileTarget {
@@ -165,14 +168,14 @@ impl AliasFiles {
 
     /// Replaces targets that are aliases by the aliases' targets.
     fn reduce(&mut self) -> Result<(), AliasError> {
-        let mut reduced: HashMap<Name, Vec<FileTarget>> = HashMap::new();
+        let mut reduced = ReducedAliases::default();
         // Aliases `_.x` are neither reduced nor followed: a target below one is looked up like any other name
         // (observed for targets of aliases `_.x`).
         for alias in self.exact.keys() {
             self.reduce_one(alias, &mut Vec::new(), &mut reduced)?;
         }
         for (name, alias) in Arc::make_mut(&mut self.exact) {
-            if let Some(targets) = reduced.remove(name) {
+            if let Some(targets) = reduced.targets.remove(name) {
                 alias.targets = targets;
             }
         }
@@ -184,9 +187,9 @@ impl AliasFiles {
         &self,
         alias: &Name,
         path: &mut Vec<Name>,
-        reduced: &mut HashMap<Name, Vec<FileTarget>>,
+        reduced: &mut ReducedAliases,
     ) -> Result<(), AliasError> {
-        if reduced.contains_key(alias) {
+        if reduced.targets.contains_key(alias) {
             return Ok(());
         }
         let start = path.iter().position(|name| name == alias);
@@ -217,27 +220,36 @@ impl AliasFiles {
             match target {
                 FileTarget::Name(name) if self.exact.contains_key(name) => {
                     self.reduce_one(name, path, reduced)?;
-                    targets.extend(reduced[name].iter().cloned());
+                    targets.extend(reduced.targets[name].iter().cloned());
                 }
                 other => targets.push(other.clone()),
             }
             // Aliases multiply: twenty layers of two targets each would be a million.
-            if targets.len() > MAX_TARGETS {
+            if targets.len() > MAX_TARGETS || reduced.total + targets.len() > MAX_ALL_TARGETS {
                 return Err(self.too_much(path.swap_remove(0)));
             }
         }
         path.pop();
-        reduced.insert(alias.clone(), targets);
+        reduced.total += targets.len();
+        reduced.targets.insert(alias.clone(), targets);
         Ok(())
     }
 
     fn too_much(&self, alias: Name) -> AliasError {
         let problem = format!(
             "the alias {alias} leads to more than {MAX_TARGETS} targets, or through more than {MAX_CHAIN} other \
-             aliases"
+             aliases, or with all others to more than {MAX_ALL_TARGETS} targets"
         );
         AliasError::of_file(&self.exact[&alias].file, problem)
     }
+}
+
+/// The targets of the aliases reduced so far.
+#[derive(Default)]
+struct ReducedAliases {
+    targets: HashMap<Name, Vec<FileTarget>>,
+    /// Number of all targets.
+    total: usize,
 }
 
 /// A file whose aliases have valid names.

@@ -723,7 +723,8 @@ fn chains_of_aliases_have_limits() {
             .values()
             .all(|alias| alias.targets == [address(1)])
     );
-    let problem = "leads to more than 100000 targets, or through more than 500 other aliases";
+    let problem = "leads to more than 100000 targets, or through more than 500 other aliases, or with all others to \
+                   more than 500000 targets";
     assert_eq!(
         parse(&chain(501)).unwrap_err().to_string(),
         format!("a.json: the alias a000.x. {problem}")
@@ -746,6 +747,14 @@ fn chains_of_aliases_have_limits() {
         parse(&layers(r#","10.0.0.2""#)).unwrap_err().to_string(),
         format!("a.json: the alias e.x. {problem}")
     );
+    // Four more of 100,000 targets are too many together with the five layers.
+    let first = layers("");
+    let second = r#"{"f1.x": ["e.x"], "f2.x": ["e.x"], "f3.x": ["e.x"], "f4.x": ["e.x"]}"#;
+    let files = [("a.json", first.as_bytes()), ("b.json", second.as_bytes())];
+    let (aliases, _, errors) = AliasFiles::parse_valid(files);
+    assert_eq!(aliases.len(), 5, "those of the first file");
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(errors, [format!("b.json: the alias f4.x. {problem}")]);
 }
 
 #[test]
