@@ -497,7 +497,8 @@ impl Entry {
 
     /// Returns the number of bytes for which the entry counts against the limit, at least `least`.
     fn weight(&self, key: &[u8], least: u64) -> u32 {
-        let bytes = (key.len() + self.message.len() + ENTRY_OVERHEAD) as u64;
+        let written = heap_bytes(&self.ttls) + heap_bytes(&self.owners);
+        let bytes = (key.len() + self.message.len() + written + ENTRY_OVERHEAD) as u64;
         u32::try_from(bytes.max(least)).unwrap_or(u32::MAX)
     }
 
@@ -511,6 +512,15 @@ impl Entry {
     pub(crate) fn renewal_failed(&self) {
         let until = milliseconds(self.since.elapsed() + STALE_RECHECK);
         self.no_recheck_before_ms.store(until, Ordering::Relaxed);
+    }
+}
+
+/// Returns the bytes that offsets take outside of their entry: for short records, as many as a third of the message.
+fn heap_bytes(offsets: &SmallVec<impl smallvec::Array<Item = u16>>) -> usize {
+    if offsets.spilled() {
+        offsets.capacity() * size_of::<u16>()
+    } else {
+        0
     }
 }
 

@@ -34,7 +34,7 @@ use dns_core::{
     config::Compat,
     wire::{
         ExtendedError, ForwardedAnswer, InfoCode, OwnedQuery, Query, ReplyFlags, Transport,
-        append_opt, begin_reply,
+        UDP_PAYLOAD_SIZE, append_opt, begin_reply,
     },
 };
 use dns_kit::eager::resume_woken;
@@ -662,6 +662,7 @@ impl Shared {
         // An overload of this server says nothing about the name.
         if failed
             && !busy
+            && reply.len() <= MAX_REMEMBERED
             && let Some(failures) = &self.common.failures
         {
             // Before the flight ends: a query in between would lead another one.
@@ -778,6 +779,9 @@ impl UncachedSource {
 const FAILURE_LIFETIME: Duration = Duration::from_secs(1);
 /// Maximum number of remembered failures; another one replaces the oldest.
 pub(crate) const MAX_FAILURES: usize = 4096;
+/// Maximum length of a remembered reply in bytes. That of an error rarely has a record; as many of 64 KiB would take
+/// 256 MiB.
+const MAX_REMEMBERED: usize = UDP_PAYLOAD_SIZE as usize;
 
 /// Failed resolutions of one source.
 #[derive(Debug, Default)]
@@ -1042,6 +1046,34 @@ mod tests {
             let other = Cache::new(&config, form(compat), compat);
             let place = Place::new(&other, b"other", generation);
             assert_eq!(common.flight(query, generation, Some(place))[..], expected);
+        }
+    }
+
+    #[test]
+    fn long_replies_are_not_remembered() {
+        let asked = query(NAME, 1);
+        let query = parsed(&asked);
+        let shared = denying(Denial::Refused, Compat::default()).shared;
+        let failures = shared.common.failures.as_ref().unwrap();
+        let mut refused = asked.clone();
+        refused[2..4].copy_from_slice(&[0x81, 0x80 | message::REFUSED]);
+        for (length, is_remembered) in [(MAX_REMEMBERED + 1, false), (MAX_REMEMBERED, true)] {
+            let mut reply = refused.clone();
+            let room = length - reply.len() - 12;
+            assert!(message::push_answer(
+                &mut reply,
+                &message::QUESTION_NAME,
+                10,
+                60,
+                &vec![0; room]
+            ));
+            assert_eq!(reply.len(), length);
+            let key = FlightKey::from_slice(&length.to_be_bytes());
+            let leader = shared.common.flights.lead(&key).unwrap();
+            let forwarded = Forwarded::own(reply, true);
+            shared.land(None, &query, true, &leader, forwarded);
+            let remembered = failures.remembered.lock();
+            assert_eq!(remembered.by_key.contains_key(&key), is_remembered);
         }
     }
 

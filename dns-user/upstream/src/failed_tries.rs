@@ -67,6 +67,7 @@ reasons! {
     OtherRcode "rcode" "it replied with an error RCODE",
     Tls "tls" "its TLS handshake failed",
     GivenUp "given_up" "too many queries to it are in flight",
+    NoSocket "no_socket" "this machine has no descriptor, port or memory for a socket",
 }
 
 impl Reason {
@@ -88,6 +89,7 @@ impl Reason {
                 TryError::Unreadable => Self::Malformed,
                 TryError::Tls => Self::Tls,
                 TryError::Busy => Self::GivenUp,
+                TryError::NoSocket => Self::NoSocket,
             },
         })
     }
@@ -176,7 +178,7 @@ impl FailedTries {
                 self.unanswered.fetch_add(1, Ordering::Relaxed);
             }
             // Not sent.
-            Reason::GivenUp => {}
+            Reason::GivenUp | Reason::NoSocket => {}
             // Wrong as it is, a reply shows that the recursor is there.
             Reason::WrongReply
             | Reason::Malformed
@@ -384,6 +386,7 @@ mod tests {
             (TryError::Unreadable, Reason::Malformed),
             (TryError::Tls, Reason::Tls),
             (TryError::Busy, Reason::GivenUp),
+            (TryError::NoSocket, Reason::NoSocket),
         ] {
             assert_eq!(Reason::of(&Err(error)), Some(reason));
         }
@@ -441,6 +444,7 @@ mod tests {
             (Reason::OtherRcode, 0, 2, "rcode"),
             (Reason::Tls, 3, 1, "tls"),
             (Reason::GivenUp, 2, 1, "given_up"),
+            (Reason::NoSocket, 2, 1, "no_socket"),
         ] {
             let tries = FailedTries::new("127.0.0.1:53");
             tries.failed(Reason::Servfail);

@@ -260,7 +260,7 @@ impl Forwarder {
                     }
                 }
                 Err(error) => {
-                    busy |= error == TryError::Busy;
+                    busy |= error.is_own();
                     last_error = Some(error);
                 }
             }
@@ -307,14 +307,14 @@ impl Forwarder {
     }
 
     /// Returns whether an outcome counts against the recursor. NXDOMAIN does not, nor does an
-    /// overload of this server.
+    /// overload or a lack of sockets of this server.
     fn counts_as_failure(&self, outcome: &TryResult) -> bool {
         match outcome {
             Ok(validated) if validated.rcode() == message::NXDOMAIN => {
                 self.compat.nxdomain_is_failure
             }
             Ok(validated) => validated.rcode() != message::NOERROR,
-            Err(error) => *error != TryError::Busy,
+            Err(error) => !error.is_own(),
         }
     }
 }
@@ -647,6 +647,7 @@ mod failover_tests {
                 (Err(TryError::TimedOut), true),
                 (Err(TryError::Unreadable), true),
                 (Err(TryError::Busy), false),
+                (Err(TryError::NoSocket), false),
             ] {
                 let found = forwarder.counts_as_failure(&outcome);
                 assert_eq!(found, expected, "{outcome:?}");

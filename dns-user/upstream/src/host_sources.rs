@@ -5,8 +5,8 @@
 //! runtime's pool of blocking threads, as getaddrinfo(3) would.
 
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -28,6 +28,7 @@ use dns_core::{
     name::Name,
     wire::{FLAG_RD, Parsed, TYPE_A, TYPE_AAAA, parse, query_message},
 };
+use dns_kit::files::bounded;
 
 /// Host names assigned by the administrator.
 const HOSTS: &str = "/etc/hosts";
@@ -42,6 +43,8 @@ struct HostSources {
     with_nameservers: bool,
     /// Addresses of this server.
     own: OwnAddresses,
+    /// Queries the servers, and keeps from one look-up to the next what it knows of them.
+    forwarder: Forwarder,
 }
 
 impl HostNames {
@@ -65,10 +68,25 @@ impl HostSources {
         let has_encrypted = recursors
             .iter()
             .any(|name| Endpoint::of(name).tls.is_some());
+        let options = RecursorOptions {
+            timeout: TIMEOUT,
+            max_retries: 0,
+            form: Form::default(),
+            matching: Matching::Strict,
+            randomise_case: false,
+        };
         Self {
             recursors: by_address(recursors),
             with_nameservers: !has_encrypted,
             own,
+            // It knows no own addresses, so that this server is asked, too.
+            forwarder: Forwarder::new(
+                &[],
+                options,
+                RecursorSelection::Serial,
+                Compat::default(),
+                &Arc::default(),
+            ),
         }
     }
 
@@ -79,7 +97,7 @@ impl HostSources {
 
     /// Resolves a host name to its addresses and their TTL; `None` if no recursor knows it.
     async fn look_up(&self, host: &str) -> Option<(Vec<IpAddr>, Duration)> {
-        let listed = of_hosts(&fs::read_to_string(HOSTS).unwrap_or_default(), host);
+        let listed = of_hosts(&bounded::read(Path::new(HOSTS)).unwrap_or_default(), host);
         // The file has no TTLs, so it is read again soon.
         if !listed.is_empty() {
             return Some((listed, MIN_LOOK_UP_INTERVAL));
@@ -98,24 +116,9 @@ impl HostSources {
             servers.extend(nameservers(&own));
         }
         servers.extend(own.listen.iter().map(ToString::to_string));
-        let options = RecursorOptions {
-            timeout: TIMEOUT,
-            max_retries: 0,
-            form: Form::default(),
-            matching: Matching::Strict,
-            randomise_case: false,
-        };
-        // It knows no own addresses, so that this server is asked, too.
-        let nobody = Arc::new(HostNames::default());
-        let forwarder = Forwarder::new(
-            &servers,
-            options,
-            RecursorSelection::Serial,
-            Compat::default(),
-            &nobody,
-        );
+        self.forwarder.replace(&servers);
         for qtype in [TYPE_A, TYPE_AAAA] {
-            let (addresses, ttl) = ask(&forwarder, &name, qtype).await;
+            let (addresses, ttl) = ask(&self.forwarder, &name, qtype).await;
             if !addresses.is_empty() {
                 let ttl = Duration::from_secs(ttl.into());
                 return Some((
@@ -172,9 +175,10 @@ async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u3
 }
 
 /// Finds the addresses of a host in the text of /etc/hosts (hosts(5)).
-fn of_hosts(text: &str, host: &str) -> Vec<IpAddr> {
+fn of_hosts(text: &[u8], host: &str) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
-    for line in text.lines() {
+    // Comments may have any encoding.
+    for line in String::from_utf8_lossy(text).lines() {
         let mut words = line
             .split('#')
             .next()
@@ -196,13 +200,37 @@ mod tests {
 
     #[test]
     fn hosts_are_read() {
-        let text = "127.0.0.1 localhost\n# 10.0.0.1 ns\n10.0.0.2\tns.Example ns # x\nfd00::2 ns\nns 10.0.0.3\n";
+        // A comment in Latin 1.
+        let text = b"127.0.0.1 localhost\n# 10.0.0.1 ns\n10.0.0.2\tns.Example ns # B\xfcro\nfd00::2 ns\nns 10.0.0.3\n";
         let addresses: Vec<String> = of_hosts(text, "NS")
             .iter()
             .map(ToString::to_string)
             .collect();
         assert_eq!(addresses, ["10.0.0.2", "fd00::2"]);
         assert!(of_hosts(text, "x").is_empty());
+    }
+
+    #[tokio::test]
+    async fn look_ups_share_their_servers() {
+        // A port that is closed.
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let recursor = socket.local_addr().unwrap().to_string();
+        drop(socket);
+        let sources = HostSources {
+            with_nameservers: false,
+            ..HostSources::new(&[recursor], OwnAddresses::default())
+        };
+        for _ in 0..2 {
+            assert_eq!(sources.look_up("ns.no-such-host.test").await, None);
+        }
+        // Failures of one series are logged in summaries, not once for each look-up.
+        let set = sources.forwarder.set();
+        let tries: Vec<u64> = set
+            .recursors
+            .iter()
+            .map(|recursor| recursor.counters.failed.tries())
+            .collect();
+        assert_eq!(tries, [4], "A and AAAA of both look-ups");
     }
 
     #[test]
@@ -230,7 +258,7 @@ mod tests {
 
     #[test]
     fn hosts_have_addresses_and_names() {
-        let text = "10.0.0.1\n10.0.0.2 a b\nc 10.0.0.3\n10.0.0.4 #a\n#10.0.0.5 a\n::6\tx\tA\n\n";
+        let text = b"10.0.0.1\n10.0.0.2 a b\nc 10.0.0.3\n10.0.0.4 #a\n#10.0.0.5 a\n::6\tx\tA\n\n";
         for (host, expected) in [
             ("a", &["10.0.0.2", "::6"][..]),
             ("B", &["10.0.0.2"]),
@@ -296,9 +324,8 @@ mod tests {
             let recursor = socket.local_addr().unwrap().to_string();
             let server = tokio::spawn(serve(socket, v4_ttls, v6_ttl));
             let sources = HostSources {
-                recursors: vec![recursor],
                 with_nameservers: false,
-                own: OwnAddresses::default(),
+                ..HostSources::new(&[recursor], OwnAddresses::default())
             };
             // On a busy machine, the server may be too late for once.
             let looking = async {
@@ -318,12 +345,11 @@ mod tests {
             assert_eq!(address, Some(expected[0]));
             server.abort();
         }
-        let nobody = HostSources {
-            recursors: Vec::new(),
+        let none = HostSources {
             with_nameservers: false,
-            own: OwnAddresses::default(),
+            ..HostSources::new(&[], OwnAddresses::default())
         };
-        assert_eq!(nobody.look_up("ns.no-such-host.test").await, None);
-        assert_eq!(nobody.look_up("a..b").await, None, "no name");
+        assert_eq!(none.look_up("ns.no-such-host.test").await, None);
+        assert_eq!(none.look_up("a..b").await, None, "no name");
     }
 }

@@ -243,6 +243,9 @@ pub(crate) enum TryError {
     /// Too many queries are in flight.
     #[error("too many queries in flight")]
     Busy,
+    /// This machine has no descriptor, port or memory for a socket.
+    #[error("this machine cannot open a socket")]
+    NoSocket,
 }
 
 impl TryError {
@@ -250,14 +253,31 @@ impl TryError {
         match self {
             Self::TimedOut | Self::Refused | Self::Reset | Self::WrongReply => true,
             // The same recursor would give the same malformed reply, certificate or overload once
-            // more.
-            Self::Closed | Self::Unreadable | Self::Tls | Self::Busy => false,
+            // more, and this machine the same error.
+            Self::Closed | Self::Unreadable | Self::Tls | Self::Busy | Self::NoSocket => false,
         }
+    }
+
+    /// Returns whether the recursor was not queried, for a reason that is not its own.
+    pub(crate) fn is_own(self) -> bool {
+        matches!(self, Self::Busy | Self::NoSocket)
     }
 }
 
 impl From<io::Error> for TryError {
     fn from(error: io::Error) -> Self {
+        // EAGAIN (UDP) and EADDRNOTAVAIL (TCP): connect(2) finds no free port.
+        if let Some(
+            libc::EMFILE
+            | libc::ENFILE
+            | libc::ENOBUFS
+            | libc::ENOMEM
+            | libc::EAGAIN
+            | libc::EADDRNOTAVAIL,
+        ) = error.raw_os_error()
+        {
+            return Self::NoSocket;
+        }
         match error.kind() {
             io::ErrorKind::InvalidData => Self::WrongReply,
             io::ErrorKind::TimedOut => Self::TimedOut,
@@ -455,6 +475,11 @@ mod unit_tests {
             (TryError::Unreadable, false, "malformed reply"),
             (TryError::Tls, false, "TLS handshake failed"),
             (TryError::Busy, false, "too many queries in flight"),
+            (
+                TryError::NoSocket,
+                false,
+                "this machine cannot open a socket",
+            ),
         ] {
             assert_eq!(error.is_network_error(), expected, "{error}");
             assert_eq!(error.to_string(), text);

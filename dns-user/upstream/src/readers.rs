@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    io,
+    io, mem,
     os::fd::RawFd,
     sync::{
         Arc,
@@ -34,8 +34,9 @@ pub(crate) trait ReadSocket: Send + Sync {
     /// Returns the descriptor, which stays open and the same.
     fn descriptor(&self) -> RawFd;
 
-    /// Reads until there is no more. `has_error`: the kernel reports an error of the socket.
-    fn read(&self, has_error: bool);
+    /// Reads some of what is queued; returns whether there may be more. `has_error`: the kernel reports an error of
+    /// the socket.
+    fn read(&self, has_error: bool) -> bool;
 
     /// Ends queries that have waited for too long; returns when to call this again, or `None` to read no more.
     /// A query that begins later must not end before that time.
@@ -75,6 +76,7 @@ impl Reader {
         let thread = ReaderThread {
             new: Arc::clone(&new),
             known: HashMap::default(),
+            unread: Vec::new(),
         };
         let name = format!("recursors-{number}");
         // Queries on its sockets would never end.
@@ -94,6 +96,8 @@ impl Reader {
 struct ReaderThread {
     new: NewSockets,
     known: HashMap<Token, Arc<dyn ReadSocket>, foldhash::fast::RandomState>,
+    /// Sockets that may have more. The poll reports each only once (EPOLLET).
+    unread: Vec<Token>,
 }
 
 impl ReaderThread {
@@ -102,7 +106,10 @@ impl ReaderThread {
         let mut now = Instant::now();
         let mut due = now;
         loop {
-            let pause = due.saturating_duration_since(now);
+            let mut pause = due.saturating_duration_since(now);
+            if !self.unread.is_empty() {
+                pause = Duration::ZERO;
+            }
             if let Err(error) = poll.poll(&mut events, Some(pause))
                 && error.kind() != io::ErrorKind::Interrupted
             {
@@ -110,19 +117,32 @@ impl ReaderThread {
                 // An error that lasts would otherwise use a whole core.
                 thread::sleep(Duration::from_millis(10));
             }
+            // In turns: a recursor that sends without end must delay neither the replies nor the time limits of others.
+            for token in mem::take(&mut self.unread) {
+                self.read(token, false);
+            }
             for event in &events {
                 if event.token() == NEW {
                     self.adopt(poll.registry());
                     // When the first query of the new socket expires is not known here.
                     due = now;
-                } else if let Some(socket) = self.known.get(&event.token()) {
-                    socket.read(event.is_error());
+                } else {
+                    self.read(event.token(), event.is_error());
                 }
             }
             now = Instant::now();
             if due <= now {
                 due = self.expire(now);
             }
+        }
+    }
+
+    fn read(&mut self, token: Token, has_error: bool) {
+        let Some(socket) = self.known.get(&token) else {
+            return;
+        };
+        if socket.read(has_error) && !self.unread.contains(&token) {
+            self.unread.push(token);
         }
     }
 
@@ -156,6 +176,8 @@ impl ReaderThread {
 
 #[cfg(test)]
 mod tests {
+    use std::{net::UdpSocket, os::fd::AsRawFd, sync::atomic::AtomicBool};
+
     use super::*;
 
     /// A socket that is called again after this time, or never.
@@ -166,10 +188,77 @@ mod tests {
             0
         }
 
-        fn read(&self, _has_error: bool) {}
+        fn read(&self, _has_error: bool) -> bool {
+            false
+        }
 
         fn expire(&self, now: Instant) -> Option<Instant> {
             Some(now + self.0?)
+        }
+    }
+
+    /// A socket that counts the calls, and may always have more.
+    struct Counted {
+        socket: UdpSocket,
+        has_more: bool,
+        reads: AtomicUsize,
+        expiries: AtomicUsize,
+        is_over: AtomicBool,
+    }
+
+    impl Counted {
+        /// Returns a socket that has received a datagram.
+        fn new(has_more: bool) -> Arc<Self> {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            socket.connect(socket.local_addr().unwrap()).unwrap();
+            socket.send(b"x").unwrap();
+            Arc::new(Self {
+                socket,
+                has_more,
+                reads: AtomicUsize::new(0),
+                expiries: AtomicUsize::new(0),
+                is_over: AtomicBool::new(false),
+            })
+        }
+    }
+
+    impl ReadSocket for Counted {
+        fn descriptor(&self) -> RawFd {
+            self.socket.as_raw_fd()
+        }
+
+        fn read(&self, _has_error: bool) -> bool {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            self.has_more
+        }
+
+        fn expire(&self, now: Instant) -> Option<Instant> {
+            self.expiries.fetch_add(1, Ordering::Relaxed);
+            (!self.is_over.load(Ordering::Relaxed)).then_some(now)
+        }
+    }
+
+    #[test]
+    fn endless_socket_delays_no_other() {
+        let reader = Reader::start(0).unwrap();
+        let endless = Counted::new(true);
+        reader.add(Arc::<Counted>::clone(&endless)).unwrap();
+        let until = |counter: &AtomicUsize, least| {
+            while counter.load(Ordering::Relaxed) < least {
+                thread::yield_now();
+            }
+        };
+        until(&endless.reads, 3);
+        // Another one is adopted, read and called again in time.
+        let other = Counted::new(false);
+        reader.add(Arc::<Counted>::clone(&other)).unwrap();
+        until(&other.reads, 1);
+        until(&other.expiries, 2);
+        let before = endless.reads.load(Ordering::Relaxed);
+        until(&endless.reads, before + 3);
+        assert_eq!(other.reads.load(Ordering::Relaxed), 1, "it is read once");
+        for socket in [endless, other] {
+            socket.is_over.store(true, Ordering::Relaxed);
         }
     }
 
@@ -185,6 +274,7 @@ mod tests {
             let mut thread = ReaderThread {
                 new: NewSockets::default(),
                 known: HashMap::default(),
+                unread: Vec::new(),
             };
             for (number, ms) in sockets.iter().enumerate() {
                 let socket: Arc<dyn ReadSocket> = Arc::new(Timed(ms.map(Duration::from_millis)));

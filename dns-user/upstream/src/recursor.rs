@@ -562,7 +562,7 @@ impl Recursor {
         match outcome {
             Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
             // The recursor was not queried.
-            Err(TryError::Busy) => {}
+            Err(error) if error.is_own() => {}
             // Written only on a change, because all threads read it.
             _ if self.silence.tries.load(Ordering::Relaxed) == 0 => {}
             _ => self.silence.tries.store(0, Ordering::Relaxed),
@@ -792,6 +792,7 @@ mod tests {
             recursor.note(&Err(TryError::TimedOut), Duration::ZERO);
             // It was not asked.
             recursor.note(&Err(TryError::Busy), Duration::ZERO);
+            recursor.note(&Err(TryError::NoSocket), Duration::ZERO);
             assert_eq!(tries(), tried);
         }
         // Any other outcome is a sign of life.

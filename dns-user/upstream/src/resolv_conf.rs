@@ -1,13 +1,17 @@
 //! The nameservers of /etc/resolv.conf: as recursors, and as sources of host names.
 
 use std::{
-    fs, io,
+    io,
     net::{IpAddr, SocketAddr, SocketAddrV6},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
 
-use dns_kit::{files::FileStamp, logs::LineLimit};
+use dns_kit::{
+    files::{FileStamp, bounded},
+    logs::LineLimit,
+};
 
 use crate::{
     endpoint::interface_index,
@@ -91,7 +95,7 @@ impl Nameservers {
         // Taken before the file is read, so that a change in between is noticed next time.
         let present = self.version();
         let before = std::mem::replace(&mut self.seen, present);
-        let bytes = match fs::read(RESOLV_CONF) {
+        let bytes = match bounded::read(Path::new(RESOLV_CONF)) {
             Ok(bytes) => bytes,
             Err(error) => {
                 static LIMIT: LineLimit = LineLimit::new();
@@ -115,7 +119,7 @@ impl Nameservers {
 /// Returns the current nameservers of the file as `address:port`, loopback addresses included,
 /// without the server's `own` ones.
 pub(crate) fn nameservers(own: &Reached) -> Vec<String> {
-    let text = fs::read(RESOLV_CONF).unwrap_or_default();
+    let text = bounded::read(Path::new(RESOLV_CONF)).unwrap_or_default();
     parse_resolv_conf(&String::from_utf8_lossy(&text), own, true)
 }
 
@@ -236,7 +240,7 @@ mod tests {
     #[test]
     fn file_gives_nameservers() {
         let own = OwnAddresses::default();
-        let text = fs::read_to_string(RESOLV_CONF).unwrap_or_default();
+        let text = std::fs::read_to_string(RESOLV_CONF).unwrap_or_default();
         let expected = parse_resolv_conf(&text, &own.current(), true);
         assert_eq!(nameservers(&own.current()), expected);
         let others = parse_resolv_conf(&text, &own.current(), false);

@@ -409,7 +409,7 @@ impl ReadSocket for Socket {
         self.io.as_raw_fd()
     }
 
-    fn read(&self, has_error: bool) {
+    fn read(&self, has_error: bool) -> bool {
         if has_error {
             // Reported by ICMP: the port is closed or the host unreachable, which affects all
             // waiting queries.
@@ -417,19 +417,20 @@ impl ReadSocket for Socket {
                 self.fail_all(error.into());
             }
         }
-        loop {
-            let error = take_all(self.io.as_raw_fd(), |datagram| {
-                let answered = self.pending.lock().take_answered(datagram, self.matching);
-                match answered {
-                    Some((id, query, outcome)) => query.end(id, outcome),
-                    None => _ = self.mismatched.fetch_add(1, Ordering::Relaxed),
-                }
-            });
-            if error.kind() == io::ErrorKind::WouldBlock {
-                return;
+        let taken = take_queued(self.io.as_raw_fd(), |datagram| {
+            let answered = self.pending.lock().take_answered(datagram, self.matching);
+            match answered {
+                Some((id, query, outcome)) => query.end(id, outcome),
+                None => _ = self.mismatched.fetch_add(1, Ordering::Relaxed),
             }
-            // Reported by ICMP, as above.
-            self.fail_all(error.into());
+        });
+        match taken {
+            Ok(has_more) => has_more,
+            Err(error) => {
+                // Reported by ICMP, as above. Datagrams may be queued behind it.
+                self.fail_all(error.into());
+                true
+            }
         }
     }
 
@@ -583,10 +584,12 @@ pub(super) fn match_reply(datagram: &[u8], question: &[u8], exact_case: bool) ->
 
 //----------- Inbox --------------------------------------------------------
 //
-// Reads all datagrams queued in a recursor's socket.
+// Reads the datagrams queued in a recursor's socket.
 
 /// Maximum number of datagrams per system call.
 const BATCH: usize = 8;
+/// Maximum number of batches of one socket before it is the turn of others.
+const MAX_BATCHES: usize = 16;
 /// Maximum length of a UDP datagram.
 const MAX_DATAGRAM: usize = 65_535;
 
@@ -595,11 +598,11 @@ thread_local! {
     static INCOMING: RefCell<Incoming<BATCH, MAX_DATAGRAM>> = RefCell::new(Incoming::new(ReceiveMetadata::Nothing));
 }
 
-/// Passes all datagrams queued in a connected socket to `each`, which must not call this function.
-/// Returns the error that ends the queue: `WouldBlock`, or one reported by ICMP.
-pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error {
+/// Passes datagrams queued in a connected socket to `each`, which must not call this function. Returns whether there
+/// may be more, or an error reported by ICMP.
+fn take_queued(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Result<bool> {
     INCOMING.with_borrow_mut(|incoming| {
-        loop {
+        for _ in 0..MAX_BATCHES {
             match incoming.receive(socket, libc::MSG_DONTWAIT) {
                 Ok(count) => {
                     incoming
@@ -608,13 +611,15 @@ pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error 
                     if count < BATCH {
                         // The kernel found the queue empty, so another call is unnecessary. If it
                         // found an error instead, that is kept for the next call.
-                        return io::ErrorKind::WouldBlock.into();
+                        return Ok(false);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return error,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
             }
         }
+        Ok(true)
     })
 }
 
@@ -632,14 +637,16 @@ mod inbox_tests {
         [one, other]
     }
 
-    /// Reads a socket until it is empty; returns the length and last byte of each datagram, and the
-    /// final error.
-    fn all(socket: &UdpSocket) -> (Vec<(usize, Option<u8>)>, io::ErrorKind) {
+    /// The length of a datagram and its last byte.
+    type Taken = (usize, Option<u8>);
+
+    /// Reads a socket once; returns the datagrams, and whether there may be more.
+    fn taken(socket: &UdpSocket) -> (Vec<Taken>, Result<bool, io::ErrorKind>) {
         let mut taken = Vec::new();
-        let error = take_all(socket.as_raw_fd(), |datagram| {
+        let has_more = take_queued(socket.as_raw_fd(), |datagram| {
             taken.push((datagram.len(), datagram.last().copied()));
         });
-        (taken, error.kind())
+        (taken, has_more.map_err(|error| error.kind()))
     }
 
     #[test]
@@ -648,7 +655,7 @@ mod inbox_tests {
         for count in [0, 1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH] {
             // Various sizes, including an empty and a large one.
             let sizes = (0..count).map(|number| if number == 1 { 60_000 } else { number * 100 });
-            let expected: Vec<(usize, Option<u8>)> = sizes
+            let expected: Vec<Taken> = sizes
                 .zip(0..)
                 .map(|(size, number)| (size, (size > 0).then_some(number)))
                 .collect();
@@ -656,8 +663,19 @@ mod inbox_tests {
                 let datagram = vec![last.unwrap_or(0); size];
                 assert_eq!(sender.send(&datagram).unwrap(), size);
             }
-            assert_eq!(all(&receiver), (expected, io::ErrorKind::WouldBlock));
+            assert_eq!(taken(&receiver), (expected, Ok(false)));
         }
+    }
+
+    #[test]
+    fn full_queue_is_read_in_parts() {
+        let [sender, receiver] = pair();
+        for _ in 0..MAX_BATCHES * BATCH + 1 {
+            sender.send(b"x").unwrap();
+        }
+        let (first, has_more) = taken(&receiver);
+        assert_eq!((first.len(), has_more), (MAX_BATCHES * BATCH, Ok(true)));
+        assert_eq!(taken(&receiver), (vec![(1, Some(b'x'))], Ok(false)));
     }
 
     #[test]
@@ -665,8 +683,9 @@ mod inbox_tests {
         let [sender, receiver] = pair();
         drop(receiver);
         sender.send(b"x").unwrap();
-        assert_eq!(all(&sender), (vec![], io::ErrorKind::ConnectionRefused));
-        assert_eq!(all(&sender), (vec![], io::ErrorKind::WouldBlock));
+        let refused = io::ErrorKind::ConnectionRefused;
+        assert_eq!(taken(&sender), (vec![], Err(refused)));
+        assert_eq!(taken(&sender), (vec![], Ok(false)));
     }
 }
 

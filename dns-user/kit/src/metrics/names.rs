@@ -172,6 +172,7 @@ declare! {
     /// 0 without records, or if the file has no version.
     RECORDS_VERSION: Gauge = "bosh_dns_xdp_records_version"
         [] "Version of the records in use.";
+    /// Absent without records.
     RECORDS_AGE_SECONDS: Gauge = "bosh_dns_xdp_records_age_seconds"
         [] "Seconds since the records were read.";
     RECORDS_INSTANCES: Gauge = "bosh_dns_xdp_records_instances"
@@ -292,7 +293,8 @@ declare! {
     RECURSOR_QUERIES_TOTAL: Counter = "bosh_dns_xdp_recursor_queries_total"
         ["recursor", "handler"] "Queries sent to recursors.";
     /// `reason`: `timeout`, `no_address`, `unreachable`, `reset`, `closed`, `wrong_reply`, `malformed`,
-    /// `servfail`, `refused`, `rcode` (any other error), `given_up` (too many in flight).
+    /// `servfail`, `refused`, `rcode` (any other error), `given_up` (too many in flight), `no_socket` (this machine has
+    /// no descriptor, port or memory for one).
     RECURSOR_FAILURES_TOTAL: Counter = "bosh_dns_xdp_recursor_failures_total"
         ["recursor", "handler", "reason"] "Queries to recursors without a usable reply.";
     /// Measured for answered queries only.

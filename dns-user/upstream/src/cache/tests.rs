@@ -432,6 +432,11 @@ fn entries_weigh_their_bytes_at_least() {
     // Its fields, its part of the table, its key and the allocator's headers are of this order.
     let overhead = weight(0) - 5 - 28;
     assert!((360..480).contains(&overhead), "{overhead}");
+    // So are the offsets of many records.
+    let many = [ADDRESS; 100];
+    let entry = self::entry(reply(&asked, message::NOERROR, &many), Duration::ZERO);
+    let beyond_message = entry.weight(b"12345", 0) as usize - 5 - entry.message.len();
+    assert!(beyond_message >= ENTRY_OVERHEAD + 200, "{beyond_message}");
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Tests of the queries in flight on a socket, and of the replies that end them.
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use test_support::own_process;
+
 use super::*;
 
 const QUESTION: &[u8] = b"\x02oK\0\0\x01\0\x01";
@@ -357,7 +360,7 @@ async fn datagrams_without_a_query_are_counted() {
     // It was late.
     socket.send(&reply).await.unwrap();
     socket.io.set_nonblocking(true).unwrap();
-    socket.read(false);
+    assert!(!socket.read(false), "no more");
     assert_eq!(receiver.await, Ok(Ok(reply)));
     assert_eq!(socket.mismatched.load(Ordering::Relaxed), 3);
     assert!(socket.pending.lock().waiting.is_empty());
@@ -392,4 +395,22 @@ fn earlier_errors_spare_later_queries() {
     for _ in 0..5 {
         assert_eq!(socket.try_send(b"query").unwrap(), 5);
     }
+}
+
+#[test]
+fn lack_of_descriptors_is_no_fault_of_the_recursor() {
+    // The limit on open files belongs to the whole process.
+    if !own_process::is_here() {
+        let name = "lack_of_descriptors_is_no_fault_of_the_recursor";
+        return own_process::run(&mut own_process::command(module_path!(), name));
+    }
+    let address = SocketAddr::from(([127, 0, 0, 1], 9));
+    let minute = Duration::from_secs(60);
+    let sockets = UdpSockets::new(address, minute, Matching::Strict, Arc::default());
+    let (query, _receiver) = pending(false);
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
+    let registered = sockets.register(SocketChoice::Any, &mut Some(query));
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    assert_eq!(registered.map(drop), Err(TryError::NoSocket));
 }
