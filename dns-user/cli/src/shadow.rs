@@ -46,11 +46,11 @@ use dns_shadow::{
     judge::{Judge, Verdicts},
     latency::Latencies,
     process::Process,
-    report::{Cpu, InterfaceShare, Report, Seen},
+    report::{Cpu, InterfaceShare, Outcome, Report, Seen},
     watch::{Limits, Watched, settle_all, thread_cpu, watch},
 };
 
-/// Exit code for unexplained differences.
+/// Exit code of a report that does not prove equality: differences without an explanation, or nothing to compare.
 const DIFFERENT: u8 = 3;
 
 /// Part of the time that `--ask` plans for, as queries: an answer within a minute on an idle machine.
@@ -107,7 +107,7 @@ fn server_address(text: &str) -> Result<SocketAddr, String> {
 }
 
 impl Shadow {
-    /// Compares and prints the report; exits with 0 if every difference has an explanation.
+    /// Compares and prints the report; exits with 0 if queries were compared and every difference has an explanation.
     pub(super) fn run(self) -> ExitCode {
         let report = match self.observe() {
             Ok(report) => report,
@@ -133,10 +133,10 @@ impl Shadow {
             complain(&format_args!("{}: {problem}", path.display()));
             return ExitCode::FAILURE;
         }
-        if report.has_unexplained() {
-            ExitCode::from(DIFFERENT)
-        } else {
+        if report.outcome() == Outcome::Equal {
             ExitCode::SUCCESS
+        } else {
+            ExitCode::from(DIFFERENT)
         }
     }
 
@@ -144,7 +144,7 @@ impl Shadow {
         let begin = Instant::now();
         let (mut session, source) = self.begin()?;
         let watched = match source {
-            Source::Packets(capture) => self.watch(capture, &mut session)?,
+            Source::Packets(capture) => self.watch(capture, &mut session),
             Source::Questions(server, planned) => {
                 let manner = Manner {
                     server,
@@ -271,6 +271,7 @@ impl Shadow {
             latency: watched.latencies.report(),
             cpu,
             remarks,
+            failure: watched.failure,
         };
         let disclosure = Disclosure::new(self.clients, self.hash_names);
         report.add_tally(&judge.tally, &disclosure);
@@ -278,7 +279,7 @@ impl Shadow {
     }
 
     /// Watches the server's packets.
-    fn watch(&self, capture: Capture, session: &mut Observation) -> anyhow::Result<Watched> {
+    fn watch(&self, capture: Capture, session: &mut Observation) -> Watched {
         let limits = Limits {
             time: self.time,
             cpu: f64::from(self.cpu) / 100.0,
@@ -291,7 +292,6 @@ impl Shadow {
             &session.stop,
             show_progress,
         )
-        .context("watching")
     }
 }
 
@@ -414,6 +414,7 @@ fn ask_all(session: &mut Observation, planned: Vec<PlannedQuery>, manner: Manner
             show_progress(&seen, judge);
         }
     }
+    let mut failure = None;
     match runtime.block_on(asking) {
         Ok(Ending::Complete) => {}
         Ok(Ending::Early(left)) => {
@@ -421,14 +422,17 @@ fn ask_all(session: &mut Observation, planned: Vec<PlannedQuery>, manner: Manner
                 "ended early: {left} of {total} queries were not sent"
             ));
         }
-        Ok(Ending::Silent(left)) => remarks.push(format!(
-            "the server stopped answering: {left} of {total} queries were not sent"
-        )),
         // The replies so far are still worth a report.
-        Err(_) => remarks.push("the asking failed: see standard error".to_owned()),
+        Ok(Ending::Silent(left)) => {
+            failure = Some(format!(
+                "the server stopped answering: {left} of {total} queries were not sent"
+            ));
+        }
+        Err(_) => failure = Some("the asking failed: see standard error".to_owned()),
     }
     settle_all(judge, stop);
     Watched {
+        failure,
         seen,
         latencies,
         cpu: thread_cpu().saturating_sub(before),

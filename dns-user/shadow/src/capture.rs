@@ -50,7 +50,7 @@ pub struct Capture {
 }
 
 /// A packet as it was seen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SeenPacket<'a> {
     /// The packet, or why it cannot be read.
     pub packet: Result<Packet<'a>, Unreadable>,

@@ -106,7 +106,7 @@ fn family(endpoints: &[SocketAddr], is_v6: bool, share: Share) -> Vec<Instructio
     }
     let address_at = if is_v6 { [8, 24] } else { [12, 16] };
     for endpoint in endpoints {
-        // The packets of `watch::is_one_of`.
+        // `watch::Endpoints` leaves out other servers at a wildcard's port.
         let is_of_family = endpoint.is_ipv6() == is_v6
             || !is_v6 && wildcard_receives(*endpoint, Ipv4Addr::UNSPECIFIED.into(), &[]);
         if !is_of_family {

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use dns_core::wire::u16_at;
+use dns_core::wire::{Transport, u16_at};
 
 /// EtherType of IPv4.
 const IPV4: u16 = 0x0800;
@@ -22,29 +22,31 @@ const IPV6_HEADER: usize = 40;
 const UDP_HEADER: usize = 8;
 
 /// A packet between two endpoints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// Endpoint that sent it.
     pub source: SocketAddr,
     /// Endpoint to which it was sent.
     pub destination: SocketAddr,
+    /// Protocol that carries the content.
+    pub transport: Transport,
     /// Payload of UDP or TCP.
     pub content: Content<'a>,
 }
 
 /// The content of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content<'a> {
-    /// A UDP datagram: one message.
-    Datagram(&'a [u8]),
-    /// The payload of a TCP segment, empty for a bare acknowledgement.
-    Segment(&'a [u8]),
+    /// Whole messages; none in a bare acknowledgement of TCP.
+    Messages(Vec<&'a [u8]>),
+    /// A first fragment, or a segment with parts of messages: begins with a message, unless it is the middle of one.
+    Part(&'a [u8]),
 }
 
 /// The reason why a packet is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unreadable {
-    /// A fragment of a larger datagram; fragments are counted, not reassembled.
+    /// A fragment without ports, or of IPv6; fragments are counted, not reassembled.
     Fragment,
     /// Shorter than its own lengths, or not IP with UDP or TCP.
     Malformed,
@@ -76,16 +78,18 @@ fn read_v4(bytes: &[u8]) -> Result<Packet<'_>, Unreadable> {
     let header_len = usize::from(header[0] & 15) * 4;
     let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
     let fragment = u16::from_be_bytes([header[6], header[7]]);
-    // More fragments follow, or this one is not the first (RFC 791).
-    if fragment & 0x3fff != 0 {
+    // The offset: this one is not the first (RFC 791, section 3.1).
+    if fragment & 0x1fff != 0 {
         return Err(Unreadable::Fragment);
     }
+    let more_follow = fragment & 0x2000 != 0;
     // A segment that the kernel offloads to the device may have length 0 (BIG TCP).
     let end = if total == 0 { bytes.len() } else { total };
     let payload = bytes.get(header_len..end).ok_or(Unreadable::Malformed)?;
     let source = Ipv4Addr::from([header[12], header[13], header[14], header[15]]);
     let destination = Ipv4Addr::from([header[16], header[17], header[18], header[19]]);
-    read_transport(header[9], payload, source.into(), destination.into())
+    let addresses = (source.into(), destination.into());
+    read_transport(header[9], payload, addresses, more_follow)
 }
 
 fn read_v6(bytes: &[u8]) -> Result<Packet<'_>, Unreadable> {
@@ -107,7 +111,7 @@ fn read_v6(bytes: &[u8]) -> Result<Packet<'_>, Unreadable> {
     let payload = bytes.get(IPV6_HEADER..end).ok_or(Unreadable::Malformed)?;
     let source = v6_at(bytes, 8).ok_or(Unreadable::Malformed)?;
     let destination = v6_at(bytes, 24).ok_or(Unreadable::Malformed)?;
-    read_transport(header[6], payload, source, destination)
+    read_transport(header[6], payload, (source, destination), false)
 }
 
 fn v6_at(header: &[u8], at: usize) -> Option<IpAddr> {
@@ -122,33 +126,42 @@ fn field(payload: &[u8], at: usize) -> Result<u16, Unreadable> {
 fn read_transport(
     protocol: u8,
     payload: &[u8],
-    source: IpAddr,
-    destination: IpAddr,
+    (source, destination): (IpAddr, IpAddr),
+    more_follow: bool,
 ) -> Result<Packet<'_>, Unreadable> {
     let source = SocketAddr::new(source, field(payload, 0)?);
     let destination = SocketAddr::new(destination, field(payload, 2)?);
-    let content = match protocol {
-        UDP => {
-            // UDP's own length: short frames of Ethernet are padded behind it.
-            let length = usize::from(field(payload, 4)?);
-            let message = payload
-                .get(UDP_HEADER..length)
-                .ok_or(Unreadable::Malformed)?;
-            Content::Datagram(message)
-        }
-        TCP => {
-            let offset = payload.get(12).ok_or(Unreadable::Malformed)? >> 4;
-            let segment = payload
-                .get(usize::from(offset) * 4..)
-                .ok_or(Unreadable::Malformed)?;
-            Content::Segment(segment)
-        }
+    let (transport, content) = match protocol {
+        UDP => (Transport::Udp, read_datagram(payload, more_follow)),
+        TCP => (Transport::Tcp, read_segment(payload)),
         _ => return Err(Unreadable::Malformed),
     };
     Ok(Packet {
         source,
         destination,
-        content,
+        transport,
+        content: content.ok_or(Unreadable::Malformed)?,
+    })
+}
+
+fn read_datagram(payload: &[u8], more_follow: bool) -> Option<Content<'_>> {
+    if more_follow {
+        // The length in the header is that of the whole datagram.
+        return Some(Content::Part(payload.get(UDP_HEADER..)?));
+    }
+    // UDP's own length: short frames of Ethernet are padded behind it.
+    let length = usize::from(u16_at(payload, 4)?);
+    let message = payload.get(UDP_HEADER..length)?;
+    Some(Content::Messages(vec![message]))
+}
+
+fn read_segment(payload: &[u8]) -> Option<Content<'_>> {
+    let offset = payload.get(12)? >> 4;
+    let segment = payload.get(usize::from(offset) * 4..)?;
+    Some(match whole_messages(segment) {
+        Some(messages) => Content::Messages(messages),
+        // Behind the length of its first message.
+        None => Content::Part(segment.get(2..).unwrap_or_default()),
     })
 }
 
@@ -156,7 +169,7 @@ fn read_transport(
 ///
 /// Streams are not reassembled: servers and clients write a message with its length at once (RFC 7766, section 8), so
 /// nearly all segments hold whole messages, and the rest is counted.
-pub fn whole_messages(segment: &[u8]) -> Option<Vec<&[u8]>> {
+fn whole_messages(segment: &[u8]) -> Option<Vec<&[u8]>> {
     let mut messages = Vec::new();
     let mut rest = segment;
     while !rest.is_empty() {
@@ -196,7 +209,7 @@ mod tests {
         let tagged = [&[0, 7, 8, 0][..], &plain].concat();
         for (ethertype, bytes) in [(IPV4, &plain), (IPV4, &padded), (0x8100, &tagged)] {
             let packet = read(ethertype, bytes).unwrap();
-            assert_eq!(packet.content, Content::Datagram(b"hello"));
+            assert_eq!(packet.content, Content::Messages(vec![b"hello"]));
             assert_eq!(packet.source, "10.0.0.1:12345".parse().unwrap());
             assert_eq!(packet.destination, "10.0.0.2:53".parse().unwrap());
         }
@@ -206,7 +219,7 @@ mod tests {
         v6.extend(udp(b"hello"));
         let packet = read(IPV6, &v6).unwrap();
         assert_eq!(packet.destination, "[::1]:53".parse().unwrap());
-        assert_eq!(packet.content, Content::Datagram(b"hello"));
+        assert_eq!(packet.content, Content::Messages(vec![b"hello"]));
     }
 
     #[test]
@@ -216,10 +229,21 @@ mod tests {
             assert!(read(IPV4, &whole[..length]).is_err(), "{length}");
         }
         assert_eq!(
-            read(IPV4, &v4(17, 0x2000, &udp(b"x"))),
+            read(IPV4, &v4(17, 0x2001, &udp(b"x"))),
             Err(Unreadable::Fragment)
         );
         assert_eq!(read(0x0806, &whole), Err(Unreadable::Malformed));
+    }
+
+    /// Half of a datagram: its length in the UDP header is that of the whole.
+    #[test]
+    fn first_fragments_hold_a_beginning() {
+        let mut datagram = udp(b"beginning and end");
+        datagram.truncate(UDP_HEADER + 9);
+        let bytes = v4(17, 0x2000, &datagram);
+        let packet = read(IPV4, &bytes).unwrap();
+        assert_eq!(packet.content, Content::Part(b"beginning"));
+        assert_eq!(packet.transport, Transport::Udp);
     }
 
     #[test]
@@ -234,6 +258,10 @@ mod tests {
         segment.extend(two);
         let bytes = v4(6, 0, &segment);
         let packet = read(IPV4, &bytes).unwrap();
-        assert_eq!(packet.content, Content::Segment(&two));
+        assert_eq!(packet.content, Content::Messages(vec![b"a", b"bc"]));
+        segment.pop();
+        let bytes = v4(6, 0, &segment);
+        let packet = read(IPV4, &bytes).unwrap();
+        assert_eq!(packet.content, Content::Part(&two[2..6]));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{Difference, PAGE, Report, ShownExample};
+use crate::report::{Difference, Outcome, PAGE, Report, ShownExample};
 
 const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}\
@@ -34,15 +34,14 @@ pub fn page(report: &Report) -> String {
 
 fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
     let verdicts = &report.verdicts;
-    let (class, result) = if verdicts.unexplained > 0 {
-        ("bad", "There are unexplained differences")
-    } else if verdicts.unjudged > 0 {
-        ("bad", "Differences were not judged")
-    } else if verdicts.compared == 0 {
-        ("bad", "Nothing was compared")
+    let outcome = report.outcome();
+    let class = if outcome == Outcome::Equal {
+        "good"
     } else {
-        ("good", "No unexplained difference")
+        "bad"
     };
+    let (first, rest) = outcome.text().split_at(1);
+    let result = first.to_uppercase() + rest;
     write!(
         page,
         "<!DOCTYPE html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
@@ -77,7 +76,7 @@ fn write_page(page: &mut String, report: &Report) -> std::fmt::Result {
     for difference in &report.differences {
         write_difference(page, difference)?;
     }
-    for remark in &report.remarks {
+    for remark in report.remarks.iter().chain(&report.failure) {
         write!(page, "<p>{}</p>", escaped(remark))?;
     }
     write!(page, "</body></html>")

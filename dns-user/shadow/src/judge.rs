@@ -30,8 +30,9 @@ use crate::{
 /// Time around a change of records or health within which a difference may be due to it.
 pub const TRANSITION: Duration = Duration::from_secs(5);
 
-/// Maximum number of differences that wait for their second judgement.
+/// Maximum number of differences that wait for their second judgement, and of the bytes of their messages.
 const MAX_SUSPECTS: usize = 2048;
+const MAX_SUSPECT_BYTES: usize = 8 << 20;
 /// States of the first judgement, which must not delay the next packet: the last ones explain most differences.
 const FIRST_STATES: usize = 4;
 /// Maximum number of groups of differences, and of examples in each.
@@ -163,6 +164,8 @@ pub struct Judge<R> {
     /// The result so far.
     pub tally: Tally,
     suspects: VecDeque<Exchange>,
+    /// Bytes of their messages.
+    suspect_bytes: usize,
     orders: HashMap<(Vec<u8>, u16), Order>,
 }
 
@@ -173,6 +176,7 @@ impl<R: Reference> Judge<R> {
             reference,
             tally: Tally::default(),
             suspects: VecDeque::new(),
+            suspect_bytes: 0,
             orders: HashMap::new(),
         }
     }
@@ -188,7 +192,9 @@ impl<R: Reference> Judge<R> {
         }
         if matches!(verdict, Verdict::Unexplained(_)) {
             // Each keeps both messages until its second judgement.
-            if self.suspects.len() < MAX_SUSPECTS {
+            let bytes = self.suspect_bytes + exchange.bytes();
+            if self.suspects.len() < MAX_SUSPECTS && bytes <= MAX_SUSPECT_BYTES {
+                self.suspect_bytes = bytes;
                 self.suspects.push_back(exchange);
             } else {
                 self.tally.verdicts.unjudged += 1;
@@ -205,6 +211,7 @@ impl<R: Reference> Judge<R> {
             .suspects
             .pop_front_if(|suspect| now.duration_since(suspect.replied) >= TRANSITION)
         {
+            self.suspect_bytes -= suspect.bytes();
             let (verdict, case) = self.verdict(&suspect, usize::MAX);
             self.count(&suspect, verdict, case);
         }
@@ -219,6 +226,7 @@ impl<R: Reference> Judge<R> {
     pub fn finish(&mut self) {
         self.tally.verdicts.unjudged += self.suspects.len() as u64;
         self.suspects.clear();
+        self.suspect_bytes = 0;
         for ((name, qtype), order) in std::mem::take(&mut self.orders) {
             // Clients take the first address, so a fixed order would put all load on one instance.
             if order.others > 0 || order.same < FIXED_ORDER {
@@ -506,8 +514,16 @@ impl<R: Reference> Judge<R> {
         let Some(theirs) = &case.theirs else {
             return;
         };
+        let Some(Record { rtype, data, .. }) = theirs.answers.first() else {
+            return;
+        };
+        // An address that is repeated, or the only one of its family, comes first without a choice.
+        let is_chosen = theirs
+            .answers
+            .iter()
+            .any(|other| other.rtype == *rtype && other.data != *data);
         // A truncated reply holds other addresses each time, so its first one says nothing.
-        if theirs.answers.len() < 2 || theirs.is_truncated() {
+        if !is_chosen || theirs.is_truncated() {
             return;
         }
         let Some(question) = Question::read(&exchange.query) else {
@@ -519,11 +535,10 @@ impl<R: Reference> Judge<R> {
             return;
         }
         let order = self.orders.entry(key).or_default();
-        let first = &theirs.answers[0].data;
         if order.same == 0 {
-            order.first.clone_from(first);
+            order.first.clone_from(data);
         }
-        if order.first == *first {
+        if order.first == *data {
             order.same += 1;
         } else {
             order.others += 1;
@@ -690,7 +705,12 @@ fn is_due_to_health(case: &Case) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use dns_core::wire::{FLAG_RD, TYPE_A, error_reply, query_message};
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use dns_core::{
+        resolve::{Existence, LocalAnswer},
+        wire::{FLAG_RD, Shuffle, TYPE_A, TYPE_ANY, error_reply, local_reply, query_message},
+    };
     use hickory_proto::op::ResponseCode;
 
     use super::*;
@@ -739,18 +759,18 @@ mod tests {
         assert!(!is_due_to_health(&foreign));
     }
 
-    /// A server that refuses everything.
-    struct Refusing;
+    /// A server that gives the same reply always.
+    struct Fixed(Vec<u8>);
 
-    impl Reference for Refusing {
+    impl Reference for Fixed {
         fn states(&self, _since: Instant) -> usize {
             1
         }
 
-        fn answer(&mut self, asked: &Asked<'_>, _settings: Settings, _state: usize) -> Ours {
+        fn answer(&mut self, _asked: &Asked<'_>, _settings: Settings, _state: usize) -> Ours {
             Ours {
-                reply: OurReply::Message(answered(asked.query, ResponseCode::Refused)),
-                route: Route::Nobody,
+                reply: OurReply::Message(self.0.clone()),
+                route: Route::Fleet,
                 instances: Vec::new(),
                 health: HealthKnowledge::Settled,
                 interface: Ok(()),
@@ -777,22 +797,85 @@ mod tests {
         error_reply(&query, rcode)
     }
 
-    /// A user who does not wait for the second judgement must not read that everything is equal.
-    #[test]
-    fn waiting_differences_are_not_judged() {
+    fn query(qtype: u16) -> Vec<u8> {
         let name = Name::from_text("web.bosh.").unwrap();
-        let query = query_message(7, FLAG_RD, name.as_wire(), TYPE_A);
-        let now = Instant::now();
-        let mut judge = Judge::new(Refusing);
-        judge.judge(Exchange {
+        query_message(7, FLAG_RD, name.as_wire(), qtype)
+    }
+
+    fn exchange(query: &[u8], reply: &[u8], now: Instant) -> Exchange {
+        Exchange {
             client: "10.9.9.9:4000".parse().unwrap(),
             transport: Transport::Udp,
-            reply: answered(&query, ResponseCode::NXDomain),
-            query,
+            query: query.to_vec(),
+            reply: reply.to_vec(),
             asked: now,
             replied: now,
             latency: None,
-        });
+        }
+    }
+
+    /// Large replies, which all differ, take no more memory than small ones.
+    #[test]
+    fn waiting_differences_take_bounded_memory() {
+        const COUNT: u64 = 1000;
+        let query = query(TYPE_A);
+        let now = Instant::now();
+        let mut judge = Judge::new(Fixed(answered(&query, ResponseCode::Refused)));
+        let mut reply = answered(&query, ResponseCode::NXDomain);
+        reply.resize(60_000, 0);
+        for _ in 0..COUNT {
+            judge.judge(exchange(&query, &reply, now));
+        }
+        let waiting = judge.suspects.len() as u64;
+        assert!(judge.suspects.len() * reply.len() <= MAX_SUSPECT_BYTES);
+        assert_eq!(judge.tally.verdicts.unjudged, COUNT - waiting);
+        judge.settle(now + TRANSITION);
+        assert_eq!(judge.tally.verdicts.unexplained, waiting);
+        judge.judge(exchange(&query, &reply, now));
+        assert!(!judge.is_settled(), "there is room again");
+    }
+
+    /// Without a choice of the first address its order says nothing: the only one of a family in a reply to ANY, and an
+    /// instance that bosh-dns repeats.
+    #[test]
+    fn only_a_chosen_order_is_fixed() {
+        let [a, b] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
+        for (v4, v6, expected) in [
+            (vec![a, b], vec![], 1),
+            (vec![a, a], vec![], 0),
+            (vec![a], vec![Ipv6Addr::LOCALHOST], 0),
+        ] {
+            let query = query(TYPE_ANY);
+            let Parsed::Query(parsed) = parse_by(Transport::Tcp, &query) else {
+                panic!("not a query");
+            };
+            let answer = LocalAnswer {
+                existence: Existence::Found,
+                v4: &v4,
+                v6: &v6,
+            };
+            let mut reply = Vec::new();
+            local_reply(&parsed, answer, &mut Shuffle::with_seed(1), &mut reply);
+            let now = Instant::now();
+            let mut judge = Judge::new(Fixed(reply.clone()));
+            for _ in 0..FIXED_ORDER {
+                judge.judge(exchange(&query, &reply, now));
+            }
+            judge.finish();
+            let verdicts = judge.tally.verdicts;
+            assert_eq!(verdicts.equal, FIXED_ORDER, "{:#?}", judge.tally);
+            assert_eq!(verdicts.unexplained, expected, "{v4:?} {v6:?}");
+        }
+    }
+
+    /// A user who does not wait for the second judgement must not read that everything is equal.
+    #[test]
+    fn waiting_differences_are_not_judged() {
+        let query = query(TYPE_A);
+        let now = Instant::now();
+        let mut judge = Judge::new(Fixed(answered(&query, ResponseCode::Refused)));
+        let reply = answered(&query, ResponseCode::NXDomain);
+        judge.judge(exchange(&query, &reply, now));
         judge.settle(now);
         assert!(!judge.is_settled());
         judge.finish();

@@ -18,8 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const COPIES: Duration = Duration::from_secs(2);
 /// Maximum number of queries that wait, and of answered ones whose copies are recognised.
 const MAX_WAITING: usize = 8192;
-/// Maximum length of a query that is kept; the server itself reads no longer ones.
-const MAX_QUERY: usize = 4096;
+/// Maximum length of a query that is kept: padded ones have a multiple of 128 bytes (RFC 8467, section 4.1). A flood
+/// of messages as long as servers read would fill the table with 32 MiB.
+const MAX_QUERY: usize = 1232;
 
 /// A message seen on an interface.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +60,13 @@ pub struct Exchange {
     pub latency: Option<Duration>,
 }
 
+impl Exchange {
+    /// Returns the length of both messages.
+    pub fn bytes(&self) -> usize {
+        self.query.len() + self.reply.len()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     client: SocketAddr,
@@ -68,7 +76,8 @@ struct Key {
 }
 
 struct Waiting {
-    query: Vec<u8>,
+    /// `None` once the client has asked another question with the same id.
+    query: Option<Vec<u8>>,
     interface: u32,
     asked: Instant,
     stamp: Option<Duration>,
@@ -81,8 +90,10 @@ pub struct Unpaired {
     pub copies: u64,
     /// Replies whose query was not seen, such as those to queries from before the start.
     pub orphans: u64,
-    /// Queries beyond the table's limit, or longer than any server reads.
+    /// Queries beyond the table's limit, or longer than any client's.
     pub excess: u64,
+    /// Messages of clients that used an id again before its reply.
+    pub ambiguous: u64,
 }
 
 /// Queries that wait for their replies.
@@ -105,29 +116,38 @@ impl Pairs {
             return false;
         };
         let mut is_copy = false;
-        if let Some(waiting) = self.waiting.get(&key) {
-            // A client may use an id again before it has an answer, for another question.
-            is_copy = waiting.query == seen.message;
-        }
         if let Some((_, interface)) = self.answered.get(&key) {
             // On the same interface it is a new query: clients with few ports soon use an id again.
-            is_copy |= *interface != seen.interface;
+            is_copy = *interface != seen.interface;
+        }
+        if let Some(waiting) = self.waiting.get_mut(&key)
+            && !is_copy
+        {
+            is_copy = waiting.query.as_deref() == Some(seen.message);
+            if !is_copy {
+                // Neither query can be paired: the next reply may answer the first one.
+                waiting.query = None;
+                self.unpaired.ambiguous += 1;
+                return true;
+            }
         }
         if is_copy {
             self.unpaired.copies += 1;
             return false;
         }
-        // The order may list replaced entries as well, which leave it only when they expire.
-        if self.waiting.len() >= MAX_WAITING
-            || self.asked_order.len() >= 2 * MAX_WAITING
-            || seen.message.len() > MAX_QUERY
-        {
+        if self.waiting.len() >= MAX_WAITING || seen.message.len() > MAX_QUERY {
             self.unpaired.excess += 1;
             // Counted as a query, since the estimate of all queries is made from these.
             return true;
         }
+        if self.asked_order.len() >= 2 * MAX_WAITING {
+            // Drops answered queries, which are at least half of them, so that each is looked at twice at most.
+            let waiting = &self.waiting;
+            self.asked_order
+                .retain(|(at, key)| waiting.get(key).is_some_and(|query| query.asked == *at));
+        }
         let waiting = Waiting {
-            query: seen.message.to_vec(),
+            query: Some(seen.message.to_vec()),
             interface: seen.interface,
             asked: seen.at,
             stamp: seen.stamp,
@@ -140,13 +160,7 @@ impl Pairs {
     /// Returns the exchange that a reply completes.
     pub fn reply(&mut self, seen: &Sighting<'_>) -> Option<Exchange> {
         let key = Key::of(seen)?;
-        let Some(Waiting {
-            query,
-            interface,
-            asked,
-            stamp,
-        }) = self.waiting.remove(&key)
-        else {
+        let Some(waiting) = self.waiting.get_mut(&key) else {
             if self.answered.contains_key(&key) {
                 self.unpaired.copies += 1;
             } else {
@@ -154,6 +168,18 @@ impl Pairs {
             }
             return None;
         };
+        let Some(query) = waiting.query.take() else {
+            // More replies may follow, so it stays until it expires.
+            self.unpaired.ambiguous += 1;
+            return None;
+        };
+        let Waiting {
+            interface,
+            asked,
+            stamp,
+            ..
+        } = *waiting;
+        self.waiting.remove(&key);
         // Beyond the limit, copies merely count as queries of their own.
         if self.answered.len() < MAX_WAITING && self.answered_order.len() < 2 * MAX_WAITING {
             self.answered.insert(key, (seen.at, interface));
@@ -199,11 +225,18 @@ impl Pairs {
             if let Some(waiting) = self.waiting.get(&key)
                 && waiting.asked == at
             {
+                expired += u64::from(waiting.query.is_some());
                 self.waiting.remove(&key);
-                expired += 1;
             }
         }
         expired
+    }
+
+    /// Forgets the query of a reply that was seen in part: it is answered, but cannot be compared.
+    pub fn forget(&mut self, seen: &Sighting<'_>) {
+        if let Some(key) = Key::of(seen) {
+            self.waiting.remove(&key);
+        }
     }
 
     /// Forgets the queries that wait, after packets were lost that may have been their replies.
@@ -290,5 +323,55 @@ mod tests {
         assert_eq!(pairs.expire(later), MAX_WAITING as u64);
         assert_eq!(pairs.waiting(), 0);
         assert!(pairs.query(&seen(1, 9, 1, later, &mut message)));
+    }
+
+    /// Only queries that wait take room, however many are compared within the time limit of one.
+    #[test]
+    fn answered_queries_take_no_room() {
+        let mut pairs = Pairs::default();
+        let now = Instant::now();
+        let mut message = Vec::new();
+        // Stays at the head of the order.
+        pairs.query(&seen(0, 1, 1, now, &mut message));
+        for number in 0..3 * MAX_WAITING {
+            let sighting = seen(number as u16, 9, 1, now, &mut message);
+            assert!(pairs.query(&sighting));
+            assert!(pairs.reply(&sighting).is_some(), "{number}");
+        }
+        assert_eq!(pairs.unpaired.excess, 0);
+        assert!(pairs.asked_order.len() <= 2 * MAX_WAITING);
+        let later = now + PATIENCE + Duration::from_millis(1);
+        assert_eq!(pairs.expire(later), 1);
+    }
+
+    /// A client asks another question with an id that waits: the first reply to come may answer either.
+    #[test]
+    fn reused_ids_pair_nothing() {
+        let mut pairs = Pairs::default();
+        let now = Instant::now();
+        let mut first = vec![1; HEADER_LEN];
+        let mut second = vec![2; HEADER_LEN];
+        assert!(pairs.query(&seen(7, 9, 1, now, &mut first)));
+        assert!(pairs.query(&seen(7, 9, 1, now, &mut second)));
+        for reply in [&mut first, &mut second] {
+            assert!(pairs.reply(&seen(7, 9, 1, now, reply)).is_none());
+        }
+        assert_eq!(pairs.unpaired.ambiguous, 3);
+        let later = now + PATIENCE + Duration::from_millis(1);
+        assert_eq!(pairs.expire(later), 0, "answered, and not to be told apart");
+        assert!(pairs.query(&seen(7, 9, 1, later, &mut first)));
+        assert!(pairs.reply(&seen(7, 9, 1, later, &mut first)).is_some());
+    }
+
+    /// A reply in parts answers its query all the same.
+    #[test]
+    fn partial_replies_leave_nothing_unanswered() {
+        let mut pairs = Pairs::default();
+        let now = Instant::now();
+        let mut message = Vec::new();
+        assert!(pairs.query(&seen(7, 9, 1, now, &mut message)));
+        pairs.forget(&seen(7, 9, 1, now, &mut message));
+        let later = now + PATIENCE + Duration::from_millis(1);
+        assert_eq!(pairs.expire(later), 0);
     }
 }

@@ -111,7 +111,7 @@ fn endpoint(text: &str) -> Option<SocketAddr> {
 }
 
 fn has_socket(process: &Path, inodes: &[String]) -> bool {
-    // Reading those of another user's process takes the right to trace it (proc_pid_fd(5)).
+    // Another user's process shows its descriptors only to those with the right to trace it (proc_pid_fd(5)).
     let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
         return false;
     };

@@ -78,21 +78,10 @@ impl Question {
 
     /// Returns whether a label has a byte that message parsers treat differently: a dot, a backslash, or none of ASCII.
     pub fn has_odd_label(&self) -> bool {
-        let mut rest = &self.wire[..];
-        while let Some((&length, after)) = rest.split_first()
-            && length > 0
-        {
-            // `wire` is a whole name, but its type does not promise that.
-            let (label, next) = after.split_at(usize::from(length).min(after.len()));
-            if label
-                .iter()
-                .any(|byte| matches!(byte, b'.' | b'\\') || !byte.is_ascii_graphic())
-            {
-                return true;
-            }
-            rest = next;
-        }
-        false
+        Name::from_wire(&self.wire).is_ok_and(|(name, _)| {
+            let mut bytes = name.labels().flatten();
+            bytes.any(|byte| matches!(byte, b'.' | b'\\') || !byte.is_ascii_graphic())
+        })
     }
 
     /// Returns type and, unless it is IN, class, with the size of the OPT.

@@ -101,8 +101,8 @@ pub enum Route {
     Handler,
     /// The recursors of the configuration.
     Recursors,
-    /// No source: REFUSED, or the message is no valid query.
-    Nobody,
+    /// No source: REFUSED, or the message is not a valid query.
+    NoSource,
 }
 
 impl Route {
@@ -115,7 +115,7 @@ impl Route {
             Self::Consul => "Consul's names",
             Self::Handler => "handler",
             Self::Recursors => "recursors",
-            Self::Nobody => "nobody",
+            Self::NoSource => "no source",
         }
     }
 }

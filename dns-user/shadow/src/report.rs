@@ -46,6 +46,36 @@ pub struct Report {
     pub cpu: Cpu,
     /// Remarks on what was not measured.
     pub remarks: Vec<String>,
+    /// The failure that ended the observation early.
+    pub failure: Option<String>,
+}
+
+/// What a report proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Queries were compared, and every difference has an explanation.
+    Equal,
+    /// Differences have no explanation.
+    Different,
+    /// Differences wait for their second judgement.
+    Unjudged,
+    /// The observation ended by a failure.
+    Failed,
+    /// No query was compared.
+    Nothing,
+}
+
+impl Outcome {
+    /// Returns the outcome in words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Equal => "no unexplained difference",
+            Self::Different => "unexplained differences",
+            Self::Unjudged => "differences were not judged: repeat the comparison",
+            Self::Failed => "the observation failed: repeat the comparison",
+            Self::Nothing => "nothing was compared",
+        }
+    }
 }
 
 /// Numbers of packets that were seen on the interfaces.
@@ -138,7 +168,10 @@ impl Cpu {
             (Some((number, name)), Some(seconds)) => {
                 format!("{seconds:.2} s, process {number} ({name})")
             }
-            _ => "not known: no process with this socket is visible".to_owned(),
+            (Some((number, name)), None) => {
+                format!("not known: process {number} ({name}) has ended")
+            }
+            (None, _) => "not known: no process with this socket is visible".to_owned(),
         }
     }
 
@@ -179,6 +212,10 @@ impl Seen {
                 self.unpaired.excess,
                 "queries beyond the limit of waiting ones",
             ),
+            (
+                self.unpaired.ambiguous,
+                "messages with an id in use for another question",
+            ),
             (self.dropped, "packets beyond the share of CPU"),
         ] {
             if count > 0 {
@@ -214,9 +251,19 @@ impl Report {
         others.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     }
 
-    /// Returns whether there is a difference without an explanation, if only because it was not judged.
-    pub fn has_unexplained(&self) -> bool {
-        self.verdicts.unexplained + self.verdicts.unjudged > 0
+    /// Returns what the report proves: the gravest that applies.
+    pub fn outcome(&self) -> Outcome {
+        if self.verdicts.unexplained > 0 {
+            Outcome::Different
+        } else if self.verdicts.unjudged > 0 {
+            Outcome::Unjudged
+        } else if self.failure.is_some() {
+            Outcome::Failed
+        } else if self.verdicts.compared == 0 {
+            Outcome::Nothing
+        } else {
+            Outcome::Equal
+        }
     }
 
     /// Returns the report for a terminal.
@@ -266,16 +313,10 @@ impl Report {
         for remark in &self.remarks {
             row(text, "remark", remark)?;
         }
-        let result = if verdicts.unexplained > 0 {
-            "DIFFERENT: see the unexplained differences above"
-        } else if verdicts.unjudged > 0 {
-            "differences were not judged: repeat the comparison"
-        } else if verdicts.compared == 0 {
-            "nothing was compared"
-        } else {
-            "no unexplained difference"
-        };
-        row(text, "result", result)
+        if let Some(failure) = &self.failure {
+            row(text, "failure", failure)?;
+        }
+        row(text, "result", self.outcome().text())
     }
 
     fn write_differences(&self, text: &mut String) -> std::fmt::Result {
@@ -485,6 +526,7 @@ mod tests {
             latency: crate::latency::Latencies::default().report(),
             cpu: Cpu::default(),
             remarks: Vec::new(),
+            failure: None,
         };
         assert!(!report.text().contains("not comparable"));
         report.seen.split_segments = 2;
@@ -494,9 +536,16 @@ mod tests {
         let reasons = "not comparable 2 TCP segments with parts of messages, 7 packets beyond the share of CPU";
         assert!(words.join(" ").contains(reasons), "{text}");
 
-        assert!(!report.has_unexplained());
+        // An observation without a query proves nothing.
+        assert_eq!(report.outcome(), Outcome::Nothing);
+        assert!(report.text().contains("nothing was compared"));
+        report.verdicts.compared = 1;
+        assert_eq!(report.outcome(), Outcome::Equal);
+        report.failure = Some("packet socket: out of memory".to_owned());
+        assert_eq!(report.outcome(), Outcome::Failed);
+        assert!(report.text().contains("out of memory"));
         report.verdicts.unjudged = 1;
-        assert!(report.has_unexplained());
+        assert_eq!(report.outcome(), Outcome::Unjudged);
         assert!(report.text().contains("differences were not judged"));
     }
 }

@@ -2,22 +2,25 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use dns_core::{config::wildcard_receives, wire::Transport};
-use nix::sys::{
-    resource::{UsageWho, getrusage},
-    time::TimeValLike,
+use nix::{
+    ifaddrs::getifaddrs,
+    sys::{
+        resource::{UsageWho, getrusage},
+        time::TimeValLike,
+    },
 };
 
 use crate::{
     capture::{Capture, SeenPacket},
     filter::Share,
-    frames::{Content, Unreadable, whole_messages},
+    frames::{Content, Unreadable},
     judge::{Judge, TRANSITION},
     latency::Latencies,
     pairs::{Pairs, Sighting},
@@ -33,6 +36,8 @@ const ADJUSTMENT: Duration = Duration::from_millis(200);
 const PROGRESS: Duration = Duration::from_secs(1);
 /// Time limit of reading what is queued at the end.
 const MAX_DRAINING: Duration = Duration::from_secs(5);
+/// Interval between readings of the machine's addresses; each takes the kernel's lock of network configuration.
+const ADDRESSES: Duration = Duration::from_secs(10);
 /// CPU time that may be used in advance, as time at the permitted share.
 const MAX_CREDIT: Duration = Duration::from_millis(250);
 
@@ -48,6 +53,8 @@ pub struct Limits {
 /// The result of watching.
 #[derive(Debug, Default)]
 pub struct Watched {
+    /// The failure that ended it early.
+    pub failure: Option<String>,
     /// Numbers of packets.
     pub seen: Seen,
     /// Latency of the observed server.
@@ -60,7 +67,7 @@ pub struct Watched {
 
 struct Watcher<'a, R> {
     capture: Capture,
-    endpoints: &'a [SocketAddr],
+    endpoints: Endpoints<'a>,
     judge: &'a mut Judge<R>,
     pairs: Pairs,
     share: Share,
@@ -74,23 +81,19 @@ struct Watcher<'a, R> {
     is_sampled: bool,
 }
 
-/// Watches until the time is over or `stop` is set. `progress` gets the counts every second.
-///
-/// # Errors
-///
-/// Fails if the packet socket fails.
+/// Watches until the time is over, `stop` is set or the packet socket fails. `progress` gets the counts every second.
 pub fn watch<R: Reference>(
     capture: Capture,
     endpoints: &[SocketAddr],
     judge: &mut Judge<R>,
     limits: Limits,
     stop: &AtomicBool,
-    mut progress: impl FnMut(&Seen, &Judge<R>),
-) -> io::Result<Watched> {
+    progress: impl FnMut(&Seen, &Judge<R>),
+) -> Watched {
     let begin = Instant::now();
     let mut watcher = Watcher {
         capture,
-        endpoints,
+        endpoints: Endpoints::new(endpoints),
         judge,
         pairs: Pairs::default(),
         share: Share::ALL,
@@ -100,42 +103,17 @@ pub fn watch<R: Reference>(
         packets: 0.0,
         is_sampled: false,
     };
-    let mut adjusted = begin;
-    let mut shown = begin;
-    loop {
-        let now = Instant::now();
-        if now.duration_since(begin) >= limits.time || stop.load(Ordering::Relaxed) {
-            break;
-        }
-        let read = if watcher.budget.permits(now, thread_cpu()) {
-            watcher.read(now)?
-        } else {
-            0
-        };
-        if read == 0 {
-            // No event tells when the budget permits more, so waiting for the socket would not
-            // suffice.
-            thread::sleep(PAUSE);
-        }
-        if now.duration_since(adjusted) >= ADJUSTMENT {
-            adjusted = now;
-            watcher.adjust(now)?;
-        }
-        if now.duration_since(shown) >= PROGRESS {
-            shown = now;
-            watcher.publish();
-            progress(&watcher.watched.seen, watcher.judge);
-        }
-    }
-    watcher.drain()?;
-    // Counts what arrived and expired since the last adjustment.
-    watcher.adjust(Instant::now())?;
+    let result = watcher.run(limits.time, stop, progress);
     watcher.publish();
     let mut watched = watcher.watched;
+    // Hours of comparisons may precede a failure.
+    watched.failure = result
+        .err()
+        .map(|problem| format!("packet socket: {problem}"));
     watched.time = begin.elapsed();
     watched.cpu = thread_cpu().saturating_sub(watcher.budget.before);
     settle_all(watcher.judge, stop);
-    Ok(watched)
+    watched
 }
 
 /// Judges the last differences when their time has come.
@@ -154,56 +132,105 @@ pub fn settle_all<R: Reference>(judge: &mut Judge<R>, stop: &AtomicBool) {
 }
 
 impl<R: Reference> Watcher<'_, R> {
+    /// Watches for this time, or until `stop` is set.
+    fn run(
+        &mut self,
+        time: Duration,
+        stop: &AtomicBool,
+        mut progress: impl FnMut(&Seen, &Judge<R>),
+    ) -> io::Result<()> {
+        let begin = Instant::now();
+        // Before the first packet: wildcards have no address yet.
+        self.endpoints.follow(begin)?;
+        let mut adjusted = begin;
+        let mut shown = begin;
+        loop {
+            let now = Instant::now();
+            if now.duration_since(begin) >= time || stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let read = if self.budget.permits(now, thread_cpu()) {
+                self.read(now)?
+            } else {
+                0
+            };
+            if read == 0 {
+                // No event tells when the budget permits more, so waiting for the socket would not
+                // suffice.
+                thread::sleep(PAUSE);
+            }
+            if now.duration_since(adjusted) >= ADJUSTMENT {
+                adjusted = now;
+                self.adjust(now)?;
+            }
+            if now.duration_since(shown) >= PROGRESS {
+                shown = now;
+                self.publish();
+                progress(&self.watched.seen, self.judge);
+            }
+        }
+        self.drain()?;
+        // Counts what arrived and expired since the last adjustment.
+        self.adjust(Instant::now())
+    }
+
     /// Reads queued packets; returns their number.
     fn read(&mut self, now: Instant) -> io::Result<usize> {
         let count = self.capture.receive()?;
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
-        let wall = wall.unwrap_or_default();
         self.read += count as u64;
-        for seen in self.capture.packets(count) {
-            let SeenPacket { packet, stamp, .. } = seen;
-            // A packet may have waited in the queue; records may have changed since.
-            let age = stamp.and_then(|stamp| wall.checked_sub(stamp));
-            let at = now.checked_sub(age.unwrap_or_default()).unwrap_or(now);
+        for SeenPacket {
+            packet,
+            interface,
+            stamp,
+        } in self.capture.packets(count)
+        {
+            let seen = &mut self.watched.seen;
             let packet = match packet {
                 Ok(packet) => packet,
-                Err(Unreadable::Fragment) => {
-                    self.watched.seen.fragments += 1;
-                    continue;
-                }
-                Err(Unreadable::Malformed) => {
-                    self.watched.seen.malformed += 1;
+                Err(unreadable) => {
+                    match unreadable {
+                        Unreadable::Fragment => seen.fragments += 1,
+                        Unreadable::Malformed => seen.malformed += 1,
+                    }
                     continue;
                 }
             };
-            let is_query = is_one_of(self.endpoints, packet.destination);
+            let is_query = self.endpoints.have(packet.destination);
             let (client, server) = if is_query {
                 (packet.source, packet.destination)
-            } else {
+            } else if self.endpoints.have(packet.source) {
                 (packet.destination, packet.source)
+            } else {
+                // Of another server: the filter passes every address at a wildcard's port.
+                continue;
             };
-            let (transport, messages) = match packet.content {
-                Content::Datagram(message) => (Transport::Udp, vec![message]),
-                Content::Segment(segment) => {
-                    let Some(messages) = whole_messages(segment) else {
-                        self.watched.seen.split_segments += 1;
-                        continue;
-                    };
-                    (Transport::Tcp, messages)
+            let mut sighting = Sighting {
+                client,
+                server,
+                transport: packet.transport,
+                interface,
+                at: arrival(stamp, now),
+                stamp,
+                message: &[],
+            };
+            let messages = match packet.content {
+                Content::Messages(messages) => messages,
+                Content::Part(begin) => {
+                    match packet.transport {
+                        Transport::Udp => seen.fragments += 1,
+                        Transport::Tcp => seen.split_segments += 1,
+                    }
+                    if !is_query {
+                        sighting.message = begin;
+                        self.pairs.forget(&sighting);
+                    }
+                    continue;
                 }
             };
             for message in messages {
-                let sighting = Sighting {
-                    client,
-                    server,
-                    transport,
-                    interface: seen.interface,
-                    at,
-                    stamp,
-                    message,
-                };
+                sighting.message = message;
                 if is_query {
-                    self.watched.seen.queries += u64::from(self.pairs.query(&sighting));
+                    seen.queries += u64::from(self.pairs.query(&sighting));
                 } else if let Some(exchange) = self.pairs.reply(&sighting) {
                     if let Some(latency) = exchange.latency {
                         self.watched.latencies.add(latency);
@@ -231,8 +258,9 @@ impl<R: Reference> Watcher<'_, R> {
         Ok(())
     }
 
-    /// Follows the load, and judges what has waited long enough.
+    /// Follows the load and the machine's addresses, and judges what has waited long enough.
     fn adjust(&mut self, now: Instant) -> io::Result<()> {
+        self.endpoints.follow(now)?;
         let statistics = self.capture.statistics()?;
         self.watched.seen.dropped += statistics.dropped;
         self.is_sampled |= statistics.dropped > 0;
@@ -277,14 +305,68 @@ impl<R: Reference> Watcher<'_, R> {
     }
 }
 
-/// Returns whether an address is one of the endpoints, or covered by a wildcard.
-fn is_one_of(endpoints: &[SocketAddr], address: SocketAddr) -> bool {
-    endpoints.iter().any(|endpoint| {
-        // Alone: whether the other endpoints leave it IPv4 is the observed server's choice.
-        let is_covered =
-            endpoint.ip() == address.ip() || wildcard_receives(*endpoint, address.ip(), &[]);
-        is_covered && endpoint.port() == address.port()
-    })
+/// Returns when a packet that is read now arrived: it may have waited in the queue, and records may have changed since.
+fn arrival(stamp: Option<Duration>, now: Instant) -> Instant {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+    let age = stamp.and_then(|stamp| wall.unwrap_or_default().checked_sub(stamp));
+    now.checked_sub(age.unwrap_or_default()).unwrap_or(now)
+}
+
+//----------- Endpoints ------------------------------------------------------
+
+/// The endpoints of the observed server.
+struct Endpoints<'a> {
+    all: &'a [SocketAddr],
+    /// This machine's addresses, to which wildcards are limited, and when they were read.
+    own: Vec<IpAddr>,
+    read: Option<Instant>,
+}
+
+impl<'a> Endpoints<'a> {
+    fn new(all: &'a [SocketAddr]) -> Self {
+        Self {
+            all,
+            own: Vec::new(),
+            read: None,
+        }
+    }
+
+    /// Reads the machine's addresses again if a wildcard needs them and it is time.
+    fn follow(&mut self, now: Instant) -> io::Result<()> {
+        let has_wildcard = self.all.iter().any(|one| one.ip().is_unspecified());
+        let is_due = self
+            .read
+            .is_none_or(|read| now.duration_since(read) >= ADDRESSES);
+        if !has_wildcard || !is_due {
+            return Ok(());
+        }
+        self.read = Some(now);
+        self.own.clear();
+        for interface in getifaddrs()? {
+            // An interface without an address is listed as well (getifaddrs(3)).
+            let Some(address) = interface.address else {
+                continue;
+            };
+            if let Some(v4) = address.as_sockaddr_in() {
+                self.own.push(v4.ip().into());
+            } else if let Some(v6) = address.as_sockaddr_in6() {
+                self.own.push(v6.ip().into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether an address is one of the endpoints, or covered by a wildcard.
+    fn have(&self, address: SocketAddr) -> bool {
+        let ip = address.ip();
+        // The kernel delivers all of 127.0.0.0/8 locally, of which interfaces list one address.
+        let is_own = ip.is_loopback() || self.own.contains(&ip);
+        self.all.iter().any(|endpoint| {
+            // Alone: whether the other endpoints leave it IPv4 is the observed server's choice.
+            let is_covered = endpoint.ip() == ip || is_own && wildcard_receives(*endpoint, ip, &[]);
+            is_covered && endpoint.port() == address.port()
+        })
+    }
 }
 
 //----------- Budget ---------------------------------------------------------

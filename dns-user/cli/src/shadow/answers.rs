@@ -199,7 +199,7 @@ impl Reference for OurServer {
             resolution,
         }) = considered
         else {
-            return silence(self.by_interface(asked, Route::Nobody, &OurReply::Silence));
+            return silence(self.by_interface(asked, Route::NoSource, &OurReply::Silence));
         };
 
         let mut health = HealthKnowledge::Settled;
@@ -288,7 +288,7 @@ impl OurServer {
             Route::Handler | Route::Recursors if matches!(reply, OurReply::Elsewhere) => {
                 Err("forwarded (with cache.enabled, interfaces answer from the second query on)")
             }
-            Route::Handler | Route::Recursors | Route::Nobody => Err("refused or denied"),
+            Route::Handler | Route::Recursors | Route::NoSource => Err("refused or denied"),
         }
     }
 }
@@ -306,7 +306,7 @@ fn has_other_domain(snapshot: &Snapshot, name: &Name) -> bool {
 fn silence(interface: Result<(), &'static str>) -> Ours {
     Ours {
         reply: OurReply::Silence,
-        route: Route::Nobody,
+        route: Route::NoSource,
         instances: Vec::new(),
         health: HealthKnowledge::Settled,
         interface,
@@ -328,6 +328,6 @@ fn route(responder: Responder) -> Route {
         Responder::Consul => Route::Consul,
         Responder::Reverse => Route::Reverse,
         Responder::Upcheck => Route::Upcheck,
-        Responder::Chaos | Responder::None => Route::Nobody,
+        Responder::Chaos | Responder::None => Route::NoSource,
     }
 }
