@@ -131,6 +131,7 @@ fn five_commands_reach_interface_answer() {
         "usr/lib/systemd/system/bosh-dns-sync-agent.service".to_owned(),
         "usr/lib/systemd/system/bosh-dns-sync-publisher.service".to_owned(),
         "usr/share/man/man1/bosh-dns-sync.1.gz".to_owned(),
+        format!("{documents}/examples/prometheus.yml"),
         format!("{documents}/examples/prometheus-sync-rules.yml"),
         format!("{documents}/examples/grafana-sync.json"),
     ] {
@@ -498,6 +499,59 @@ metadata: {name: web, labels: {dnsprovider: etcd}}
 spec: {endpoints: [{dnsName: www.example.org, targets: [192.0.2.1]}]}
 ";
 
+/// Sends a message of external-dns.
+const POST: &str = r#"exec 3<>/dev/tcp/127.0.0.1/8888
+body='{"create":[{"dnsName":"a.apps.internal","recordType":"A","targets":["10.0.0.9"]}]}'
+printf 'POST /records HTTP/1.0\r\nContent-Type: application/external.dns.webhook+json;version=1\r\n' >&3
+printf 'Content-Length: %s\r\n\r\n%s' ${#body} "$body" >&3
+cat <&3
+"#;
+
+/// Opens a connection to the metrics as root, then more than the publisher permits as another user, and uses the first.
+const CROWD: &str = r#"exec 3<>/dev/tcp/127.0.0.1/7979
+coproc setpriv --reuid=65534 --clear-groups bash -c \
+  'for i in {1..160}; do exec {fd}<>/dev/tcp/127.0.0.1/7979; done; echo ready; read'
+read -r ready <&"${COPROC[0]}"
+printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
+head -n 1 <&3
+"#;
+
+/// Has external-dns write a name through the publisher, after the commands of the page.
+fn assert_aliases_are_written(machine: &Debian) {
+    let page = include_str!("../../../docs/external-dns.md");
+    let (_, recipe) = page
+        .split_once("In the Debian package the publisher may not")
+        .unwrap();
+    let lines = recipe.lines().skip_while(|line| !line.starts_with("    "));
+    let commands: Vec<&str> = lines.map_while(|line| line.strip_prefix("    ")).collect();
+    assert_eq!(commands.len(), 5, "{commands:?}");
+    let (_, settings) = page.split_once("```yaml\nserver: ").unwrap();
+    let (_, settings) = settings.split_once('\n').unwrap();
+    let (settings, _) = settings.split_once("```").unwrap();
+    let shared = machine.shared();
+    fs::write(shared.join("webhook.yml"), settings).unwrap();
+    fs::write(shared.join("post.sh"), POST).unwrap();
+    machine
+        .run("cat webhook.yml >>/etc/bosh-dns-xdp/publish.yml")
+        .unwrap();
+    for command in commands {
+        machine
+            .run(command)
+            .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-publish")));
+    }
+    let said = machine.run("bash post.sh").unwrap();
+    assert!(
+        said.contains(" 204 "),
+        "{said}\n{}",
+        machine.journal("bosh-dns-publish")
+    );
+    let read = "setpriv --reuid=bosh-dns-xdp --regid=bosh-dns-xdp --init-groups cat";
+    let aliases = machine.run(&format!(
+        "{read} /etc/bosh-dns-xdp/aliases.d/external-dns.json"
+    ));
+    assert!(aliases.unwrap().contains("10.0.0.9"));
+}
+
 #[test]
 fn publisher_runs_as_separate_user() {
     let folder = tempfile::tempdir().unwrap();
@@ -547,6 +601,13 @@ fn publisher_runs_as_separate_user() {
         said.contains("default/etcd (coredns): NOT PUBLISHED, 1 record sets wanted"),
         "{said}"
     );
+    fs::write(machine.shared().join("crowd.sh"), CROWD).unwrap();
+    let said = machine.run("bash crowd.sh").unwrap();
+    assert!(
+        said.contains(" 200 "),
+        "root's connection was closed: {said}"
+    );
+    assert_aliases_are_written(&machine);
     assert!(
         machine
             .run("zcat /usr/share/man/man1/bosh-dns-publish.1.gz")

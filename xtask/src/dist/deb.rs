@@ -68,7 +68,8 @@ fn write_identity(release: &Release, program: &Path) -> Result<()> {
     for (from, to) in [
         (
             "deploy/identity/prometheus/rules.yml",
-            "examples/prometheus-rules.yml",
+            // Beside those of the server's package, in one folder of Prometheus.
+            "examples/prometheus-identity-rules.yml",
         ),
         ("deploy/identity/debian/run.env", "examples/run.env"),
         ("deploy/identity/debian/issuer.env", "examples/issuer.env"),
@@ -189,6 +190,7 @@ fn put_files(package: &Path, server: &Path) -> Result<()> {
         ("grafana/bosh-dns-sync.json", "grafana-sync.json"),
         ("debian/sync-agent.env", "sync-agent.env"),
         ("debian/sync-publisher.env", "sync-publisher.env"),
+        ("prometheus/prometheus.yml", "prometheus.yml"),
         ("prometheus/rules.yml", "prometheus-rules.yml"),
         (
             "prometheus/publish-rules.yml",
