@@ -1,6 +1,6 @@
 //! The metrics, with Prometheus and promtool.
 
-use std::{collections::BTreeSet, fs, process::Command, time::Duration};
+use std::{collections::BTreeSet, fs, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -36,22 +36,46 @@ fn dashboard_expressions() -> Result<Vec<String>> {
 fn alert_rules_fire_as_intended() -> Result<()> {
     requires!(prometheus);
     let rules = deploy().join("prometheus");
-    run(Command::new("promtool")
-        .args(["check", "rules", "rules.yml"])
-        .current_dir(&rules))?;
-    run(Command::new("promtool")
-        .args(["test", "rules", "rules_test.yml"])
-        .current_dir(&rules))?;
     let identity = deploy().join("identity/prometheus");
-    run(Command::new("promtool")
-        .args(["check", "rules", "rules.yml"])
-        .current_dir(&identity))?;
-    run(Command::new("promtool")
-        .args(["test", "rules", "rules_test.yml"])
-        .current_dir(&identity))?;
+    for (folder, name) in [
+        (&rules, "rules"),
+        (&rules, "sync-rules"),
+        (&identity, "rules"),
+    ] {
+        run(Command::new("promtool")
+            .args(["check", "rules", &format!("{name}.yml")])
+            .current_dir(folder))?;
+        run(Command::new("promtool")
+            .args(["test", "rules", &format!("{name}_test.yml")])
+            .current_dir(folder))?;
+    }
     run(Command::new("promtool")
         .args(["check", "config", "prometheus.yml"])
-        .current_dir(&rules))
+        .current_dir(&rules))?;
+    jobs_of_rules_are_scraped(&[rules, identity])
+}
+
+/// An alert on a job that nothing scrapes never fires.
+fn jobs_of_rules_are_scraped(folders: &[PathBuf]) -> Result<()> {
+    let config = fs::read_to_string(deploy().join("prometheus/prometheus.yml"))?;
+    let mut found = 0;
+    for folder in folders {
+        for file in fs::read_dir(folder)? {
+            let path = file?.path();
+            let text = fs::read_to_string(&path)?;
+            for after in text.split("{job=\"").skip(1) {
+                let job = after.split('"').next().unwrap_or_default();
+                ensure!(
+                    config.contains(&format!("job_name: {job}\n")),
+                    "{}: {job}",
+                    path.display()
+                );
+                found += 1;
+            }
+        }
+    }
+    ensure!(found > 5, "{found} jobs");
+    Ok(())
 }
 
 #[test]

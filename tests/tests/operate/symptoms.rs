@@ -111,9 +111,9 @@ fn quotations_have_faults() -> Result<()> {
     Ok(())
 }
 
-/// Conditions that cannot be provoked from outside: a defect, and a process that has no thread left although
-/// others were started before. Each with the file and the test that finds it by the real counter or report.
-const FOUND_IN_UNIT_TESTS: [(&str, &str, &str); 2] = [
+/// Conditions that cannot be provoked from outside: a defect, a process that has no thread left although others were
+/// started before, and a main loop that stands still. Each with the file and the test that finds it by the real counter or report.
+const FOUND_IN_UNIT_TESTS: [(&str, &str, &str); 3] = [
     (
         "panicked",
         "dns-user/resolver/src/daemon/failures.rs",
@@ -123,6 +123,11 @@ const FOUND_IN_UNIT_TESTS: [(&str, &str, &str); 2] = [
         "dnstap_off",
         "dns-user/resolver/src/ops/readiness.rs",
         "parts_that_stay_off_are_conditions",
+    ),
+    (
+        "loop_stalled",
+        "dns-user/resolver/src/ops/readiness.rs",
+        "stalled_main_loop_is_a_condition",
     ),
 ];
 
@@ -177,8 +182,12 @@ fn conditions_have_proofs() -> Result<()> {
 #[test]
 fn unusable_records_are_named() -> Result<()> {
     requires!(namespaces, prometheus);
-    let running = Running::start("s-records", &json!({}))?;
+    // None were ever good: names of the fleet do not resolve.
+    let folder = server::folder("{ broken".as_bytes(), None)?;
+    let running = Running::start_with(Namespace::new("s-records")?, folder, &json!({}))?;
     let patient = Patient::watch(&running)?;
+    patient.assert_shown("records_unusable", "key must be a string")?;
+    patient.prometheus.wait_for_alert("BoshDnsXdpNoRecords")?;
     let records = running.folder().join("records.json");
     let empty = r#"{"record_keys": ["id"], "record_infos": [], "version": 8}"#;
     fs::write(&records, empty)?;

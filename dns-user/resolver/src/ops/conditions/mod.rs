@@ -57,6 +57,17 @@ pub(crate) struct Alert {
     pub(crate) severity: &'static str,
     /// Time for which the condition must hold, in Prometheus' form.
     pub(crate) after: &'static str,
+    /// A counter that must have risen within that time, besides.
+    pub(crate) rising: Option<&'static str>,
+}
+
+impl Alert {
+    /// Returns the alert for as long as queries to recursors fail. Recursors that are not asked stay silent after a short
+    /// outage, until the next query.
+    const fn while_failures_rise(mut self) -> Self {
+        self.rising = Some("bosh_dns_xdp_recursor_failures_total");
+        self
+    }
 }
 
 /// Result of a check, from good to bad.

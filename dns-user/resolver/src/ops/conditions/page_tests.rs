@@ -33,9 +33,17 @@ fn rules() -> String {
             words.trim_end_matches([':', ' '])
         );
         let action = format!("`bosh-dns-xdp status` on the VM names the cause; {remedy}");
+        let mut expression = format!("bosh_dns_xdp_condition{{condition=\"{name}\"}} == 1");
+        if let Some(counter) = alert.rising {
+            let _ = write!(
+                expression,
+                " and on (job, instance) sum by (job, instance) (increase({counter}[{}])) > 0",
+                alert.after
+            );
+        }
         let _ = write!(
             text,
-            "      - alert: {}\n        expr: bosh_dns_xdp_condition{{condition=\"{name}\"}} == 1\n        \
+            "      - alert: {}\n        expr: {expression}\n        \
              for: {}\n        labels:\n          severity: {}\n          condition: {name}\n        \
              annotations:\n          \
              summary: {}\n          action: {}\n\n",

@@ -33,6 +33,7 @@ const fn alert(name: &'static str, severity: &'static str, after: &'static str) 
         name,
         severity,
         after,
+        rising: None,
     }
 }
 
@@ -314,7 +315,8 @@ pub(crate) const TABLE: &[Condition] = &[
         words: "no checked instance answers its health check",
         consequence: "names resolve to all their instances",
         remedy: "is the health server (port `health.port`) of the instances running, and does a firewall pass it?",
-        alert: alert("BoshDnsXdpHealthUnanswered", CRITICAL, "5m"),
+        // Also while the only group that this machine asks for is deployed or stopped.
+        alert: alert("BoshDnsXdpHealthUnanswered", WARNING, "15m"),
         logs_itself: false,
         find: |facts| {
             find::health_outage(facts, |outage| matches!(outage, HealthOutage::Silent(_)))
@@ -360,7 +362,7 @@ pub(crate) const TABLE: &[Condition] = &[
         words: "no recursor answers",
         consequence: "names outside the fleet get SERVFAIL",
         remedy: "correct `recursors`, or restore the way to them",
-        alert: alert("BoshDnsXdpAllRecursorsFail", CRITICAL, "2m"),
+        alert: alert("BoshDnsXdpAllRecursorsFail", CRITICAL, "2m").while_failures_rise(),
         logs_itself: false,
         find: find::recursors_silent,
     },
@@ -371,7 +373,7 @@ pub(crate) const TABLE: &[Condition] = &[
         words: "every recursor fails",
         consequence: "names outside the fleet do not resolve",
         remedy: "`dig @RECURSOR example.org`; a recursor that refuses must allow this machine's address",
-        alert: alert("BoshDnsXdpAllRecursorsFail", CRITICAL, "2m"),
+        alert: alert("BoshDnsXdpAllRecursorsFail", CRITICAL, "2m").while_failures_rise(),
         logs_itself: false,
         find: find::recursors_failing,
     },
@@ -546,7 +548,7 @@ pub(crate) const TABLE: &[Condition] = &[
         result: Degraded,
         words: "the kernel refused TCP connections",
         consequence: "clients that need TCP time out, usually for lack of descriptors",
-        remedy: "compare LimitNOFILE with `ls /proc/$(pidof bosh-dns-xdp)/fd | wc -l`",
+        remedy: "raise LimitNOFILE: `process_max_fds` of the metrics is the limit, `process_open_fds` what is in use",
         alert: alert("BoshDnsXdpAcceptFails", WARNING, "1m"),
         logs_itself: true,
         find: find::connections_refused,
