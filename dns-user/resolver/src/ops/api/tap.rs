@@ -1,10 +1,6 @@
 //! `/tap`: live queries as JSON lines, until the client disconnects.
 
-use std::sync::Arc;
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{
     body::{Body, Bytes},
@@ -15,6 +11,7 @@ use axum::{
 use futures_util::stream;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::time::{Instant, timeout_at};
 
 use super::Backend;
 use crate::ops::tap::{TapItem, TapLine, TapPath, TapView};
@@ -25,8 +22,8 @@ const DEFAULT_RATE: u32 = 1000;
 /// Highest limit that a client can request, in lines per second.
 const MAX_RATE: u32 = 50_000;
 
-/// Idle time after which an empty line is sent, to keep the stream alive and to notice that a
-/// client has disconnected.
+/// Time without a line for the client after which an empty one is sent, to keep the stream alive and to notice
+/// that the client has disconnected.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// Time for which a line is held back, so that lines of both paths are sent in the order of their
@@ -90,16 +87,7 @@ pub(super) async fn tap(
     // 0 would suppress every line, and silence looks like a server without queries.
     let rate = parameters.rate.unwrap_or(DEFAULT_RATE).clamp(1, MAX_RATE);
     let view = backend.tap.subscribe(parameters.every.unwrap_or(1));
-    let state = TapStream {
-        view,
-        parameters,
-        rate,
-        second: Instant::now(),
-        written: 0,
-        suppressed: 0,
-        held: BTreeMap::new(),
-        number: 0,
-    };
+    let state = TapStream::new(view, parameters, rate);
     let lines = stream::unfold(state, |mut state| async move {
         let text = state.next().await?;
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), state))
@@ -128,22 +116,38 @@ struct TapStream {
     number: u64,
 }
 
+/// Nothing has arrived for the client within [`KEEP_ALIVE`].
+struct Silence;
+
 impl TapStream {
-    /// Returns the next line in time order; `None` once the server ends. An error means that
-    /// nothing arrived for [`KEEP_ALIVE`].
-    async fn next_line(&mut self) -> Result<Option<TapLine>, tokio::time::error::Elapsed> {
+    fn new(view: TapView, parameters: TapParameters, rate: u32) -> Self {
+        Self {
+            view,
+            parameters,
+            rate,
+            second: Instant::now(),
+            written: 0,
+            suppressed: 0,
+            held: BTreeMap::new(),
+            number: 0,
+        }
+    }
+
+    /// Returns the next line in time order; `None` once the server ends.
+    async fn next_line(&mut self) -> Result<Option<TapLine>, Silence> {
+        let silent_until = Instant::now() + KEEP_ALIVE;
         loop {
-            let due = self
-                .held
-                .first_key_value()
-                .map(|(_, (arrived, _))| *arrived + REORDER);
-            if self.held.len() > MAX_HELD || due.is_some_and(|due| due <= Instant::now()) {
+            let now = Instant::now();
+            let oldest = self.held.first_key_value();
+            let due = oldest.map(|(_, (arrived, _))| *arrived + REORDER);
+            if self.held.len() > MAX_HELD || due.is_some_and(|due| due <= now) {
                 return Ok(self.held.pop_first().map(|(_, (_, line))| line));
             }
-            let patience = due.map_or(KEEP_ALIVE, |due| {
-                due.saturating_duration_since(Instant::now())
-            });
-            match tokio::time::timeout(patience, self.view.next()).await {
+            // On a busy server lines that the client has not asked for arrive all the time.
+            if now >= silent_until {
+                return Err(Silence);
+            }
+            match timeout_at(due.unwrap_or(silent_until), self.view.next()).await {
                 // The viewer is told of both kinds of loss alike: its counts are too low.
                 Ok(Some(TapItem::Lost(lost))) => self.suppressed += lost,
                 Ok(Some(TapItem::Line(line))) if self.parameters.admit(&line) => {
@@ -154,9 +158,8 @@ impl TapStream {
                 }
                 Ok(Some(TapItem::Line(_))) => {}
                 Ok(None) => return Ok(self.held.pop_first().map(|(_, (_, line))| line)),
-                // The oldest line may be sent now.
-                Err(_) if due.is_some() => {}
-                Err(elapsed) => return Err(elapsed),
+                // The oldest line may be sent now, or an empty one.
+                Err(_) => {}
             }
         }
     }
@@ -165,7 +168,7 @@ impl TapStream {
         loop {
             let line = match self.next_line().await {
                 Ok(line) => line?,
-                Err(_) => return Some(self.report().unwrap_or_else(|| "\n".to_owned())),
+                Err(Silence) => return Some(self.report().unwrap_or_else(|| "\n".to_owned())),
             };
             let mut text = String::new();
             if self.second.elapsed() >= Duration::from_secs(1) {
@@ -194,7 +197,7 @@ impl TapStream {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use tokio::time::{sleep, timeout};
 
     use super::*;
     use crate::ops::tap::Tap;
@@ -219,16 +222,7 @@ mod tests {
     #[tokio::test]
     async fn paths_are_ordered_by_time() {
         let tap = Tap::default();
-        let mut stream = TapStream {
-            view: tap.subscribe(1),
-            parameters: TapParameters::default(),
-            rate: 100,
-            second: Instant::now(),
-            written: 0,
-            suppressed: 0,
-            held: BTreeMap::new(),
-            number: 0,
-        };
+        let mut stream = TapStream::new(tap.subscribe(1), TapParameters::default(), 100);
         // Userspace reports immediately, the interface in batches.
         for (path, time) in [
             (TapPath::Userspace, 10.0),
@@ -240,12 +234,32 @@ mod tests {
         }
         let mut times = Vec::new();
         for _ in 0..4 {
-            let text = tokio::time::timeout(Duration::from_secs(30), stream.next())
+            let text = timeout(Duration::from_secs(30), stream.next())
                 .await
                 .unwrap()
                 .unwrap();
             times.push(serde_json::from_str::<TapLine>(&text).unwrap().time);
         }
         assert_eq!(times, [9.9, 10.0, 10.1, 10.2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unwanted_lines_do_not_silence_the_stream() {
+        let tap = Tap::default();
+        let parameters = TapParameters {
+            name: Some("other".to_owned()),
+            ..TapParameters::default()
+        };
+        let mut stream = TapStream::new(tap.subscribe(1), parameters, 100);
+        tokio::spawn(async move {
+            loop {
+                tap.publish(line(TapPath::Fast, 1.0), Duration::ZERO);
+                sleep(KEEP_ALIVE / 5).await;
+            }
+        });
+        for _ in 0..3 {
+            let text = timeout(2 * KEEP_ALIVE, stream.next()).await;
+            assert_eq!(text.unwrap().as_deref(), Some("\n"));
+        }
     }
 }
