@@ -33,11 +33,15 @@ use crate::state::ServerState;
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, RequestInfo, Shuffle, TYPE_DS, Transport};
 use dns_kit::{
     eager::poll_then_spawn,
+    logs::LineLimit,
     mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address},
 };
 use dns_upstream::WaitingQuery;
 
 //----------- Worker ---------------------------------------------------------
+
+/// Pause after a failed call.
+const RECEIVE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Answers the queries of one socket.
 pub(super) struct Worker {
@@ -112,8 +116,12 @@ impl Worker {
                     if self.socket.stopping.load(Ordering::Acquire) {
                         return;
                     }
-                    tracing::warn!(%error, "cannot receive queries by UDP; trying again");
-                    std::thread::sleep(Duration::from_millis(10));
+                    // One line for all workers: each tries again a hundred times a second.
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(suppressed) = LIMIT.admit_per_minute() {
+                        tracing::warn!(%error, suppressed, "cannot receive queries by UDP; trying again");
+                    }
+                    std::thread::sleep(RECEIVE_PAUSE);
                     continue;
                 }
             };
@@ -597,7 +605,7 @@ impl QueueWatch {
 
     /// Counts a datagram taken from the queue, regardless of its content.
     fn took(&mut self, client: IpAddr) {
-        // Nobody reads the counts unless interfaces can shed.
+        // The counts have a use only if interfaces can shed.
         if self.overload.0.is_some() {
             self.taken[bucket(client)] += 1;
         }
@@ -770,7 +778,7 @@ impl Arrivals {
         let Some(shared) = &self.0 else {
             return std::future::pending().await;
         };
-        // No wake-up is lost between these lines: `notify_one` leaves a permit if nobody waits yet.
+        // No wake-up is lost between these lines: `notify_one` leaves a permit for the next wait.
         shared.is_awaited.store(true, Ordering::Relaxed);
         shared.evidence.notified().await;
     }
@@ -864,7 +872,47 @@ impl ArrivalCounter {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
+    use crate::server::{Identity, ServerMetrics};
+    use dns_core::{
+        catalog::Snapshot,
+        config::{Config, Identity as Setting},
+        resolve::AllRunning,
+    };
+    use dns_fastpath::FastPathHandle;
+    use dns_kit::logs::{LogFormat, Logs};
+
+    #[tokio::test]
+    async fn failing_socket_logs_one_line() {
+        let config = Config::parse("config.json", br#"{"port": 53}"#).unwrap();
+        let logs = Logs::init(&config.config.logging, LogFormat::default()).unwrap();
+        let state = ServerState::new(
+            Snapshot::empty(),
+            Arc::new(AllRunning),
+            FastPathHandle::default(),
+            None,
+            None,
+        );
+        let handler = QueryHandler::new(
+            Arc::new(state),
+            Arc::new(Identity::of_this_host(Setting::Off)),
+            ServerMetrics::new("dns://test".to_owned()),
+            Options::default(),
+        );
+        // Not even a socket (recvmsg(2), ENOTSOCK).
+        let (pipe, _writer) = nix::unistd::pipe().unwrap();
+        let socket = Arc::new(WorkerSocket::new(pipe, false, 53));
+        let worker = Worker::new(socket.clone(), Arc::new(handler), 1);
+        let running = thread::spawn(|| worker.run());
+        thread::sleep(20 * RECEIVE_PAUSE);
+        socket.stop();
+        running.join().unwrap();
+        let problems = logs.problems();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].text.contains("cannot receive queries by UDP"));
+    }
 
     #[test]
     fn pairs_are_counted_apart() {
