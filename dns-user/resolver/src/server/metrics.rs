@@ -184,7 +184,17 @@ impl ServerMetrics {
     /// Returns a new stripe for exclusive use by one thread.
     pub(super) fn stripe(&self) -> Arc<Stripe> {
         let stripe = Arc::new(Stripe::new(true));
-        self.shared.stripes.lock().push(stripe.clone());
+        let mut stripes = self.shared.stripes.lock();
+        // Addresses files may open and close sockets for ever: the counts of a worker that has ended move to the
+        // stripe that stays.
+        stripes.retain_mut(|of_worker| match Arc::get_mut(of_worker) {
+            Some(ended) => {
+                self.shared.tasks.add_all(ended);
+                false
+            }
+            None => true,
+        });
+        stripes.push(stripe.clone());
         stripe
     }
 
@@ -238,8 +248,10 @@ impl ServerMetrics {
     fn sum(&self) -> Stripe {
         // All families of a scrape come from one sum, so that they agree with each other.
         let sum = Stripe::new(true);
+        // Locked first: counts move from other stripes to the stripe of the tasks.
+        let stripes = self.shared.stripes.lock();
         sum.add_all(&self.shared.tasks);
-        for stripe in &*self.shared.stripes.lock() {
+        for stripe in &*stripes {
             sum.add_all(stripe);
         }
         sum
@@ -436,7 +448,7 @@ const fn transport_number(transport: Transport) -> usize {
 //----------- Exposition -----------------------------------------------------
 
 impl Stripe {
-    /// Adds the counters of another stripe; this one must not be in use.
+    /// Adds the counters of another stripe; if this one is exclusive, it must not be in use.
     fn add_all(&self, other: &Self) {
         let Self {
             exclusive: _,
@@ -669,5 +681,18 @@ mod tests {
                 .unwrap()
                 .contains("\nbosh_dns_xdp_tcp_sessions 0\n")
         );
+    }
+
+    #[test]
+    fn ended_workers_leave_only_their_counts() {
+        let metrics = ServerMetrics::new("dns://127.0.0.1:53".to_owned());
+        let lasting = metrics.stripe();
+        for count in 1..=50 {
+            let ending = metrics.stripe();
+            ending.observe(&observed(Responder::Local));
+            lasting.observe(&observed(Responder::Local));
+            assert_eq!(metrics.replies(), 2 * count);
+            assert_eq!(metrics.shared.stripes.lock().len(), 2);
+        }
     }
 }
