@@ -217,33 +217,14 @@ impl QueryHandler {
             // our names.
             Route::Refused if responder != Responder::None => *out = refusal(query, &OTHER_CLASS),
             Route::Refused => {
-                // Nobody is left to ask. The root of the names answered here is no exception: it
+                // No server is left to ask. The root of the names answered here is no exception: it
                 // must exist (RFC 8020), or a resolver that minimises names stops before it reaches
                 // them.
                 *out = refusal(query, &NOT_OURS);
                 admit_existence(&state, query, name, out);
             }
             Route::Reverse(fallback) => {
-                match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
-                    Some(reply) => {
-                        // bosh-dns never truncates a reverse reply (observed); an address with many
-                        // names would then exceed the datagram.
-                        *out = truncate_to_client(query, reply);
-                        self.learn_reply(query, name);
-                    }
-                    None => {
-                        if !write_at_once(&*fallback, query, out) {
-                            return Err(Awaited::Other(fallback));
-                        }
-                        // A handler may have a network within one that the fallback denies, such as a
-                        // private one (RFC 6303).
-                        let is_denied = admit_existence(&state, query, name, out);
-                        // Other servers' reverse names have a TTL that only the cache follows.
-                        if !is_denied && fallback.holds_reverse(query) {
-                            self.learn_reply(query, name);
-                        }
-                    }
-                }
+                self.answer_reverse(&state, query, name, fallback, out)?;
             }
             Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
                 if !write_at_once(&*answer, query, out) {
@@ -266,6 +247,40 @@ impl QueryHandler {
         Ok(None)
     }
 
+    /// Writes the reply to a query for a reverse name into `out`. The error is what the query must wait for.
+    fn answer_reverse(
+        &self,
+        state: &AnswerState,
+        query: &Query<'_>,
+        name: &Name,
+        fallback: Arc<dyn Answer>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Awaited> {
+        if let Some(reply) = reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
+            if !self.has_class(query) {
+                // As for the fleet's other names.
+                *out = refusal(query, &OTHER_CLASS);
+                return Ok(());
+            }
+            // bosh-dns never truncates a reverse reply (observed); an address with many names would
+            // then exceed the datagram.
+            *out = truncate_to_client(query, reply);
+            self.learn_reply(query, name);
+            return Ok(());
+        }
+        if !write_at_once(&*fallback, query, out) {
+            return Err(Awaited::Other(fallback));
+        }
+        // The fallback may deny a network (a private one, RFC 6303) in which a handler has a smaller
+        // one.
+        let is_denied = admit_existence(state, query, name, out);
+        // Other servers' reverse names have a TTL that only the cache follows.
+        if !is_denied && fallback.holds_reverse(query) {
+            self.learn_reply(query, name);
+        }
+        Ok(())
+    }
+
     /// Selects the answerer: [`Route::Refused`] with its responder if it has no data of the query's class.
     fn route(&self, query: &Query<'_>, name: &Name) -> Routed {
         // Read before the state, so that answers obtained through an older state are void.
@@ -273,17 +288,20 @@ impl QueryHandler {
         let state = self.server_state.state();
         let route = Route::of(&state, name, query.question.qtype);
         let responder = responder_of(&route);
-        // Local data is of class IN.
-        let has_data = matches!(query.question.qclass, CLASS_IN | CLASS_ANY)
-            // bosh-dns answers every class with records of class IN (observed).
-            || self.options.compat.any_class
-            || !matches!(route, Route::Local | Route::Upcheck);
+        let has_data = !matches!(route, Route::Local | Route::Upcheck) || self.has_class(query);
         Routed {
             generation,
             state,
             route: if has_data { route } else { Route::Refused },
             responder,
         }
+    }
+
+    /// Returns whether local data, which is of class IN, answers queries of this class.
+    fn has_class(&self, query: &Query<'_>) -> bool {
+        matches!(query.question.qclass, CLASS_IN | CLASS_ANY)
+            // bosh-dns answers every class with records of class IN (observed).
+            || self.options.compat.any_class
     }
 
     /// Answers a query of class CH; `None` if it is handled like any other.

@@ -36,7 +36,8 @@ use dns_core::{
     name::Name,
     resolve::{AllRunning, Health, HealthState},
     wire::{
-        CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, error_reply,
+        CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_PTR, TYPE_TXT,
+        error_reply,
     },
 };
 use dns_fastpath::FastPathHandle;
@@ -447,7 +448,16 @@ impl Answer for Denied {
 
 #[tokio::test]
 async fn class_ch_reveals_only_identity() {
-    let server = Running::start(local(snapshot(1, 1)), upcheck_only()).await;
+    let routes = Routes {
+        reverse: Some(Routes::reverse_fallback(None, &ByDomain::default())),
+        ..upcheck_only()
+    };
+    let records = br#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain", "group_ids"],
+        "record_infos": [["id", "web", "net", "dep", "10.0.1.0", "bosh", ["1"]]],
+        "records": [["10.0.1.0", "id.web.net.dep.bosh"]]}"#;
+    let (records, _) = Records::parse(records).unwrap();
+    let (fleet, _) = Snapshot::build(records, &AliasFiles::default());
+    let server = Running::start(local(fleet), routes).await;
     let reply = ask_udp(
         server.address(),
         &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH),
@@ -468,9 +478,14 @@ async fn class_ch_reveals_only_identity() {
     assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
     for class in [CLASS_CH, 4] {
         // Queried in class IN first, so that the answer is cached.
-        for name in ["upcheck.bosh-dns", "q-s0.q-g1.bosh"] {
-            ask_udp(server.address(), &query(1, name, TYPE_A, CLASS_IN)).await;
-            let reply = ask_udp(server.address(), &query(1, name, TYPE_A, class)).await;
+        for (name, qtype) in [
+            ("upcheck.bosh-dns", TYPE_A),
+            ("q-s0.q-g1.bosh", TYPE_A),
+            ("0.1.0.10.in-addr.arpa", TYPE_PTR),
+        ] {
+            let known = ask_udp(server.address(), &query(1, name, qtype, CLASS_IN)).await;
+            assert!(!known.answers.is_empty(), "{name}");
+            let reply = ask_udp(server.address(), &query(1, name, qtype, class)).await;
             assert_eq!(
                 reply.metadata.response_code,
                 ResponseCode::Refused,
