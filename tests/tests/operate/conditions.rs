@@ -409,6 +409,9 @@ fn unusable_files_are_not_ready() -> Result<()> {
     server.change_settings(|settings| settings["identity"] = json!("off"))?;
     running.cli(&["reload"])?;
     assert_found(&running, &prometheus, "restart_pending", "identity")?;
+    server.change_settings(|settings| settings["consul"] = json!({"domain": "corp"}))?;
+    running.cli(&["reload"])?;
+    assert_found(&running, &prometheus, "restart_pending", "consul")?;
     server.change_settings(|settings| settings["recursor_timeout"] = json!("5"))?;
     running.cli(&["reload"])?;
     assert_found(&running, &prometheus, "config_unusable", "recursor_timeout")

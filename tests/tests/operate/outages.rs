@@ -308,6 +308,8 @@ fn parts_for_operators_are_missed() -> Result<()> {
         "cannot listen on 127.0.0.1",
     )?;
     assert_found(&running, &prometheus, "local_groups_off", "no such folder")?;
+    fs::create_dir(&nowhere)?;
+    assert_gone(&running, "local_groups_off")?;
 
     // A file where the folder of the socket should be.
     let socket = running.folder().join("records.json/control.sock");

@@ -7,12 +7,12 @@ use serde_json::Value;
 use super::{
     Problem,
     client::{Answer, Connection, escaped, get, post},
-    print, print_json,
-    table::{self, Table},
+    print, print_json, table,
     tap::{TypeOption, query_type},
 };
+use dns_command_line::table::Table;
 use dns_core::terminal;
-use dns_resolver::ops::api::{CacheContents, CacheFlush, Criteria, LocalReply};
+use dns_resolver::ops::api::{CacheContents, CacheFlush, LocalReply};
 use dns_upstream::CachedAnswer;
 
 #[derive(Debug, Args)]
@@ -117,7 +117,7 @@ impl List {
             local_replies,
         } = answer.json()?;
         let headings = "NAME TYPE CLASS FLAGS RCODE FRESH TTL BYTES INTERFACE HANDLER";
-        let mut table = Table::new(&headings.split(' ').collect::<Vec<_>>());
+        let mut table = Table::new(headings.split(' '));
         for entry in listing.entries {
             table.line([
                 entry.name.clone(),
@@ -250,17 +250,15 @@ impl FlushArguments {
             json,
         } = self;
         let mut selection = CacheFlush {
+            name,
+            zone,
+            query_type,
             all: false,
-            criteria: Criteria {
-                name,
-                zone,
-                query_type,
-            },
         };
-        if selection.criteria.name.as_deref() == Some("all") {
-            selection.criteria.name = None;
+        if selection.name.as_deref() == Some("all") {
+            selection.name = None;
             // With a type, it is every answer of this type.
-            selection.all = selection.criteria.query_type.is_none();
+            selection.all = selection.query_type.is_none();
         }
         flush(&connection, &selection, json)
     }

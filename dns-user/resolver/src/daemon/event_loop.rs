@@ -10,6 +10,7 @@ use std::{
 use anyhow::bail;
 use tokio::{
     sync::{mpsc, oneshot},
+    task::{JoinHandle, spawn_blocking},
     time,
 };
 use tracing::{error, info, warn};
@@ -65,6 +66,8 @@ pub(super) struct Daemon<'a> {
     pub(super) path: &'a Path,
     /// As of the last successful load.
     pub(super) config: Config,
+    /// The last read of config.json.
+    pub(super) reading: Option<ConfigReading>,
     pub(super) logs: &'a Logs,
     pub(super) service_status: ServiceStatus,
     pub(super) files: Files,
@@ -90,6 +93,9 @@ pub(super) struct Daemon<'a> {
     /// Reload requests from the API.
     pub(super) reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
 }
+
+/// A read of config.json, which may hang.
+pub(super) type ConfigReading = JoinHandle<Result<WholeConfig, ConfigErrors>>;
 
 impl Daemon<'_> {
     /// Serves until SIGTERM or SIGINT, or until a component fails.
@@ -120,6 +126,7 @@ impl Daemon<'_> {
                 }
                 _ = heartbeats.tick() => {
                     self.fast_path.heartbeat();
+                    self.service_status.change(|state| state.last_turn = Some(Instant::now()));
                     // From the loop itself: a task of its own would keep the service alive while
                     // this loop hangs.
                     service_manager::notify(NotifyState::Watchdog, "Alive");
@@ -183,9 +190,10 @@ impl Daemon<'_> {
             .collect();
         let hung = answered == 0 && !problems.is_empty() && !others_answered;
         if silent != unanswered.silent {
-            match silent.is_empty() {
-                true => info!("up-checks succeed again on every address"),
-                false => warn!("up-checks fail on some addresses: {}", silent.join("; ")),
+            if silent.is_empty() {
+                info!("up-checks succeed again on every address");
+            } else {
+                warn!("up-checks fail on some addresses: {}", silent.join("; "));
             }
             unanswered.silent.clone_from(&silent);
         }
@@ -194,20 +202,17 @@ impl Daemon<'_> {
             state.silent_addresses = silent;
         });
         unanswered.rounds = if hung { unanswered.rounds + 1 } else { 0 };
-        match problems.pop().filter(|_| unanswered.rounds > 0) {
-            Some(problem) if unanswered.rounds >= MAX_UPCHECK_FAILURES => {
-                bail!("the server no longer answers its own up-checks: {problem}")
+        let rounds = unanswered.rounds;
+        if let Some(problem) = problems.pop().filter(|_| hung) {
+            if rounds >= MAX_UPCHECK_FAILURES {
+                bail!("the server no longer answers its own up-checks: {problem}");
             }
-            Some(problem) => {
-                let rounds = unanswered.rounds;
-                error!(
-                    "every up-check failed, and no client got an answer (round {rounds} of \
-                     {MAX_UPCHECK_FAILURES} before the process exits to be restarted): {problem}"
-                );
-                Ok(())
-            }
-            None => Ok(()),
+            error!(
+                "every up-check failed, and no client got an answer (round {rounds} of \
+                 {MAX_UPCHECK_FAILURES} before the process exits to be restarted): {problem}"
+            );
         }
+        Ok(())
     }
 
     fn replies(&self) -> u64 {
@@ -244,7 +249,10 @@ impl Daemon<'_> {
         if has_handlers || reading == Reading::Always {
             // A new handler may have taken over names that the interfaces still answer.
             if !self.fast_path.flushed(PUBLISHING_TIMEOUT).await {
-                warn!("fast path still serves the previous files");
+                warn!(
+                    "interfaces have not taken over the new files within {PUBLISHING_TIMEOUT:?}: they answer as before \
+                     until the publisher has written all names"
+                );
             }
         }
         if let Some(addresses) = addresses {
@@ -252,7 +260,9 @@ impl Daemon<'_> {
                 .await;
         }
         // A pattern may match new folders now, and a link may lead elsewhere.
-        self.watch.set(self.files.folders());
+        if let Some(folders) = self.files.folders() {
+            self.watch.set(folders);
+        }
     }
 
     /// Listens on all of these addresses that are available.
@@ -273,11 +283,10 @@ impl Daemon<'_> {
 
     async fn reload(&mut self, why: &str) -> Reloaded {
         info!("{why}: reloading the configuration and all files");
-        match read_config(self.path).await {
-            Ok((mut loaded, consul)) => {
+        match read_config(self.path, &mut self.reading).await {
+            Ok((loaded, consul)) => {
                 let stays = needs_restart_of_consul(self.consul_config.as_ref(), consul.as_ref());
-                loaded.warnings.extend(stays.map(str::to_owned));
-                self.reconfigure(loaded);
+                self.reconfigure(loaded, stays);
                 self.reconfigure_consul(consul.filter(|_| stays.is_none()))
                     .await;
             }
@@ -315,8 +324,8 @@ impl Daemon<'_> {
         self.consul_config = Some(wanted);
     }
 
-    /// Applies the settings that can change at runtime.
-    fn reconfigure(&mut self, loaded: Loaded) {
+    /// Applies the settings that can change at runtime. `stays_of_consul`: why the object `"consul"` in use stays.
+    fn reconfigure(&mut self, loaded: Loaded, stays_of_consul: Option<&'static str>) {
         let begun = Instant::now();
         let Loaded {
             config,
@@ -332,6 +341,10 @@ impl Daemon<'_> {
                 "changed, but takes effect only after a restart: {}",
                 kept.join(", ")
             ));
+        }
+        if let Some(why) = stays_of_consul {
+            warnings.push(why.to_owned());
+            kept.push("consul");
         }
         for warning in &warnings {
             warn!("{warning}");
@@ -363,10 +376,10 @@ impl Daemon<'_> {
         fast_path.stop().await;
         listeners.stop().await;
         // After the last reply, which is logged as well.
-        let _ = tokio::task::spawn_blocking(dns_dnstap::finish).await;
+        let _ = spawn_blocking(dns_dnstap::finish).await;
         if let Some(health) = health {
             // Joins a thread, so it must not run on a runtime thread.
-            let _ = tokio::task::spawn_blocking(move || health.stop()).await;
+            let _ = spawn_blocking(move || health.stop()).await;
         }
         info!("stopped");
     }
@@ -383,21 +396,30 @@ struct Unanswered {
     silent: Vec<String>,
 }
 
-/// Reads config.json on a blocking thread, for at most [`CONFIG_TIMEOUT`].
-async fn read_config(path: &Path) -> Result<WholeConfig, ConfigErrors> {
+/// Reads config.json on a blocking thread, for at most [`CONFIG_TIMEOUT`]. `last` is the read of an earlier call.
+async fn read_config(
+    path: &Path,
+    last: &mut Option<ConfigReading>,
+) -> Result<WholeConfig, ConfigErrors> {
     let file = path.display().to_string();
     let failed = |problem: String| ConfigErrors::from(ConfigError::of_file(file, problem));
-    let path = path.to_owned();
-    let reading = tokio::task::spawn_blocking(move || settings::load_config(&path));
-    match time::timeout(CONFIG_TIMEOUT, reading).await {
-        Ok(Ok(result)) => result,
-        // The panic has been logged with its location.
-        Ok(Err(panic)) => Err(failed(panic.to_string())),
-        Err(_) => Err(failed(format!(
-            "the file system did not respond within {} s",
-            CONFIG_TIMEOUT.as_secs()
-        ))),
+    // A read that hangs cannot be cancelled: each would take one of the threads that other files need.
+    let hangs = last.as_ref().is_some_and(|reading| !reading.is_finished());
+    if !hangs {
+        let path = path.to_owned();
+        // What an overdue read has found in the end may be outdated by now.
+        let reading = last.insert(spawn_blocking(move || settings::load_config(&path)));
+        match time::timeout(CONFIG_TIMEOUT, reading).await {
+            Ok(Ok(result)) => return result,
+            // The panic has been logged with its location.
+            Ok(Err(panic)) => return Err(failed(panic.to_string())),
+            Err(_) => {}
+        }
     }
+    Err(failed(format!(
+        "the file system did not respond within {} s",
+        CONFIG_TIMEOUT.as_secs()
+    )))
 }
 
 /// Describes a change of the object `"consul"` that needs a restart.
@@ -425,5 +447,33 @@ fn needs_restart_of_consul(
             "the object \"consul\" was removed, which takes effect only after a restart: the current one \
              stays in use",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, io::Write as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn hung_configuration_takes_one_thread() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let mut last = Some(tokio::spawn(pending()));
+        let hanging = last.as_ref().map(JoinHandle::id);
+        for _ in 0..3 {
+            let error = read_config(file.path(), &mut last).await.unwrap_err();
+            assert!(error.to_string().contains("did not respond"), "{error}");
+            assert_eq!(last.as_ref().map(JoinHandle::id), hanging);
+        }
+        // An overdue read that ends says nothing about the file as it is now.
+        let overdue = tokio::spawn(async { Err(ConfigErrors(Vec::new())) });
+        while !overdue.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        last = Some(overdue);
+        file.write_all(br#"{"port": 53}"#).unwrap();
+        let (loaded, _) = read_config(file.path(), &mut last).await.unwrap();
+        assert_eq!(loaded.config.listen.port(), 53);
     }
 }

@@ -154,7 +154,8 @@ impl Files {
         self.with(|inner| inner.catalog.rely_on(writes));
     }
 
-    pub(super) fn folders(&self) -> Vec<PathBuf> {
+    /// Returns the folders to watch; `None` while a file system hangs.
+    pub(super) fn folders(&self) -> Option<Vec<PathBuf>> {
         self.with(|inner| inner.folders())
     }
 
@@ -193,8 +194,9 @@ impl Inner {
         }
     }
 
-    /// Returns the folders to watch, without duplicates.
-    fn folders(&self) -> Vec<PathBuf> {
+    /// Returns the folders to watch, without duplicates; `None` while a file system hangs, since inotify_add_watch(2)
+    /// would hang as well.
+    fn folders(&self) -> Option<Vec<PathBuf>> {
         let Self {
             catalog,
             handlers,
@@ -210,13 +212,16 @@ impl Inner {
             .chain([handlers, addresses])
             .chain(consul)
         {
+            if followed.hangs {
+                return None;
+            }
             for folder in &followed.folders {
                 if !all.contains(folder) {
                     all.push(folder.clone());
                 }
             }
         }
-        all
+        Some(all)
     }
 
     fn read_handlers(&mut self, reading: Reading) -> Option<ParsedFiles<Vec<HandlerConfig>>> {
@@ -308,5 +313,22 @@ mod tests {
         assert!(!has_looked());
         files.reload_others(Reading::IfChanged).await;
         assert!(has_looked());
+    }
+
+    #[tokio::test]
+    async fn folders_of_hung_file_system_are_not_watched() {
+        let config = br#"{"address": "127.0.0.1", "port": 53}"#;
+        let config = Config::check("config.json", config).1.unwrap().config;
+        let sources = Sources::of(&config);
+        let (files, _) = Files::start(sources, None, &ServiceStatus::default()).unwrap();
+        assert!(files.folders().is_some());
+        let (followed, answer) = Followed::hanging();
+        files.with(|inner| inner.handlers = followed);
+        files.reload_others(Reading::IfChanged).await;
+        assert_eq!(files.folders(), None);
+        drop(answer);
+        while files.folders().is_none() {
+            files.reload_others(Reading::IfChanged).await;
+        }
     }
 }

@@ -107,7 +107,7 @@ impl FileSource {
             Self::File(path) => (Vec::new(), vec![path.clone()]),
             Self::Patterns(patterns) => matches(patterns)
                 .into_iter()
-                // Opening a FIFO blocks until somebody writes, and a device may have side effects.
+                // Opening a FIFO blocks without a writer, and a device may have side effects.
                 .partition(|path| bounded::is_special(path)),
         };
         (
@@ -309,13 +309,15 @@ pub(super) struct Followed {
     digest: Option<u64>,
     /// Whether the source has been read.
     has_answered: bool,
+    /// Whether the last read has not ended in time.
+    pub(super) hangs: bool,
 }
 
 /// A records file that has changed.
 pub(super) enum ChangedRecords {
     /// The file must be parsed as a whole.
     Text(Contents),
-    /// The file differs little from that of the records it was compared with; its text was not kept.
+    /// The file differs little from the records with which it was compared; its text was not kept.
     Edited {
         files: Vec<PathBuf>,
         records: IndexedRecords,
@@ -335,6 +337,7 @@ impl Followed {
             special: Vec::new(),
             digest: None,
             has_answered: false,
+            hangs: false,
         }
     }
 
@@ -360,8 +363,8 @@ impl Followed {
         }
     }
 
-    /// Reads a records file that follows that of `base`; `None` if only changes are wanted and the contents are the
-    /// same.
+    /// Reads a records file that may be an edited version of `base`; `None` if only changes are wanted and the
+    /// contents are the same.
     pub(super) fn changed_records(
         &mut self,
         reading: Reading,
@@ -474,6 +477,7 @@ impl Followed {
         let result = self.reader.result(timeout);
         // After a timeout, too: a mount that hangs may delay the start once, not every check.
         self.has_answered = true;
+        self.hangs = result.is_none();
         let Some(ReadResult {
             folders,
             special,
@@ -558,7 +562,7 @@ enum Found {
     /// The files have the known stamps.
     Known,
     Text(Contents),
-    /// The records of a file that differs little from that of the request's.
+    /// The records of a file that differs little from the records in the request.
     Edited {
         stamps: Stamps,
         settled: bool,
@@ -629,7 +633,7 @@ impl FileReader {
             .recv_deadline(self.requested_at.take()? + timeout)
             .ok();
         if result.is_none() {
-            // Its result comes later, and must not pass for that of the next request.
+            // Its result comes later, and must not pass for the result of the next request.
             self.overdue += 1;
         }
         result
@@ -657,13 +661,34 @@ fn read(source: &FileSource, request: Request) -> ReadResult {
     }
 }
 
-/// Returns the records of a file that differs little from that of `base`. A file that cannot be read is read again as
-/// a whole, which reports the error.
+/// Returns the records of a file that differs little from `base`. A file that cannot be read is read again as a whole,
+/// which reports the error.
 fn edited(source: &FileSource, base: Option<IndexedRecords>) -> Option<IndexedRecords> {
     let FileSource::File(path) = source else {
         return None;
     };
     base?.follow(bounded::open(path).ok()?)
+}
+
+#[cfg(test)]
+impl Followed {
+    /// Follows no files; does not answer until the sender is dropped.
+    pub(super) fn hanging() -> (Self, Sender<()>) {
+        let (answer, answered) = bounded::<()>(0);
+        let source = FileSource::Patterns(Vec::new());
+        let files = source.clone();
+        let reader = FileReader::reading(move |request| {
+            // Fails when the sender is gone.
+            let _ = answered.recv();
+            read(&files, request)
+        });
+        let followed = Self {
+            reader,
+            has_answered: true,
+            ..Self::new(source)
+        };
+        (followed, answer)
+    }
 }
 
 #[cfg(test)]
@@ -862,7 +887,7 @@ mod tests {
 
         let next = folder.path().join("next");
         fs::write(&next, "[]").unwrap();
-        // All events of the new file have been counted when that of the rename arrives.
+        // All events of the new file have been counted when the rename is reported.
         fs::rename(&next, &path).unwrap();
         while followed.changed(Reading::IfChanged).is_none() {
             watch.next().await;

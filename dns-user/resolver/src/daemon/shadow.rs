@@ -89,7 +89,7 @@ impl FollowedFleet {
             },
         ) = Files::start(Sources::of(&config), None, &ServiceStatus::default())?;
         let mut watch = Watch::new();
-        watch.set(files.folders());
+        watch.set(files.folders().unwrap_or_default());
         let mut fleet = Self {
             config,
             warnings,
@@ -136,7 +136,9 @@ impl FollowedFleet {
     pub async fn reload(&mut self, now: Instant) -> bool {
         let snapshot = self.files.reload_catalog(Reading::IfChanged).await;
         let FileChanges { handlers, .. } = self.files.reload_others(Reading::IfChanged).await;
-        self.watch.set(self.files.folders());
+        if let Some(folders) = self.files.folders() {
+            self.watch.set(folders);
+        }
         let is_changed = snapshot.is_some() || handlers.is_some();
         if let Some(snapshot) = snapshot {
             self.snapshot = Arc::new(snapshot);
@@ -160,7 +162,7 @@ impl FollowedFleet {
         self.retired.follow(&self.snapshot, is_handler, now)
     }
 
-    /// Returns a state that answers from the current files, and asks nobody.
+    /// Returns a state that answers from the current files, and asks no other server.
     pub fn state(&self, health: Arc<dyn Health + Send + Sync>) -> Arc<ServerState> {
         let fast_path = FastPathHandle::default();
         let state = ServerState::new(Snapshot::empty(), health, fast_path, None, None);

@@ -1,12 +1,7 @@
 //! Startup: first files, sockets and up-check, then the fast path and the operator's ports, which
 //! must never keep DNS from starting.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Instant,
-};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Instant};
 
 use anyhow::{Context as _, anyhow};
 use tokio::{
@@ -29,7 +24,7 @@ use super::{
 use crate::{
     consul::{self, ConsulNames, follow},
     ops::{
-        api::Backend,
+        api::{Backend, LocalJobs},
         conditions::events::{CountedEvent, RecentEvents},
         metrics::{self, Metrics, MetricsServer},
         readiness::{CheckLog, Readiness},
@@ -100,6 +95,7 @@ pub(super) async fn start<'a>(
     Ok(Daemon {
         path,
         config,
+        reading: None,
         logs,
         service_status,
         files,
@@ -203,7 +199,7 @@ fn watch_files(files: &Files) -> Watch {
     let mut watch = Watch::new();
     // After the first read, which tells the folders of links and patterns. A change in between is
     // found by the stamps.
-    watch.set(files.folders());
+    watch.set(files.folders().unwrap_or_default());
     files.rely_on(watch.writes());
     watch
 }
@@ -478,12 +474,17 @@ impl<'a> OperatorSide<'a> {
         if port.is_none() && control.is_none() {
             return reload_orders;
         }
+        let folder = config.jobs_dir.clone();
+        let jobs = folder.map(|folder| Arc::new(LocalJobs::new(folder, service_status.clone())));
+        if let Some(jobs) = &jobs {
+            failures.spawn("the look at jobs_dir", jobs.clone().watch());
+        }
         let backend = Arc::new(Backend {
             readiness: self.readiness,
             logs: (*logs).clone(),
             metrics: metrics.clone(),
             server_state: answering.server_state.clone(),
-            jobs_dir: jobs_dir(config, service_status),
+            jobs,
             reloads,
             overload: serving.overload.clone(),
             tap: tap.clone(),
@@ -544,20 +545,4 @@ fn health_checks(
             Ok(None)
         }
     }
-}
-
-fn jobs_dir(config: &Config, service_status: &ServiceStatus) -> Option<PathBuf> {
-    match &config.jobs_dir {
-        Some(folder) if folder.is_dir() => return Some(folder.clone()),
-        Some(folder) => {
-            let folder = folder.display();
-            service_status.stays_off(
-                Part::LocalGroups,
-                format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"),
-            );
-        }
-        // Intended, see `notes`.
-        None => {}
-    }
-    None
 }

@@ -232,7 +232,8 @@ pub fn register_server(
             aliases,
             ..
         } = status.state();
-        let records_age = status.records_age().unwrap_or_default();
+        // Without records there is no age: 0 would say that they are new.
+        let age = status.records_age().map(|age| ([""; 0], age.as_secs_f64()));
         let kinds = status.reloads();
         let mut done = Vec::new();
         let mut failures = Vec::new();
@@ -250,7 +251,7 @@ pub fn register_server(
         vec![
             families::UPTIME_SECONDS.is(status.uptime().as_secs_f64()),
             families::RECORDS_VERSION.is(records_version.unwrap_or(0) as f64),
-            families::RECORDS_AGE_SECONDS.is(records_age.as_secs_f64()),
+            families::RECORDS_AGE_SECONDS.of(age),
             families::RECORDS_INSTANCES.is(instances as f64),
             families::RECORDS_ALIASES.is(aliases as f64),
             families::RELOADS_TOTAL.of(done),
@@ -295,14 +296,11 @@ fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> 
         }
         failures.push(([purpose], tls.failures()));
     }
-    let mut families = vec![
+    vec![
         families::CERTIFICATE_EXPIRY_SECONDS.of(ends),
         families::CERTIFICATE_WARNING_SECONDS.of(warnings),
         families::CERTIFICATE_LOAD_FAILURES_TOTAL.of(failures),
-    ];
-    // The encoder refuses a family without samples.
-    families.retain(|family| !family.get_metric().is_empty());
-    families
+    ]
 }
 
 fn seconds(moment: SystemTime) -> f64 {

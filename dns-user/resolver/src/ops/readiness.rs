@@ -273,7 +273,7 @@ fn health_in_words(health: &HealthService) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::service_status::Part;
+    use crate::ops::{conditions::find::MAX_LOOP_SILENCE, service_status::Part};
 
     #[test]
     fn parts_that_stay_off_are_conditions() {
@@ -294,6 +294,19 @@ mod tests {
             let line = readiness.line(condition);
             assert!(line.is_some_and(|line| line.starts_with(&reason)));
         }
+    }
+
+    #[test]
+    fn stalled_main_loop_is_a_condition() {
+        let status = ServiceStatus::default();
+        let readiness = Readiness::of(status.clone(), RecentEvents::default());
+        let after = |silence: Duration| {
+            status.change(|state| state.last_turn = Instant::now().checked_sub(silence));
+            readiness.line("loop_stalled")
+        };
+        assert_eq!(after(Duration::ZERO), None);
+        let line = after(MAX_LOOP_SILENCE).unwrap();
+        assert!(line.contains("stands still (60 s)"), "{line}");
     }
 
     #[test]

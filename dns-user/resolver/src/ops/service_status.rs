@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::tap::seconds_since_1970;
 use dns_core::config::{ConfigError, one_line};
@@ -71,6 +71,9 @@ pub struct ServiceReport {
     pub pending_restart: Vec<&'static str>,
     /// Reason why attached programs have no attacher.
     pub attacher_problem: Option<String>,
+    /// Time of the main loop's last turn; `None` before the first.
+    #[serde(skip)]
+    pub last_turn: Option<Instant>,
 }
 
 /// A part of the server other than DNS.
@@ -182,8 +185,26 @@ impl ServiceStatus {
     }
 
     pub(crate) fn stays_off(&self, part: Part, problem: String) {
-        warn!("{problem}");
-        self.change(|state| state.parts_off.push((part, problem)));
+        self.set_off(part, Some(problem));
+    }
+
+    /// Records why a part is off; `None`: it works. Logs each change.
+    pub(crate) fn set_off(&self, part: Part, problem: Option<String>) {
+        let mut before = None;
+        self.change(|state| {
+            let mut of_part = state.parts_off.iter();
+            if let Some(place) = of_part.position(|(off, _)| *off == part) {
+                before = Some(state.parts_off.swap_remove(place).1);
+            }
+            state
+                .parts_off
+                .extend(problem.clone().map(|why| (part, why)));
+        });
+        match (before, problem) {
+            (before, Some(problem)) if before.as_ref() != Some(&problem) => warn!("{problem}"),
+            (Some(before), None) => info!("no longer: {before}"),
+            _ => {}
+        }
     }
 
     /// Returns whether contents of this kind are in use.

@@ -1,19 +1,13 @@
 //! The server state that the API reads and modifies.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fs, io,
-    net::{IpAddr, Ipv4Addr},
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
+use super::local_groups::LocalJobs;
 use crate::{
     ops::{
         metrics::Metrics,
@@ -35,9 +29,8 @@ use dns_core::{
     wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, TYPE_TXT},
 };
 use dns_fastpath::{AnswerKey, HeldReply};
-use dns_health::{HealthService, InstanceHealth};
+use dns_health::HealthService;
 use dns_kit::{
-    files::bounded,
     logs::Logs,
     metrics::{
         labels::{type_label, type_text},
@@ -62,27 +55,14 @@ pub struct Backend {
     pub(crate) logs: Logs,
     pub(crate) metrics: Metrics,
     pub(crate) server_state: Arc<ServerState>,
-    pub(crate) jobs_dir: Option<PathBuf>,
+    /// `None` without `jobs_dir`.
+    pub(crate) jobs: Option<Arc<LocalJobs>>,
     pub(crate) reloads: ReloadOrders,
     pub(crate) overload: OverloadSource,
     pub(crate) tap: Tap,
 }
 
 impl Backend {
-    pub(super) async fn local_groups(&self) -> Vec<Group> {
-        let health = match &self.readiness.health {
-            // The agent on this VM reports its own jobs, which no name may have made the tracker
-            // follow.
-            Some(checks) => Some(checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await),
-            None => None,
-        };
-        let Some(jobs_dir) = self.jobs_dir.clone() else {
-            return vec![Group::of_vm(health.as_ref())];
-        };
-        let reading = tokio::task::spawn_blocking(move || read_jobs(&jobs_dir, health.as_ref()));
-        reading.await.unwrap_or_default()
-    }
-
     pub(super) fn status(&self) -> ServerStatus {
         let (last_reload, last_failure) = last_events(&self.readiness.service_status);
         let ServiceReport {
@@ -334,12 +314,17 @@ impl Backend {
         let (done, result) = oneshot::channel();
         // The main loop drops both ends when it ends.
         const ENDING: &str = "the server is shutting down";
-        self.reloads.send(done).await.ok().context(ENDING)?;
-        tokio::time::timeout(RELOAD_LIMIT, result)
+        let reload = async {
+            // The queue may be full: the main loop reloads for others, or stands still.
+            self.reloads.send(done).await.ok()?;
+            result.await.ok()
+        };
+        tokio::time::timeout(RELOAD_LIMIT, reload)
             .await
             .with_context(|| {
                 format!(
-                    "the reload takes longer than {RELOAD_LIMIT:?}; it continues in the background"
+                    "the reload takes longer than {RELOAD_LIMIT:?}; it continues in the background, unless `status` \
+                     shows that the main loop stands still"
                 )
             })?
             .context(ENDING)
@@ -573,162 +558,3 @@ fn certificate(tls: &RotatingTls) -> CertificateStatus {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NameRefused(pub String);
-
-//----------- Local groups ------------------------------------------------------
-
-/// A line of `/local-groups`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
-    /// Job name; empty in the line for the VM as a whole.
-    pub job_name: String,
-    /// Name of the link provided by the job.
-    pub link_name: String,
-    /// Type of the link.
-    pub link_type: String,
-    /// Id of the link's group.
-    pub group_id: String,
-    /// Health state; empty if unknown or if checks are off (observed).
-    pub health_state: String,
-}
-
-impl Group {
-    /// Returns the line for the VM as a whole; `health` is what its health server reports.
-    fn of_vm(health: Option<&InstanceHealth>) -> Self {
-        let state = health.map_or("", |health| health.state.label());
-        Self {
-            health_state: state.to_owned(),
-            ..Self::default()
-        }
-    }
-}
-
-/// A link in a job's `links.json`; other members are ignored.
-#[derive(Debug, Deserialize)]
-struct Link {
-    group: String,
-    name: String,
-    /// Type of the link.
-    #[serde(rename = "type")]
-    link_type: String,
-}
-
-/// Reads the links of all jobs in `jobs_dir` (`JOB/.bosh/links.json`), sorted by job name, with the
-/// states of `health`. The first line is the VM as a whole. Jobs without links are omitted; an
-/// invalid file is logged and omitted.
-fn read_jobs(jobs_dir: &Path, health: Option<&InstanceHealth>) -> Vec<Group> {
-    let mut states = HashMap::new();
-    for (group, state) in health.into_iter().flat_map(|health| &health.groups) {
-        states.insert(&**group, state.label());
-    }
-    let mut lines = vec![Group::of_vm(health)];
-    for job in job_names(jobs_dir) {
-        let file = jobs_dir.join(&job).join(".bosh/links.json");
-        match read_links(&file) {
-            Ok(links) => {
-                for Link {
-                    group,
-                    name,
-                    link_type,
-                } in links
-                {
-                    let state = states.get(group.as_str()).copied().unwrap_or_default();
-                    lines.push(Group {
-                        job_name: job.clone(),
-                        link_name: name,
-                        link_type,
-                        health_state: state.to_owned(),
-                        group_id: group,
-                    });
-                }
-            }
-            // A job without links has no such file.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::warn!(file = %file.display(), %error, "cannot read the links of a job")
-            }
-        }
-    }
-    lines
-}
-
-/// Returns the sorted names of the folders below `jobs_dir`, including symbolic links to folders.
-fn job_names(jobs_dir: &Path) -> Vec<String> {
-    let entries = match fs::read_dir(jobs_dir) {
-        Ok(entries) => entries,
-        Err(error) => {
-            tracing::warn!(folder = %jobs_dir.display(), %error, "cannot read the folder of the jobs");
-            return Vec::new();
-        }
-    };
-    let mut names: Vec<String> = entries
-        .flatten()
-        // The agent links each job's folder to its current version, and readdir(3) reports the
-        // link.
-        .filter(|entry| entry.path().is_dir())
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    // readdir(3) has no order.
-    names.sort_unstable();
-    names
-}
-
-/// Reads a regular file; anything else would let a job block the server or fill its memory.
-fn read_links(file: &Path) -> io::Result<Vec<Link>> {
-    serde_json::from_slice(&bounded::read(file)?)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use dns_core::resolve::HealthState;
-
-    #[test]
-    fn jobs_without_usable_links_are_left_out() {
-        let folder = tempfile::tempdir().unwrap();
-        for (job, links) in [
-            (
-                "b",
-                r#"[{"group": "2", "name": "link", "type": "conn", "more": 1}]"#,
-            ),
-            ("a", r#"[{"group": "1", "name": "link", "type": "conn"}]"#),
-            ("broken", "{"),
-            (
-                "c",
-                r#"[{"group": "../../../etc/passwd", "name": "../..", "type": "/"}]"#,
-            ),
-        ] {
-            let bosh = folder.path().join(job).join(".bosh");
-            fs::create_dir_all(&bosh).unwrap();
-            fs::write(bosh.join("links.json"), links).unwrap();
-        }
-        fs::create_dir(folder.path().join("no-links")).unwrap();
-        // Neither waits for a writer nor reads without end.
-        for (job, special) in [("device", "/dev/zero"), ("folder", "/etc")] {
-            let bosh = folder.path().join(job).join(".bosh");
-            fs::create_dir_all(&bosh).unwrap();
-            std::os::unix::fs::symlink(special, bosh.join("links.json")).unwrap();
-        }
-        let bosh = folder.path().join("fifo/.bosh");
-        fs::create_dir_all(&bosh).unwrap();
-        nix::unistd::mkfifo(&bosh.join("links.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        fs::write(folder.path().join("README"), "a file").unwrap();
-        let groups = Box::new([("1".into(), HealthState::Failing)]);
-        let health = InstanceHealth {
-            state: HealthState::Running,
-            groups,
-        };
-        let lines: Vec<(String, String, String)> = read_jobs(folder.path(), Some(&health))
-            .into_iter()
-            .map(|line| (line.job_name, line.group_id, line.health_state))
-            .collect();
-        let expected = [
-            ("", "", "running"),
-            ("a", "1", "failing"),
-            ("b", "2", ""),
-            ("c", "../../../etc/passwd", ""),
-        ]
-        .map(|(job, group, state)| (job.to_owned(), group.to_owned(), state.to_owned()));
-        assert_eq!(lines, expected);
-    }
-}

@@ -150,12 +150,14 @@ fn bad_request(reason: impl Into<String>) -> Response {
 /// Default limit of answers per response.
 const DEFAULT_LIMIT: usize = 10_000;
 
+/// Parameters of `/cache`: criteria of the answers, and their maximum number; an absent criterion matches all.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct ListParameters {
-    /// Criteria of the answers.
-    #[serde(flatten)]
-    criteria: Criteria,
-    /// Maximum number of answers in the response.
+    name: Option<String>,
+    zone: Option<String>,
+    #[serde(rename = "type")]
+    query_type: Option<String>,
     limit: Option<usize>,
 }
 
@@ -169,9 +171,10 @@ pub struct CacheContents {
     pub local_replies: Vec<LocalReply>,
 }
 
-/// Criteria for cached answers; an absent criterion matches all.
+/// Body of a POST to `/cache/flush`: at least one criterion for the answers, or `all`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Criteria {
+#[serde(deny_unknown_fields)]
+pub struct CacheFlush {
     /// Only this name, none below it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
@@ -181,42 +184,38 @@ pub struct Criteria {
     /// The query type: A, TYPE65.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none", default)]
     pub query_type: Option<String>,
-}
-
-/// Body of a POST to `/cache/flush`: at least one criterion, or `all`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CacheFlush {
-    /// Criteria of the answers.
-    #[serde(flatten)]
-    pub criteria: Criteria,
     /// Every answer in the cache.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub all: bool,
 }
 
-impl Criteria {
-    fn selection(&self) -> Result<Selection, NameRefused> {
-        let Self {
-            name,
-            zone,
-            query_type,
-        } = self;
-        let query_type = query_type.as_deref().map(number_of_type).transpose();
-        Ok(Selection {
-            name: name.as_deref().map(parse).transpose()?,
-            zone: zone.as_deref().map(parse).transpose()?,
-            query_type: query_type.map_err(NameRefused)?,
-        })
-    }
+/// Selects cached answers; the error is the reason in words.
+fn selection(
+    name: Option<&str>,
+    zone: Option<&str>,
+    query_type: Option<&str>,
+) -> Result<Selection, NameRefused> {
+    let query_type = query_type.map(number_of_type).transpose();
+    Ok(Selection {
+        name: name.map(parse).transpose()?,
+        zone: zone.map(parse).transpose()?,
+        query_type: query_type.map_err(NameRefused)?,
+    })
 }
 
 /// Handles `/cache`: the selected answers in the order of their names, with their records if a
 /// single name is selected.
 pub(super) async fn list_cached(
     State(backend): State<Arc<Backend>>,
-    Query(ListParameters { criteria, limit }): Query<ListParameters>,
+    Query(parameters): Query<ListParameters>,
 ) -> Response {
-    let selection = match criteria.selection() {
+    let ListParameters {
+        name,
+        zone,
+        query_type,
+        limit,
+    } = parameters;
+    let selection = match selection(name.as_deref(), zone.as_deref(), query_type.as_deref()) {
         Ok(selection) => selection,
         Err(NameRefused(reason)) => return bad_request(reason),
     };
@@ -238,15 +237,21 @@ pub(super) async fn list_cached(
 /// Handles `/cache/flush`; responds after the flush has taken effect.
 pub(super) async fn flush_selected(
     State(backend): State<Arc<Backend>>,
-    Json(CacheFlush { criteria, all }): Json<CacheFlush>,
+    Json(flush): Json<CacheFlush>,
 ) -> Response {
-    // An empty body, or a misspelt member, must not flush everything.
-    if all != (criteria == Criteria::default()) {
+    let CacheFlush {
+        name,
+        zone,
+        query_type,
+        all,
+    } = flush;
+    // An empty body must not flush everything.
+    if all == (name.is_some() || zone.is_some() || query_type.is_some()) {
         return bad_request(
             "select answers by name, zone or type, or all of them with \"all\": true",
         );
     }
-    match criteria.selection() {
+    match selection(name.as_deref(), zone.as_deref(), query_type.as_deref()) {
         Ok(selection) => {
             Json(json!({ "flushed": backend.flush(&selection).await })).into_response()
         }

@@ -1,6 +1,13 @@
 //! `/instances`: the instances of the records with their health; `/local-groups`; and `/addresses`.
 
-use std::{borrow::Cow, collections::BTreeSet, convert::Infallible, net::IpAddr, sync::Arc, vec};
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    convert::Infallible,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    vec,
+};
 
 use axum::{
     Json,
@@ -12,7 +19,7 @@ use axum::{
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 
-use super::{Backend, NameRefused, backend::parse, refused};
+use super::{Backend, NameRefused, backend::parse, local_groups::groups, refused};
 use dns_core::{
     catalog::{Instance, Snapshot},
     name::Name,
@@ -189,7 +196,7 @@ impl AddressAnswers {
             part.push(self.before);
             self.before = b',';
             let state = server_state.state_full();
-            // Otherwise nobody would check names that only other servers publish, and failing
+            // Names that only other servers publish would not be checked otherwise, and failing
             // instances would stay in their zones.
             server_state.keep_checked(&state, &name);
             let health = &*server_state.health;
@@ -203,8 +210,18 @@ impl AddressAnswers {
 }
 
 pub(super) async fn local_groups(State(backend): State<Arc<Backend>>) -> Response {
+    let health = match &backend.readiness.health {
+        // The agent on this VM reports its own jobs, which no name may have made the tracker
+        // follow.
+        Some(checks) => Some(checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await),
+        None => None,
+    };
+    let links = match &backend.jobs {
+        Some(jobs) => jobs.links().await,
+        None => Vec::new(),
+    };
     let mut lines = Vec::new();
-    for group in backend.local_groups().await {
+    for group in groups(links, health.as_ref()) {
         serde_json::to_writer(&mut lines, &group).expect("texts can always be written as JSON");
         lines.push(b'\n');
     }

@@ -18,6 +18,7 @@
 mod backend;
 mod control;
 mod instances;
+mod local_groups;
 mod tap;
 
 use std::{future::pending, io, net::SocketAddr, sync::Arc};
@@ -33,10 +34,12 @@ use nix::unistd::Uid;
 use prometheus::{IntCounter, Registry};
 use tokio::net::TcpListener;
 
+pub(crate) use self::local_groups::LocalJobs;
 pub use self::{
-    backend::{Backend, Group, LocalReply, NameRefused},
-    control::{CacheContents, CacheFlush, Criteria, DEFAULT_LEVEL, LEVELS, LogChange},
+    backend::{Backend, LocalReply, NameRefused},
+    control::{CacheContents, CacheFlush, DEFAULT_LEVEL, LEVELS, LogChange},
     instances::InstanceLine,
+    local_groups::Group,
 };
 use dns_core::config::ControlConfig;
 use dns_kit::{

@@ -85,7 +85,7 @@ fn backend(tap: Tap) -> Arc<Backend> {
             None,
             None,
         )),
-        jobs_dir: None,
+        jobs: None,
         reloads,
         overload,
         tap,
@@ -296,6 +296,18 @@ async fn mutations_require_post() {
         api.ask("POST", "/flush", "").await,
         (200, r#"{"flushed":0}"#.into())
     );
+    for (body, status) in [
+        (r#"{"all": true}"#, 200),
+        (r#"{"zone": "example.", "type": "A"}"#, 200),
+        ("{}", 400),
+        (r#"{"all": true, "zone": "example."}"#, 400),
+        // A misspelt criterion must not select more.
+        (r#"{"zone": "example.", "typ": "A"}"#, 422),
+    ] {
+        let answered = api.ask("POST", "/cache/flush", body).await;
+        assert_eq!(answered.0, status, "{body}: {}", answered.1);
+    }
+    assert_eq!(api.ask("GET", "/cache?nmae=a.example", "").await.0, 400);
     assert_eq!(api.ask("POST", "/log", "{}").await.0, 200);
     let (status, text) = api.ask("GET", "/status", "").await;
     assert_eq!(status, 200);
@@ -306,6 +318,19 @@ async fn mutations_require_post() {
             .version,
         Some(7)
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn stalled_main_loop_ends_reload_requests() {
+    let mut backend = Arc::into_inner(backend(Tap::default())).unwrap();
+    // Nothing takes the orders.
+    let (reloads, _orders) = mpsc::channel(1);
+    backend.reloads = reloads;
+    for _ in 0..3 {
+        let answer = tokio::time::timeout(Duration::from_secs(600), backend.reload()).await;
+        let problem = answer.unwrap().unwrap_err().to_string();
+        assert!(problem.contains("takes longer than 25s"), "{problem}");
+    }
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ impl CountedEvent {
     /// Returns how long the condition holds after the latest event.
     fn holds(self) -> Duration {
         match self {
-            // Longer than the others: it is a defect, which somebody must find in `status`.
+            // Longer than the others: an operator must find the defect in `status`.
             Self::Panic => Duration::from_secs(15 * 60),
             Self::RefusedConnection | Self::LostLogLine => Duration::from_secs(10 * 60),
             // Shedding is counted all the time while it lasts.

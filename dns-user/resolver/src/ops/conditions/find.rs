@@ -14,6 +14,9 @@ use crate::ops::service_status::{FastPathOff, Kind, Part};
 /// lease, 5 s by default.
 const MAX_HEALTH_SILENCE: Duration = Duration::from_secs(5);
 
+/// Time without a turn of the main loop from which on it stands still: longer than any reload, whatever hangs.
+pub(in crate::ops) const MAX_LOOP_SILENCE: Duration = Duration::from_secs(60);
+
 /// Share of the map of names that may be used.
 const MAX_MAP_FILL: f64 = 0.9;
 
@@ -22,6 +25,12 @@ const MAX_MAP_FILL: f64 = 0.9;
 pub(super) fn silent_sockets(facts: &Facts<'_>) -> Option<String> {
     let problem = facts.report.upcheck_error.as_ref()?;
     Some(format!("no up-check is answered ({problem})"))
+}
+
+pub(super) fn loop_stalled(facts: &Facts<'_>) -> Option<String> {
+    let silence = facts.report.last_turn?.elapsed();
+    (silence >= MAX_LOOP_SILENCE)
+        .then(|| format!("the main loop stands still ({} s)", silence.as_secs()))
 }
 
 pub(super) fn silent_address(facts: &Facts<'_>) -> Option<String> {
@@ -234,13 +243,9 @@ fn of_certificates(
 //----------- Parts for operators --------------------------------------------
 
 pub(super) fn off(facts: &Facts<'_>, part: Part) -> Option<String> {
-    let mut reasons = Vec::new();
-    for (off, why) in &facts.report.parts_off {
-        if *off == part {
-            reasons.push(why.as_str());
-        }
-    }
-    (!reasons.is_empty()).then(|| reasons.join("; "))
+    let mut parts = facts.report.parts_off.iter();
+    let (_, why) = parts.find(|(off, _)| *off == part)?;
+    Some(why.clone())
 }
 
 pub(super) fn dnstap_closed(_: &Facts<'_>) -> Option<String> {

@@ -8,7 +8,7 @@
 //! * [`events`]: conditions that are events, which hold for a while.
 
 pub(crate) mod events;
-mod find;
+pub(super) mod find;
 #[cfg(test)]
 mod page_tests;
 pub(crate) mod table;
@@ -107,7 +107,7 @@ pub(crate) struct Facts<'a> {
     pub(super) consul_problem: Option<String>,
     pub(super) upstreams: &'a CurrentUpstreams,
     pub(super) recursor_outage: Option<RecursorOutage>,
-    /// Recursors of the configuration, then those of handlers.
+    /// Recursors of the configuration, then of handlers.
     pub(super) recursors: Vec<RecursorStatus>,
     pub(super) certificates: Vec<&'a RotatingTls>,
     pub(super) events: &'a RecentEvents,

@@ -66,6 +66,18 @@ pub(crate) const TABLE: &[Condition] = &[
         find: find::silent_address,
     },
     Condition {
+        name: "loop_stalled",
+        check: "main loop",
+        result: NotReady,
+        words: "the main loop stands still",
+        consequence: "new files are not read, addresses are not checked, and interfaces leave every query to userspace",
+        remedy: "repair the mount of a followed file if it hangs (`dmesg`), otherwise restart the server",
+        alert: alert("BoshDnsXdpStalled", CRITICAL, "1m"),
+        // A loop that stands still logs nothing.
+        logs_itself: true,
+        find: find::loop_stalled,
+    },
+    Condition {
         name: "config_unusable",
         check: checks::CONFIGURATION,
         result: NotReady,
@@ -515,7 +527,7 @@ pub(crate) const TABLE: &[Condition] = &[
         result: Degraded,
         words: "/local-groups stays empty",
         consequence: "commands show no groups of this machine",
-        remedy: "correct jobs_dir and restart the server",
+        remedy: "make the folder readable, or correct jobs_dir and restart the server",
         alert: alert("BoshDnsXdpPartOff", WARNING, "5m"),
         logs_itself: true,
         find: |facts| find::off(facts, Part::LocalGroups),
