@@ -85,8 +85,8 @@ impl Catalogs {
         self.parts.lock().config.clone()
     }
 
-    /// Installs another object `"consul"`. The catalog of the files stays; that of a live Consul
-    /// that is no longer configured is dropped.
+    /// Installs another object `"consul"`. The catalog of the files stays; the catalog of a live
+    /// Consul that is no longer configured is dropped.
     pub(crate) fn set_config(&self, config: Config) {
         let settings = LiveSettings::of(&config);
         self.change(|parts| {

@@ -107,7 +107,7 @@ pub fn check(path: &Path) -> CheckReport {
 }
 
 impl CheckReport {
-    /// Adds the error of start-up for each address on which a program listens, except for those of `own`,
+    /// Adds the error of start-up for each address on which a program listens, except for the addresses `own`,
     /// which a running server gives up.
     pub fn add_taken_addresses(&mut self, own: &[SocketAddr]) {
         let Some(serves) = &self.serves else { return };
@@ -400,9 +400,10 @@ fn consul_line(zone: &dns_consul::Zone) -> String {
         }
         None => String::new(),
     };
-    let datacenter = match config.http.is_some() && config.datacenter_is_default {
-        true => "that of the agent",
-        false => config.datacenter.as_str(),
+    let datacenter = if config.http.is_some() && config.datacenter_is_default {
+        "from the agent"
+    } else {
+        config.datacenter.as_str()
     };
     format!(
         "{} (datacenter {datacenter}): {nodes} nodes, {instances} instances{live}",

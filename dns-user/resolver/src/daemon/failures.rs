@@ -51,7 +51,7 @@ impl Failures {
 
     /// Installs the panic hook.
     pub(super) fn install() -> prometheus::Result<Self> {
-        // The first failure ends the server: further ones have nobody to tell.
+        // The first failure ends the server: further ones change nothing.
         let (sender, receiver) = mpsc::channel(1);
         let from_hook = sender.clone();
         let panics = families::PANICS_TOTAL.counter()?;

@@ -22,7 +22,7 @@ pub(super) struct CatalogFiles {
     aliases: Followed,
     /// The records in use, which are combined with other aliases if only those change.
     good_records: IndexedRecords,
-    /// Whether `good_records` are those of the file as it was read last.
+    /// Whether the last read of the file found `good_records`.
     are_current: bool,
     good_aliases: AliasFiles,
     rules: NameRules,
