@@ -24,17 +24,23 @@ pub struct Endpoints {
     pub records: Vec<Record>,
     /// Entries with an empty list of targets, which get the provider's default targets.
     pub untargeted: Vec<Record>,
-    /// Whether name or type of an entry is unreadable, so that all records of the document stay unchanged.
+    /// Whether the list, or name or type of an entry, is unreadable, so that all records of the document stay unchanged.
     pub is_unreadable: bool,
 }
 
 /// Parses `spec.endpoints`. An invalid entry does not affect the others.
 pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
-    let mut found = Endpoints::default();
-    let Some(mut fields) = spec.fields() else {
-        return found;
+    let before = spec.problems.count();
+    let mut endpoints = None;
+    if let Some(mut fields) = spec.fields() {
+        endpoints = fields.required_as("endpoints", Reader::items);
+        fields.finish();
+    }
+    let mut found = Endpoints {
+        // A misspelt or damaged list may have held any entry.
+        is_unreadable: spec.problems.count() > before,
+        ..Endpoints::default()
     };
-    let endpoints = fields.required_as("endpoints", Reader::items);
     let mut seen = BTreeSet::new();
     for item in endpoints.into_iter().flatten() {
         // `read_endpoint` returns a record in spite of problems, so that its name is known; the
@@ -59,7 +65,6 @@ pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
             None => found.is_unreadable = true,
         }
     }
-    fields.finish();
     found
 }
 
@@ -571,7 +576,7 @@ mod tests {
             assert_eq!(kept.count(), usize::from(!is_unreadable), "{entry}");
         }
         let (found, problems) = read_text("endpoints: 1\nmore: 2\n");
-        assert_eq!(found, Endpoints::default());
+        assert!(found.records.is_empty() && found.is_unreadable);
         assert_eq!(
             problems,
             [

@@ -214,7 +214,7 @@ impl Scan {
                     Content::Fleet(names) => names.is_unreadable,
                     Content::UpdateRecord(_) | Content::List(..) | Content::Intent(_) => false,
                 };
-                // The name of an entry is unreadable, so any record of the document may be meant.
+                // An entry is unknown, so any record of the document may be meant.
                 if is_damaged {
                     self.held.insert(document.id.resource());
                 }
@@ -591,9 +591,11 @@ impl Document {
             Some(name) => read_identifier(&name),
             None => Some(DEFAULT_PROJECT.to_owned()),
         };
+        let before = root.problems.count();
         let labels = members
             .optional_as("labels", Reader::text_map)
             .unwrap_or_default();
+        let has_all_labels = root.problems.count() == before;
         // Kubernetes and the store count it; in an operator's file it is usually missing.
         let generation = members.optional_as("generation", |value| value.integer(0..=u64::MAX));
         let named = Metadata::read(&mut members);
@@ -617,7 +619,8 @@ impl Document {
             generation,
             line: root.node.line,
             last_line,
-            content,
+            // Without one of its labels it would be withdrawn from the provider that selects it.
+            content: content.filter(|_| has_all_labels),
         })
     }
 }

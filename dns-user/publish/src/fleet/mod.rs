@@ -53,17 +53,23 @@ pub struct FleetNames {
     pub names: Vec<FleetName>,
     /// External names of invalid entries, whose records stay unchanged.
     pub damaged: Vec<Name>,
-    /// Whether the name of an entry is unreadable, so that all records of the document stay unchanged.
+    /// Whether the list, or the name of an entry, is unreadable, so that all records of the document stay unchanged.
     pub is_unreadable: bool,
 }
 
 /// Parses `spec.names`. An invalid entry does not affect the others.
 pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
-    let mut found = FleetNames::default();
-    let Some(mut fields) = spec.fields() else {
-        return found;
+    let before = spec.problems.count();
+    let mut names = None;
+    if let Some(mut fields) = spec.fields() {
+        names = fields.required_as("names", Reader::items);
+        fields.finish();
+    }
+    let mut found = FleetNames {
+        // A misspelt or damaged list may have held any entry.
+        is_unreadable: spec.problems.count() > before,
+        ..FleetNames::default()
     };
-    let names = fields.required_as("names", Reader::items);
     let mut seen = BTreeSet::new();
     for item in names.into_iter().flatten() {
         let before = item.problems.count();
@@ -80,7 +86,6 @@ pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
             },
         }
     }
-    fields.finish();
     found
 }
 
