@@ -72,7 +72,7 @@ impl Domains {
             regex_exclude,
         } = self;
         let has_regex = !regex_include.is_empty() || !regex_exclude.is_empty();
-        // external-dns ignores the suffixes then, which nobody would expect of a filter.
+        // external-dns ignores the suffixes then, which is surprising for a filter.
         if has_regex && !(include.is_empty() && exclude.is_empty()) {
             return Err(DomainsError::Mixed);
         }
@@ -157,7 +157,7 @@ impl Endpoint {
             endpoint.targets.push(match *record_type {
                 // As external-dns writes the texts of its owner records; `record` reads them with
                 // and without quotes.
-                RecordType::TXT => format!("\"{}\"", target.as_str()),
+                RecordType::TXT => format!("\"{}\"", target.as_str().replace('"', "\\\"")),
                 _ => target.as_str().to_owned(),
             });
         }
@@ -227,6 +227,11 @@ mod tests {
         )
         .unwrap();
         assert_eq!(Endpoint::of(&owner).targets, ["\"heritage=external-dns\""]);
+        for text in ["", "a", "a\"b", "\"", "\\", "a\\\"", "\n"] {
+            let target = crate::record::Target::text(text.as_bytes());
+            let record = Record::new(owner.name.clone(), RecordType::TXT, [target]);
+            assert_eq!(Endpoint::of(&record).record().unwrap(), record, "{text:?}");
+        }
     }
 
     #[test]

@@ -277,10 +277,9 @@ impl Webhook {
     async fn adjust_remotely(&mut self, desired: &[Record]) -> Result<(), ProviderError> {
         let mut endpoints = Vec::new();
         let mut records = Vec::new();
-        let mut resources: BTreeMap<&Name, &Labels> = BTreeMap::new();
+        let mut labels: BTreeMap<Key, &Labels> = BTreeMap::new();
         for record in desired {
-            // Not from the peer, which may drop labels: owner records need them.
-            resources.insert(&record.name, &record.labels);
+            labels.insert(record.key(), &record.labels);
             if record.targets.is_empty() {
                 // It keeps the existing set here, and has no meaning in the protocol.
                 records.push(record.clone());
@@ -309,9 +308,16 @@ impl Webhook {
                 let server = format!("{}/adjustendpoints", self.settings.url);
                 bad_answer(&server, format!("{}: {reason}", endpoint.dns_name))
             })?;
-            let labels = resources.get(&record.name).copied().cloned();
-            let labels = labels.unwrap_or_default();
-            records.push(Record { labels, ..record });
+            // Not from the peer, which may drop labels: owner records need them, each of the document that wants the
+            // record, by which an unreadable document holds it. The peer may have changed the type.
+            let mut of_name = labels.range(Key::before(&record.name)..);
+            let first = of_name.next().filter(|(key, _)| key.name == record.name);
+            let own = labels.get_key_value(&record.key()).or(first);
+            let labels = own.map(|(_, labels)| (*labels).clone());
+            records.push(Record {
+                labels: labels.unwrap_or_default(),
+                ..record
+            });
         }
         self.adjusted = Some((desired.to_vec(), records));
         Ok(())
@@ -603,7 +609,7 @@ mod tests {
         let serves = |name: &str| provider.serves(&Name::parse(name).unwrap());
         assert!(serves("a.example.org") && !serves("z.example.org") && !serves("example.net"));
         assert_eq!(server.asked(), ["GET /", "GET /records"]);
-        // A peer that names no domain has those of the parameters, or all.
+        // A peer that names no domain has the domains of the parameters, or all.
         for (parameters, expected) in [
             (vec![], "."),
             (vec![("domain-filter", "example.net")], "example.net"),
@@ -656,6 +662,37 @@ mod tests {
             server.url
         );
         assert!(error.starts_with(&expected), "{error}");
+    }
+
+    #[tokio::test]
+    async fn adjusted_records_keep_their_documents() {
+        let of = |mut record: Record, document: &str| {
+            record.labels = Labels::of("", document);
+            record
+        };
+        let six = Record::parse("a.example.org", RecordType::AAAA, ["2001:db8::1"]).unwrap();
+        let alias = Record::parse("b.example.org", RecordType::CNAME, ["x.example.net"]).unwrap();
+        let desired = [
+            of(set("a 192.0.2.1"), "one"),
+            of(six, "two"),
+            of(alias, "three"),
+        ];
+        // The peer returns them in another order and form, without labels, and adds a name.
+        let answer = r#"[
+            {"dnsName": "a.example.org", "recordType": "AAAA", "targets": ["2001:db8::1"]},
+            {"dnsName": "a.example.org", "recordType": "A", "targets": ["192.0.2.1"]},
+            {"dnsName": "b.example.org", "recordType": "A", "targets": ["192.0.2.7"]},
+            {"dnsName": "c.example.org", "recordType": "A", "targets": ["192.0.2.8"]}
+        ]"#;
+        let (mut provider, _server) = peer(&[(200, answer)]).await;
+        provider.prepare(&desired).await.unwrap();
+        let mut adjusted = desired.to_vec();
+        provider.adjust(&mut adjusted);
+        let documents: Vec<&str> = adjusted
+            .iter()
+            .map(|record| record.labels.resource())
+            .collect();
+        assert_eq!(documents, ["two", "one", "three", ""]);
     }
 
     #[tokio::test]
