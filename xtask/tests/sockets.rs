@@ -249,6 +249,7 @@ const KEPT: &[(&str, &[Figure])] = &[
         "publisher: name servers",
         &[
             ("10 s", "publish/src/provider/rfc2136/mod.rs", "TIMEOUT"),
+            ("60", "publish/src/provider/rfc2136/mod.rs", "MAX_EXCHANGE"),
             ("16", "publish/src/provider/rfc2136/mod.rs", "WINDOW"),
             (
                 "128",

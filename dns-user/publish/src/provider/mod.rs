@@ -391,23 +391,18 @@ async fn send_groups<Sender: GroupSender>(
     on_conflict: OnConflict,
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
-    let mut results = Vec::with_capacity(transactions.len());
     let mut items = Vec::with_capacity(transactions.len());
-    let mut places = Vec::with_capacity(transactions.len());
-    for transaction in transactions {
+    let mut others = Vec::new();
+    for (place, transaction) in transactions.into_iter().enumerate() {
         match transaction {
-            Ok(item) => {
-                places.push(results.len());
-                items.push(item);
-                // Overwritten below: every item has a result.
-                results.push(TransactionResult::Conflict);
-            }
-            Err(result) => results.push(result),
+            Ok(item) => items.push(item),
+            Err(result) => others.push((place, result)),
         }
     }
-    let sent = send_all(sender, &items, on_conflict, progress).await;
-    for (place, result) in places.into_iter().zip(sent) {
-        results[place] = result;
+    let mut results = send_all(sender, &items, on_conflict, progress).await;
+    // Each has its place among the results before it, which are complete.
+    for (place, result) in others {
+        results.insert(place, result);
     }
     results
 }
@@ -668,19 +663,56 @@ fn is_temporary(status: StatusCode) -> bool {
 /// Maximum number of pages of a listing: 300,000 record sets of Route 53, or 4 million keys of etcd.
 const MAX_PAGES: usize = 1_000;
 
-/// Returns the error of a listing that has more pages than a service can hold records.
-fn endless(server: &str) -> ProviderError {
-    bad_answer(
-        server,
-        format!("its listing does not end after {MAX_PAGES} pages"),
-    )
+/// Pages of a listing, of which a faulty service could have any number.
+#[derive(Default)]
+struct Pages {
+    count: usize,
+    octets: usize,
+}
+
+impl Pages {
+    /// Counts a page, behind which another one follows.
+    fn add(&mut self, server: &str, page: &[u8]) -> Result<(), ProviderError> {
+        self.count += 1;
+        self.octets += page.len();
+        let problem = if self.count == MAX_PAGES {
+            format!("its listing does not end after {MAX_PAGES} pages")
+        } else if self.octets > MAX_BODY {
+            format!("its listing is larger than {} MiB", MAX_BODY >> 20)
+        } else {
+            return Ok(());
+        };
+        Err(bad_answer(server, problem))
+    }
+}
+
+/// Puts the next server first if this one was unreachable. What one server refuses, the next one refuses as well.
+fn try_next<S, T>(servers: &mut [S], result: &Result<T, ProviderError>) -> bool {
+    let is_unreachable = matches!(result, Err(ProviderError::Unreachable { .. }));
+    if is_unreachable {
+        servers.rotate_left(1);
+    }
+    is_unreachable
+}
+
+/// A read of a provider's files, which may be on a mount that hangs.
+pub(crate) type Loading<T> = tokio::sync::Mutex<Reading<Result<T, ProviderError>>>;
+
+/// Returns what `read` makes of files, which an error calls `files`.
+pub(crate) async fn load<T: Send + 'static>(
+    loading: &Loading<T>,
+    files: &str,
+    read: impl FnOnce() -> Result<T, ProviderError> + Send + 'static,
+) -> Result<T, ProviderError> {
+    let read = loading.lock().await.result(read).await;
+    read.unwrap_or_else(|error| Err(settings(format!("{files}: {error}"))))
 }
 
 struct Http {
     client: Mutex<HttpClient>,
     /// Files of the client, if a server needs them.
     files: Option<TlsFiles>,
-    reading: tokio::sync::Mutex<Reading<Result<HttpClient, ProviderError>>>,
+    loading: Loading<HttpClient>,
     limits: Limits,
 }
 
@@ -696,7 +728,7 @@ impl Http {
         Ok(Self {
             client: Mutex::new(http_client(files.as_ref())?),
             files,
-            reading: tokio::sync::Mutex::default(),
+            loading: Loading::default(),
             limits,
         })
     }
@@ -721,7 +753,7 @@ impl Http {
         // request would fail as well.
         if let Some(files) = self.files.clone() {
             let read = move || http_client(Some(&files));
-            if let Ok(Ok(client)) = self.reading.lock().await.result(read).await {
+            if let Ok(client) = load(&self.loading, "TLS files", read).await {
                 *self.client.lock() = client;
             }
         }
@@ -1377,6 +1409,67 @@ mod tests {
                 server.0
             );
         }
+    }
+
+    #[test]
+    fn listings_have_a_limit() {
+        let mut pages = Pages::default();
+        let page = vec![0; MAX_BODY / 2];
+        assert_eq!(pages.add("s", &page), Ok(()));
+        assert_eq!(pages.add("s", &page), Ok(()));
+        assert_eq!(
+            pages.add("s", b"x").unwrap_err().to_string(),
+            "s: invalid response: its listing is larger than 256 MiB"
+        );
+        let mut pages = Pages::default();
+        for _ in 1..MAX_PAGES {
+            assert_eq!(pages.add("s", b"x"), Ok(()));
+        }
+        assert_eq!(
+            pages.add("s", b"x").unwrap_err().to_string(),
+            "s: invalid response: its listing does not end after 1000 pages"
+        );
+    }
+
+    #[test]
+    fn only_unreachable_servers_have_substitutes() {
+        let unreachable = || ProviderError::Unreachable {
+            server: String::new(),
+            reason: String::new(),
+        };
+        for (result, expected) in [
+            (Ok(()), ["a", "b", "c"]),
+            (Err(settings("no")), ["a", "b", "c"]),
+            (Err(unreachable()), ["b", "c", "a"]),
+        ] {
+            let mut servers = ["a", "b", "c"];
+            assert_eq!(try_next(&mut servers, &result), expected[0] == "b");
+            assert_eq!(servers, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn hanging_files_are_named() {
+        let (release, released) = std::sync::mpsc::channel();
+        let loading = Loading::default();
+        let hanging = move || {
+            released.recv().unwrap();
+            Ok(1)
+        };
+        let error = load(&loading, "the key", hanging).await.unwrap_err();
+        let shown = error.to_string();
+        assert!(shown.starts_with("the key: not finished within"), "{shown}");
+        // The read that hangs is waited for, and no other one is begun.
+        release.send(()).unwrap();
+        let mut result = load(&loading, "the key", || Ok(2)).await;
+        while result.is_err() {
+            tokio::task::yield_now().await;
+            result = load(&loading, "the key", || Ok(2)).await;
+        }
+        assert_eq!(result, Ok(1));
+        assert_eq!(load(&loading, "the key", || Ok(3)).await, Ok(3));
+        let refused = load(&loading, "the key", || Err(settings("no"))).await;
+        assert!(refused.is_err_and(|error| error == settings("no")));
     }
 
     #[test]

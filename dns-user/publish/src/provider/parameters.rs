@@ -7,7 +7,10 @@ use serde::Serialize;
 
 use self::ParameterKind::{Boolean, Choice, Duration, Integer, List, SwitchOrBoolean, Text};
 use super::{ProviderError, settings};
-use crate::text::{self, Reader};
+use crate::{
+    endpoint::MAX_TTL,
+    text::{self, Reader},
+};
 
 /// One parameter of `external-dns-parameters`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,11 +247,17 @@ impl Parameters {
             .map_err(|_| bad(name, text, "a non-negative number"))
     }
 
-    /// Returns a duration such as `72s`, or a number of seconds, or the default if absent.
-    pub fn seconds(&self, name: &str, default: Time) -> Result<Time, ProviderError> {
-        match self.text(name).map(str::parse) {
-            Some(Ok(seconds)) => Ok(Time::from_secs(seconds)),
-            _ => self.duration(name, default),
+    /// Returns a TTL in seconds, written as a duration such as `72s` or as a number; 0 if absent.
+    pub fn ttl(&self, name: &str) -> Result<u32, ProviderError> {
+        let text = self.text(name).unwrap_or("0");
+        let seconds = match text.parse() {
+            Ok(seconds) => seconds,
+            Err(_) => self.duration(name, Time::ZERO)?.as_secs(),
+        };
+        match u32::try_from(seconds) {
+            Ok(ttl) if ttl <= MAX_TTL => Ok(ttl),
+            // Servers read a larger one as 0 (RFC 2181, section 8), and it would be changed in every round.
+            _ => Err(bad(name, text, &format!("at most {MAX_TTL} s"))),
         }
     }
 
@@ -297,17 +306,19 @@ mod tests {
     fn values_have_their_type() {
         let with = |text: &str| Parameters(BTreeMap::from([("p".to_owned(), text.to_owned())]));
         let absent = Parameters(BTreeMap::new());
-        let default = Time::from_secs(7);
-        for (text, seconds) in [
+        for (text, ttl) in [
             ("72", Some(72)),
             ("72s", Some(72)),
             ("2m", Some(120)),
+            ("2147483647", Some(MAX_TTL)),
+            ("2147483648", None),
+            ("4294967296", None),
+            ("600000h", None),
             ("x", None),
         ] {
-            let found = with(text).seconds("p", default);
-            assert_eq!(found.ok(), seconds.map(Time::from_secs), "{text}");
+            assert_eq!(with(text).ttl("p").ok(), ttl, "{text}");
         }
-        assert_eq!(absent.seconds("p", default).ok(), Some(default));
+        assert_eq!(absent.ttl("p").ok(), Some(0));
         for (text, flag) in [("true", Some(true)), ("false", Some(false)), ("yes", None)] {
             assert_eq!(with(text).flag("p").ok(), flag, "{text}");
         }
@@ -419,8 +430,12 @@ mod tests {
             "p is \"x\"; write true or false"
         );
         assert_eq!(
-            shown(with("x").seconds("p", Time::ZERO).unwrap_err()),
+            shown(with("x").ttl("p").unwrap_err()),
             "p is \"x\"; write a duration such as 500ms, 1s or 2m"
+        );
+        assert_eq!(
+            shown(with("600000h").ttl("p").unwrap_err()),
+            "p is \"600000h\"; write at most 2147483647 s"
         );
         assert_eq!(
             shown(with("").required("p").unwrap_err()),

@@ -287,7 +287,6 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, 
     for excluded in record_types(parameters, "exclude-record-types")? {
         managed.remove(&excluded);
     }
-    let min_ttl = parameters.seconds("min-ttl", Duration::ZERO)?;
     let policy = parameters.text("policy").unwrap_or("sync");
     let policy = Policy::named(policy).ok_or_else(|| {
         settings(format!(
@@ -300,7 +299,7 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<PlanRules, 
         managed,
         domains,
         migrate_from: parameters.text("migrate-from-txt-owner").map(str::to_owned),
-        min_ttl: u32::try_from(min_ttl.as_secs()).unwrap_or(u32::MAX),
+        min_ttl: parameters.ttl("min-ttl")?,
         creates_pointers,
     })
 }

@@ -381,13 +381,13 @@ fn parameters_are_read_by_kind() {
     for (name, expected) in [("number", Some(7)), ("none", Some(9)), ("text", None)] {
         assert_eq!(parameters.number(name, 9).ok(), expected, "{name}");
     }
-    for (name, seconds, duration) in [
-        ("number", Some(7 * second), None),
-        ("time", Some(60 * second), Some(60 * second)),
-        ("none", Some(9 * second), Some(9 * second)),
+    for (name, ttl, duration) in [
+        ("number", Some(7), None),
+        ("time", Some(60), Some(60 * second)),
+        ("none", Some(0), Some(9 * second)),
         ("text", None, None),
     ] {
-        assert_eq!(parameters.seconds(name, 9 * second).ok(), seconds, "{name}");
+        assert_eq!(parameters.ttl(name).ok(), ttl, "{name}");
         assert_eq!(
             parameters.duration(name, 9 * second).ok(),
             duration,

@@ -3,15 +3,16 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::Path,
     time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, bail};
+use bytes::Bytes;
 use dns_kit::{
     aws_signature::{Credentials, Signer, encode_query},
     backoff,
+    files::bounded,
     http_client::Limits,
 };
 use hyper::{Request, StatusCode, http::request};
@@ -25,7 +26,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::AwsSettings;
 use crate::provider::{
-    Http, MAX_BODY, MAX_PAGES, ProviderError, bad_answer, endless, is_temporary, settings,
+    Http, Loading, MAX_BODY, Pages, ProviderError, bad_answer, is_temporary, load, settings,
 };
 
 /// API version in paths and in the XML namespace of requests.
@@ -48,9 +49,17 @@ const THROTTLING: [&str; 4] = [
     "TooManyRequestsException",
 ];
 
+/// Codes of calls whose credentials are no longer valid.
+const REJECTED: [&str; 3] = [
+    "ExpiredToken",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+];
+
 pub(super) struct Api {
     pub(super) settings: AwsSettings,
     http: Http,
+    loading: Loading<String>,
     /// Credentials that expire, and the time of their end.
     temporary: Option<(Credentials, SystemTime)>,
 }
@@ -75,6 +84,7 @@ impl Api {
         Ok(Self {
             settings,
             http,
+            loading: Loading::default(),
             temporary: None,
         })
     }
@@ -88,7 +98,8 @@ impl Api {
         markers: &[(&str, &str)],
     ) -> Result<Vec<Element>, ProviderError> {
         let mut pages: Vec<Element> = Vec::new();
-        while pages.len() < MAX_PAGES {
+        let mut received = Pages::default();
+        loop {
             let mut query = Vec::with_capacity(markers.len() + 1);
             for (parameter, element) in markers {
                 let value = pages.last().map_or("", |page| page.text_of(element));
@@ -97,14 +108,15 @@ impl Api {
                 }
             }
             query.push(("maxitems", max_items));
-            let page = self.call("GET", path, &query, String::new()).await?;
+            let body = self.call("GET", path, &query, String::new()).await?;
+            let page = Element::of_response(&self.settings.endpoint, &body)?;
             let is_last = page.text_of("IsTruncated") != "true";
             pages.push(page);
             if is_last {
                 return Ok(pages);
             }
+            received.add(&self.settings.endpoint, &body)?;
         }
-        Err(endless(&self.settings.endpoint))
     }
 
     pub(super) async fn post(
@@ -113,8 +125,9 @@ impl Api {
         body: &Element,
     ) -> Result<Element, ProviderError> {
         let namespace = format!("https://route53.amazonaws.com/doc/{VERSION}/");
-        self.call("POST", path, &[], body.document(&namespace))
-            .await
+        let body = body.document(&namespace);
+        let answer = self.call("POST", path, &[], body).await?;
+        Element::of_response(&self.settings.endpoint, &answer)
     }
 
     /// Repeats a call with growing random pauses while the service throttles.
@@ -124,7 +137,7 @@ impl Api {
         path: &str,
         query: &[(&str, &str)],
         body: String,
-    ) -> Result<Element, ProviderError> {
+    ) -> Result<Bytes, ProviderError> {
         // They are valid for five minutes at least, longer than a call's attempts by default.
         let credentials = self.credentials().await?;
         let path = format!("/{VERSION}/{path}");
@@ -153,6 +166,13 @@ impl Api {
                     let pause = backoff::pause(FIRST_PAUSE, LONG_PAUSE, attempt);
                     tokio::time::sleep(backoff::spread(pause)).await;
                 }
+                Err(ProviderError::Refused { server, reason }) => {
+                    if REJECTED.iter().any(|code| reason.starts_with(code)) {
+                        // They were revoked or replaced; the next call gets others.
+                        self.temporary = None;
+                    }
+                    return Err(ProviderError::Refused { server, reason });
+                }
                 result => return result,
             }
         }
@@ -163,14 +183,13 @@ impl Api {
         server: &str,
         request: request::Builder,
         body: String,
-    ) -> Result<Element, ProviderError> {
+    ) -> Result<Bytes, ProviderError> {
         let response = self.http.send(server, request, body).await?;
-        // Errors have a body of XML as well, which names the cause.
-        let parsed = Element::parse(response.body());
         if response.status() == StatusCode::OK {
-            return parsed.map_err(|error| bad_answer(server, error));
+            return Ok(response.into_body());
         }
-        let answer = parsed.unwrap_or_default();
+        // Errors have a body of XML as well, which names the cause.
+        let answer = Element::parse(response.body()).unwrap_or_default();
         let code = answer.find("Code").map_or("", |code| code.text.trim());
         let message = answer
             .find("Message")
@@ -223,8 +242,7 @@ const PROFILE: &str = "/latest/meta-data/iam/security-credentials/";
 const METADATA_TOKEN: &str = "x-aws-ec2-metadata-token";
 
 /// Reads a profile of a shared credentials file: sections of `name = value`.
-fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderError> {
-    let text = fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
+fn of_shared_file(text: &str, file: &Path, profile: &str) -> Result<Credentials, ProviderError> {
     let mut is_profile = false;
     let mut values = BTreeMap::new();
     for line in text.lines().map(str::trim) {
@@ -251,6 +269,11 @@ fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderErr
             Err(unreadable(file, problem))
         }
     }
+}
+
+fn read_text(file: &Path) -> Result<String, ProviderError> {
+    let octets = bounded::read(file).map_err(|error| unreadable(file, error))?;
+    String::from_utf8(octets).map_err(|error| unreadable(file, error))
 }
 
 fn unreadable(file: &Path, reason: impl std::fmt::Display) -> ProviderError {
@@ -290,10 +313,11 @@ impl Api {
             (Some(given), _, _) => (given.clone(), SystemTime::now()),
             (None, Some((file, role)), _) => self.of_web_identity(file, role).await?,
             // Read again from time to time, because other programs renew it.
-            (None, None, Some((file, profile))) => (
-                of_shared_file(file, profile)?,
-                SystemTime::now() + 2 * RENEWAL,
-            ),
+            (None, None, Some((file, profile))) => {
+                let text = self.read(file).await?;
+                let until = SystemTime::now() + 2 * RENEWAL;
+                (of_shared_file(&text, file, profile)?, until)
+            }
             (None, None, None) => self.of_machine().await?,
         };
         let temporary = match role {
@@ -303,6 +327,12 @@ impl Api {
         let credentials = temporary.0.clone();
         self.temporary = Some(temporary);
         Ok(credentials)
+    }
+
+    async fn read(&self, file: &Path) -> Result<String, ProviderError> {
+        let path = file.to_owned();
+        let shown = path.display().to_string();
+        load(&self.loading, &shown, move || read_text(&path)).await
     }
 
     /// Fetches the credentials of the machine's instance profile (IMDSv2).
@@ -382,7 +412,7 @@ impl Api {
         role: &str,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         // Read each time: Kubernetes replaces the file before the token expires.
-        let token = fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
+        let token = self.read(file).await?;
         let form = role_form("AssumeRoleWithWebIdentity", role, Some(token.trim()));
         let request = Request::post(format!("{}/", self.settings.token_endpoint))
             .header("content-type", FORM);
@@ -396,7 +426,8 @@ impl Api {
         form: String,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
         let endpoint = &self.settings.token_endpoint;
-        let answer = self.exchange(endpoint, request, form).await?;
+        let body = self.exchange(endpoint, request, form).await?;
+        let answer = Element::of_response(endpoint, &body)?;
         let no_credentials = "the token service returned no credentials";
         let Some(found) = answer.find("Credentials") else {
             return Err(bad_answer(endpoint, no_credentials));
@@ -459,6 +490,20 @@ impl Element {
 
     fn begun(start: &BytesStart<'_>) -> Self {
         Self::text(&String::from_utf8_lossy(start.local_name().as_ref()), "")
+    }
+
+    /// Parses a response with the status 200.
+    fn of_response(server: &str, body: &[u8]) -> Result<Self, ProviderError> {
+        let found = Self::parse(body).map_err(|error| bad_answer(server, error))?;
+        // A proxy may answer with a document of its own, which would be an empty list.
+        if !found.name.ends_with("Response") || found.name == "ErrorResponse" {
+            let reason = format!(
+                "it has the root {:?}; a proxy may have answered",
+                found.name
+            );
+            return Err(bad_answer(server, reason));
+        }
+        Ok(found)
     }
 
     pub(super) fn parse(document: &[u8]) -> anyhow::Result<Self> {
@@ -600,6 +645,8 @@ impl Unsigned<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -682,7 +729,7 @@ mod tests {
             ("default", "id", "secret", None),
             ("other", "id2", "secret2", Some("token2")),
         ] {
-            let found = of_shared_file(&file, profile).unwrap();
+            let found = of_shared_file(&read_text(&file).unwrap(), &file, profile).unwrap();
             assert_eq!(
                 (&*found.key_id, &*found.secret, found.token.as_deref()),
                 (key_id, secret, token)
@@ -690,14 +737,16 @@ mod tests {
         }
         for profile in ["none", "half"] {
             assert_eq!(
-                of_shared_file(&file, profile).unwrap_err().to_string(),
+                of_shared_file(&read_text(&file).unwrap(), &file, profile)
+                    .unwrap_err()
+                    .to_string(),
                 format!(
                     "{}: the profile {profile:?} has no access key; set AWS_PROFILE",
                     file.display()
                 )
             );
         }
-        let missing = of_shared_file(Path::new("/nowhere/credentials"), "default").unwrap_err();
+        let missing = read_text(Path::new("/nowhere/credentials")).unwrap_err();
         assert_eq!(
             missing.to_string(),
             "/nowhere/credentials: No such file or directory (os error 2)"
@@ -783,5 +832,36 @@ mod tests {
         let (_, until) = api.temporary.unwrap();
         let now = SystemTime::now();
         assert!(until > now + RENEWAL && until <= now + 2 * RENEWAL);
+    }
+
+    #[tokio::test]
+    async fn rejected_credentials_are_renewed_at_once() {
+        let error = |code: &str| format!("<E><Error><Code>{code}</Code></Error></E>");
+        for (code, is_renewed) in [
+            ("ExpiredToken", true),
+            ("InvalidClientTokenId", true),
+            ("SignatureDoesNotMatch", true),
+            ("AccessDenied", false),
+        ] {
+            let server = crate::provider::tests::Scripted::new(&[(403, &error(code))]).await;
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("credentials");
+            let text = "[default]\naws_access_key_id = a\naws_secret_access_key = secret\n";
+            fs::write(&file, text).unwrap();
+            let parameters = BTreeMap::from([
+                (
+                    "aws-shared-credentials-file".to_owned(),
+                    file.display().to_string(),
+                ),
+                ("aws-endpoint".to_owned(), server.url.clone()),
+            ]);
+            let parameters = crate::provider::Parameters(parameters);
+            let mut api = Api::new(AwsSettings::from_parameters(&parameters).unwrap()).unwrap();
+            assert!(api.pages("hostedzone", "1", &[]).await.is_err());
+            // Another program has replaced the keys.
+            fs::write(&file, text.replace("= a", "= b")).unwrap();
+            let used = api.credentials().await.unwrap().key_id;
+            assert_eq!(used == "b", is_renewed, "{code}");
+        }
     }
 }

@@ -403,12 +403,12 @@ impl Aws {
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Vec<TransactionResult> {
-        // Out of the map, because the sender below needs `self`; the next listing fills it again.
-        let listed = self.listed.remove(&batch.zone).unwrap_or_default();
+        let nothing = BTreeMap::new();
+        let listed = self.listed.get(&batch.zone).unwrap_or(&nothing);
         let max_changes = self.api.settings.batch_size;
         let mut changes = Vec::with_capacity(batch.transactions.len());
         for transaction in &batch.transactions {
-            let converted = convert(transaction, &listed, max_changes);
+            let converted = convert(transaction, listed, max_changes);
             changes.push(converted.map_err(TransactionResult::Failed));
         }
         let mut sender = BatchSender {
@@ -894,6 +894,16 @@ mod tests {
                 ": 503 Service Unavailable ServiceUnavailable: why",
             ),
             (200, "<A>".to_owned(), ": invalid response: it is truncated"),
+            (
+                200,
+                error("AccessDenied"),
+                ": invalid response: it has the root \"E\"; a proxy may have answered",
+            ),
+            (
+                200,
+                "<ErrorResponse/>".to_owned(),
+                ": invalid response: it has the root \"ErrorResponse\"; a proxy may have answered",
+            ),
         ] {
             let (mut aws, server) = route53(&[(code, &body)], &[]).await;
             let error = aws.api.pages("x", "1", &[]).await.unwrap_err();
@@ -904,7 +914,8 @@ mod tests {
 
     #[tokio::test]
     async fn endless_listing_is_given_up() {
-        let page = "<R><IsTruncated>true</IsTruncated><NextMarker>m</NextMarker></R>";
+        let page = "<ListHostedZonesResponse><IsTruncated>true</IsTruncated><NextMarker>m</NextMarker>\
+                    </ListHostedZonesResponse>";
         let (mut aws, server) = route53(&vec![(200, page); MAX_PAGES + 1], &[]).await;
         let error = aws.list().await.err().unwrap().to_string();
         assert_eq!(
@@ -925,8 +936,14 @@ mod tests {
                  </Config></HostedZone>"
             )
         };
-        let zones =
-            |zones: String, rest: &str| format!("<R><HostedZones>{zones}</HostedZones>{rest}</R>");
+        let document =
+            |root: &str, content: String| format!("<{root}Response>{content}</{root}Response>");
+        let zones = |zones: String, rest: &str| {
+            document(
+                "ListHostedZones",
+                format!("<HostedZones>{zones}</HostedZones>{rest}"),
+            )
+        };
         let first = zones(
             zone("Z1", "example.org") + &zone("Z2", "example.net"),
             "<IsTruncated>true</IsTruncated><NextMarker>m 1</NextMarker>",
@@ -941,12 +958,9 @@ mod tests {
                  </Tags></ResourceTagSet>"
             )
         };
-        let tags = format!(
-            "<R><ResourceTagSets>{}{}{}</ResourceTagSets></R>",
-            tag("Z1", "a"),
-            tag("Z2", "b"),
-            tag("Z3", "b")
-        );
+        let tags = tag("Z1", "a") + &tag("Z2", "b") + &tag("Z3", "b");
+        let tags = format!("<ResourceTagSets>{tags}</ResourceTagSets>");
+        let tags = document("ListTagsForResources", tags);
         let set = |name: &str, record_type: &str, value: &str| {
             format!(
                 "<ResourceRecordSet><Name>{name}.example.org.</Name><Type>{record_type}</Type><TTL>60</TTL>\
@@ -958,7 +972,8 @@ mod tests {
             set("", record_type, value).replace("<Name>.", "<Name>")
         };
         let sets = |sets: String, rest: &str| {
-            format!("<R><ResourceRecordSets>{sets}</ResourceRecordSets>{rest}</R>")
+            let content = format!("<ResourceRecordSets>{sets}</ResourceRecordSets>{rest}");
+            document("ListResourceRecordSets", content)
         };
         let sets1 = sets(
             apex("SOA", "x")
@@ -1037,7 +1052,13 @@ mod tests {
         let conflict = "<InvalidChangeBatch><Messages><Message>... but it already exists</Message></Messages>\
                         </InvalidChangeBatch>";
         for (code, body, expected) in [
-            (200, "<R/>", Some(TransactionResult::Applied)),
+            (
+                200,
+                "<ChangeResourceRecordSetsResponse/>",
+                Some(TransactionResult::Applied),
+            ),
+            // Accepted by something else.
+            (200, "<html/>", None),
             (400, conflict, Some(TransactionResult::Conflict)),
             (400, "<InvalidChangeBatch/>", None),
         ] {

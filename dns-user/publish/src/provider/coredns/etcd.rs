@@ -4,15 +4,16 @@
 use std::collections::BTreeMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
 use dns_kit::http_client::Limits;
 use hyper::{Request, StatusCode, header};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use super::CoreDnsSettings;
 use crate::{
     go_json,
-    provider::{Http, MAX_BODY, MAX_PAGES, ProviderError, bad_answer, endless, is_temporary},
+    provider::{Http, MAX_BODY, Pages, ProviderError, bad_answer, is_temporary, try_next},
     record::{Name, RecordType, Target},
 };
 
@@ -146,7 +147,8 @@ impl Etcd {
         let mut from = prefix.as_bytes().to_vec();
         let mut revision: Option<i64> = None;
         let mut pairs = Vec::new();
-        for _ in 0..MAX_PAGES {
+        let mut received = Pages::default();
+        loop {
             let start = STANDARD.encode(&from);
             let stop = STANDARD.encode(&end);
             let mut body = json!({"key": start, "range_end": stop, "limit": PAGE.to_string()});
@@ -154,8 +156,9 @@ impl Etcd {
             if let Some(revision) = revision {
                 body["revision"] = revision.to_string().into();
             }
-            let response: RangeResponse = self.call("/v3/kv/range", &body).await?;
+            let page = self.call("/v3/kv/range", &body).await?;
             let server = self.server();
+            let response: RangeResponse = read(&server, &page)?;
             revision.get_or_insert(number(&server, &response.header.revision)?);
             for pair in response.kvs {
                 pairs.push(Pair {
@@ -169,8 +172,8 @@ impl Etcd {
                 Some(last) if response.more => from = [&last.key[..], b"\0"].concat(),
                 _ => return Ok((revision.unwrap_or(0), pairs)),
             }
+            received.add(&server, &page)?;
         }
-        Err(endless(&self.server()))
     }
 
     /// Applies transactions as one. Returns false if a comparison failed.
@@ -182,16 +185,13 @@ impl Etcd {
             success.extend(&txn.operations);
         }
         let body = json!({"compare": compare, "success": success});
-        let response: Value = self.call("/v3/kv/txn", &body).await?;
+        let body = self.call("/v3/kv/txn", &body).await?;
+        let response: Value = read(&self.server(), &body)?;
         Ok(response["succeeded"] == true)
     }
 
     /// Calls the gateway, and renews the token if it has expired.
-    async fn call<T: serde::de::DeserializeOwned>(
-        &mut self,
-        path: &str,
-        body: &Value,
-    ) -> Result<T, ProviderError> {
+    async fn call(&mut self, path: &str, body: &Value) -> Result<Bytes, ProviderError> {
         if self.token.is_none() && self.user.is_some() {
             self.authenticate().await?;
         }
@@ -214,7 +214,8 @@ impl Etcd {
             return Ok(());
         };
         let body = json!({"name": name, "password": password});
-        let response: Value = self.try_members("/v3/auth/authenticate", &body).await?;
+        let body = self.try_members("/v3/auth/authenticate", &body).await?;
+        let response: Value = read(&self.server(), &body)?;
         let Some(token) = response["token"].as_str() else {
             return Err(bad_answer(&self.server(), "it has no token"));
         };
@@ -226,11 +227,7 @@ impl Etcd {
     ///
     /// A transaction is sent only once: after a broken connection its outcome is unknown, and the
     /// next listing decides.
-    async fn try_members<T: serde::de::DeserializeOwned>(
-        &mut self,
-        path: &str,
-        body: &Value,
-    ) -> Result<T, ProviderError> {
+    async fn try_members(&mut self, path: &str, body: &Value) -> Result<Bytes, ProviderError> {
         // One attempt more than members, because an idle connection may have been closed.
         let attempts = if path == "/v3/kv/txn" {
             1
@@ -239,20 +236,15 @@ impl Etcd {
         };
         let mut result = self.post(path, body).await;
         for _ in 1..attempts {
-            let Err(ProviderError::Unreachable { .. }) = result else {
+            if !try_next(&mut self.urls, &result) {
                 break;
-            };
-            self.urls.rotate_left(1);
+            }
             result = self.post(path, body).await;
         }
         result
     }
 
-    async fn post<T: serde::de::DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &Value,
-    ) -> Result<T, ProviderError> {
+    async fn post(&self, path: &str, body: &Value) -> Result<Bytes, ProviderError> {
         let server = self.server();
         let mut request = Request::post(format!("{server}{path}"))
             .header(header::CONTENT_TYPE, "application/json");
@@ -262,8 +254,7 @@ impl Etcd {
         let sent = self.http.send(&server, request, body.to_string());
         let response = sent.await?;
         if response.status() == StatusCode::OK {
-            return go_json::from_slice(response.body())
-                .map_err(|error| bad_answer(&server, error));
+            return Ok(response.into_body());
         }
         let answer: Value = serde_json::from_slice(response.body()).unwrap_or_default();
         let text = answer["error"]
@@ -292,6 +283,10 @@ impl Etcd {
         // The settings contain at least one URL.
         self.urls.first().cloned().unwrap_or_default()
     }
+}
+
+fn read<T: DeserializeOwned>(server: &str, body: &[u8]) -> Result<T, ProviderError> {
+    go_json::from_slice(body).map_err(|error| bad_answer(server, error))
 }
 
 fn number(server: &str, text: &str) -> Result<i64, ProviderError> {
@@ -443,7 +438,7 @@ pub(super) fn name_of(prefix: &str, key: &[u8], strip: u32) -> Option<Name> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::{GroupSender as _, tests::Scripted};
+    use crate::provider::{GroupSender as _, MAX_PAGES, tests::Scripted};
 
     #[test]
     fn values_are_read_as_coredns_reads_them() {
@@ -836,19 +831,11 @@ mod tests {
             ),
         ] {
             let (etcd, server) = member(&[(code, body)], false).await;
-            let error = etcd
-                .post::<Value>("/x", &json!({}))
-                .await
-                .unwrap_err()
-                .to_string();
-            assert_eq!(error, format!("{}{expected}", server.url));
+            let error = etcd.post("/x", &json!({})).await.unwrap_err();
+            assert_eq!(error.to_string(), format!("{}{expected}", server.url));
         }
-        let (etcd, server) = member(&[(200, "x")], false).await;
-        let error = etcd
-            .post::<Value>("/x", &json!({}))
-            .await
-            .unwrap_err()
-            .to_string();
+        let (mut etcd, server) = member(&[(200, "x")], false).await;
+        let error = etcd.txn(&[]).await.unwrap_err().to_string();
         assert!(
             error.starts_with(&format!("{}: invalid response: ", server.url)),
             "{error}"

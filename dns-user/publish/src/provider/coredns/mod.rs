@@ -93,8 +93,7 @@ impl CoreDnsSettings {
         let prefix = parameters
             .text("coredns-prefix")
             .unwrap_or("skydns")
-            .trim_matches('/')
-            .to_owned();
+            .trim_matches('/');
         let user = parameters.pair("etcd-username", "etcd-password")?;
         let mut strict_owner = None;
         if parameters.flag("coredns-strictly-owned")? {
@@ -103,7 +102,11 @@ impl CoreDnsSettings {
         }
         Ok(Self {
             urls,
-            prefix: format!("/{prefix}/"),
+            prefix: match prefix {
+                // CoreDNS with `path /`: the first labels are at the top.
+                "" => "/".to_owned(),
+                prefix => format!("/{prefix}/"),
+            },
             user,
             strict_owner,
             files: TlsFiles::from_parameters(parameters)?,
@@ -500,6 +503,8 @@ mod tests {
         .unwrap();
         assert_eq!(given.urls, ["http://a:1", "https://b:2"]);
         assert_eq!(given.prefix, "/x/y/");
+        let top = settings_of(&[("coredns-prefix", "/")]).unwrap();
+        assert_eq!(top.prefix, "/");
         assert_eq!(given.user, Some(("u".to_owned(), "p".to_owned())));
         assert_eq!(given.strict_owner.as_deref(), Some("me"));
         let strict = settings_of(&[("coredns-strictly-owned", "true")]).unwrap();

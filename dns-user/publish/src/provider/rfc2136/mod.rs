@@ -19,6 +19,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::future::{BoxFuture, select_ok};
+use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
@@ -39,15 +40,20 @@ use self::{
     tsig::TsigError,
 };
 use super::{
-    Batch, Definition, GroupSender, Parameter,
+    Batch, Definition, GroupSender, Loading, Parameter,
     ParameterKind::{Boolean, List, Secret, Switch, Text},
     Parameters, Progress, Provider, ProviderError, ProviderSettings, Results, TlsFiles,
-    Transaction, TransactionResult, Zone, elements, not_made, send_groups, settings, unfit,
+    Transaction, TransactionResult, Zone, elements, load, not_made, send_groups, settings,
+    try_next, unfit,
 };
 use crate::record::{Name, Record};
 
 /// Timeout of a connection or a message.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum time of a transfer, or of the queries that read changes back, in timeouts of a message. A server that sends
+/// a little at a time would otherwise hold a round for ever.
+const MAX_EXCHANGE: u32 = 60;
 
 /// Maximum number of messages that wait for their responses. The octets of so many queries fit into the buffers of a
 /// connection, so neither side waits for the other to read.
@@ -184,7 +190,11 @@ impl Rfc2136Settings {
         let mut zones = Vec::new();
         for zone in parameters.list("rfc2136-zone") {
             let zone = Name::parse(zone);
-            zones.push(zone.map_err(|error| settings(format!("rfc2136-zone: {error}")))?);
+            let zone = zone.map_err(|error| settings(format!("rfc2136-zone: {error}")))?;
+            // A zone that is listed twice would have two plans, of which only the first one is applied.
+            if !zones.contains(&zone) {
+                zones.push(zone);
+            }
         }
         if zones.is_empty() {
             return Err(settings(
@@ -209,14 +219,11 @@ impl Rfc2136Settings {
                 parameters.required("rfc2136-tsig-secret")?,
             )?)
         };
-        let min_ttl = parameters
-            .duration("rfc2136-min-ttl", Duration::ZERO)?
-            .as_secs();
         Ok(Self {
             servers,
             zones,
             key,
-            min_ttl: u32::try_from(min_ttl).unwrap_or(u32::MAX),
+            min_ttl: parameters.ttl("rfc2136-min-ttl")?,
             files: TlsFiles::from_parameters(parameters)?,
             timeout: TIMEOUT,
             clock: SystemTime::now,
@@ -259,6 +266,7 @@ pub struct Rfc2136 {
     texts: HashMap<Name, ListedTexts>,
     /// Number of record sets in the last transfer of each zone.
     listed: HashMap<Name, usize>,
+    loading: Loading<ClientConfig>,
 }
 
 impl Rfc2136 {
@@ -268,6 +276,7 @@ impl Rfc2136 {
             settings,
             texts: HashMap::new(),
             listed: HashMap::new(),
+            loading: Loading::default(),
         }
     }
 
@@ -275,19 +284,16 @@ impl Rfc2136 {
     async fn connect(&mut self, zone: &Name) -> Result<Connection, ProviderError> {
         let mut result = self.connect_first(zone).await;
         for _ in 1..self.settings.servers.len() {
-            // Only an unreachable server has a substitute: what one server refuses, the next one
-            // refuses as well.
-            if !matches!(result, Err(ProviderError::Unreachable { .. })) {
+            if !try_next(&mut self.settings.servers, &result) {
                 break;
             }
-            self.settings.servers.rotate_left(1);
             result = self.connect_first(zone).await;
         }
         result
     }
 
     async fn connect_first(&self, zone: &Name) -> Result<Connection, ProviderError> {
-        let connected = Connection::open(&self.settings).await;
+        let connected = Connection::open(&self.settings, &self.loading).await;
         connected.map_err(|failure| failure.of(self.settings.server(), zone))
     }
 
@@ -300,10 +306,9 @@ impl Rfc2136 {
         self.texts.remove(apex);
         let mut result = self.transfer(apex).await;
         for _ in 1..self.settings.servers.len() {
-            if !matches!(result, Err(ProviderError::Unreachable { .. })) {
+            if !try_next(&mut self.settings.servers, &result) {
                 break;
             }
-            self.settings.servers.rotate_left(1);
             result = self.transfer(apex).await;
         }
         let (records, texts) = result?;
@@ -317,13 +322,12 @@ impl Rfc2136 {
         let id = fastrand::u16(..);
         let query = messages::question(id, 0, apex, TYPE_AXFR);
         let mut transfer = Transfer::new(apex, id);
-        let asked = connection
-            .ask(
-                std::iter::once(query),
-                self.settings.key.as_ref(),
-                |_, message: &[u8]| Ok(transfer.take(message)?),
-            )
-            .await;
+        let asked = connection.ask(
+            std::iter::once(query),
+            self.settings.key.as_ref(),
+            |_, message: &[u8]| Ok(transfer.take(message)?),
+        );
+        let asked = within(self.settings.timeout * MAX_EXCHANGE, asked).await;
         let finished = asked.and_then(|()| Ok(transfer.finish()?));
         finished.map_err(|failure| failure.of(self.settings.server(), apex))
     }
@@ -339,10 +343,11 @@ impl Rfc2136 {
             let error = settings(format!("no zone {}", batch.zone));
             return vec![TransactionResult::Failed(error); batch.transactions.len()];
         };
-        let listed = self.texts.remove(&zone).unwrap_or_default();
+        let nothing = ListedTexts::new();
+        let listed = self.texts.get(&zone).unwrap_or(&nothing);
         let mut encoded = Vec::with_capacity(batch.transactions.len());
         for transaction in &batch.transactions {
-            let made = match Encoded::new(&zone, transaction, &listed) {
+            let made = match Encoded::new(&zone, transaction, listed) {
                 // Never divided: the server applies each message on its own.
                 Ok(made) if made.fits() => Ok(made),
                 Ok(_) => Err(unfit(&transaction.name, "the change exceeds 64,000 octets")),
@@ -350,7 +355,6 @@ impl Rfc2136 {
             };
             encoded.push(made.map_err(TransactionResult::Failed));
         }
-        self.texts.insert(zone.clone(), listed);
         let mut sender = UpdateSender {
             provider: self,
             zone,
@@ -478,9 +482,10 @@ impl UpdateSender<'_> {
         if let Some(connection) = &mut self.connection
             && is_asked
         {
-            let key = self.provider.settings.key.as_ref();
+            let Rfc2136Settings { key, timeout, .. } = &self.provider.settings;
+            let asked = connection.unproven(key.as_ref(), &sets);
             // Without the answers everything stays unproven, and the next listing decides.
-            if let Ok(found) = connection.unproven(key, &sets).await {
+            if let Ok(found) = within(*timeout * MAX_EXCHANGE, asked).await {
                 unproven = found;
             }
         }
@@ -706,7 +711,10 @@ struct Connection {
 }
 
 impl Connection {
-    async fn open(settings: &Rfc2136Settings) -> Result<Self, Failure> {
+    async fn open(
+        settings: &Rfc2136Settings,
+        loading: &Loading<ClientConfig>,
+    ) -> Result<Self, Failure> {
         let Rfc2136Settings {
             files,
             timeout: limit,
@@ -725,7 +733,8 @@ impl Connection {
             }
             let name = ServerName::try_from(server.host.clone())
                 .map_err(|error| Failure::Unreachable(format!("TLS name: {error}")))?;
-            let mut config = files.config()?;
+            let files = files.clone();
+            let mut config = load(loading, "TLS files", move || files.config()).await?;
             // RFC 9103, section 7.1.
             config.alpn_protocols = vec![b"dot".to_vec()];
             let connector = TlsConnector::from(Arc::new(config));

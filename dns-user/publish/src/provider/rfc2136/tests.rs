@@ -409,7 +409,7 @@ fn servers_have_host_and_port() {
 fn settings_are_read_from_parameters() {
     let found = settings_of(&[
         ("rfc2136-host", "a, tls://b:1"),
-        ("rfc2136-zone", "Example.org., example.net"),
+        ("rfc2136-zone", "Example.org., example.net, EXAMPLE.ORG"),
         ("rfc2136-min-ttl", "2m"),
     ])
     .unwrap();
@@ -837,6 +837,36 @@ async fn first_reachable_server_transfers_zones() {
             closing.port
         )
     );
+}
+
+#[tokio::test]
+async fn endless_trickle_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let mut settings = settings_of(&[("rfc2136-host", &host)]).unwrap();
+    // A pause of the machine may exceed it as well, which has the same result.
+    settings.timeout = std::time::Duration::from_millis(50);
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let length = stream.read_u16().await.unwrap();
+        let mut query = vec![0; usize::from(length)];
+        stream.read_exact(&mut query).await.unwrap();
+        let id = u16::from_be_bytes([query[0], query[1]]);
+        let mut message = response(id, &[None]);
+        loop {
+            let length = u16::try_from(message.len()).unwrap().to_be_bytes();
+            let framed = [&length[..], &message].concat();
+            if stream.write_all(&framed).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            // Without a record, so that the limit of octets is far away.
+            message = response(id, &[]);
+        }
+    });
+    let zones = Rfc2136::new(settings).list().await.unwrap();
+    let error = zones[0].content.as_ref().unwrap_err();
+    assert!(error.to_string().contains("no answer within"), "{error}");
 }
 
 #[tokio::test]
