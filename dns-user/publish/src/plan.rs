@@ -73,7 +73,7 @@ impl PlanRules {
 
     fn may_replace(&self, record: &Record) -> bool {
         let owner = record.labels.owner();
-        // An empty former owner would take over every record that nobody owns.
+        // An empty former owner would take over every record without an owner.
         self.owns(record) || !owner.is_empty() && self.migrate_from.as_deref() == Some(owner)
     }
 
@@ -103,6 +103,16 @@ impl Desired {
                 .known
                 .as_ref()
                 .is_some_and(|known| !known.contains(resource))
+    }
+
+    /// Returns the records by the resource that wants them.
+    pub(crate) fn by_resource(&self) -> BTreeMap<&str, Vec<&Record>> {
+        let mut found: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
+        for record in &self.records {
+            let resource = found.entry(record.labels.resource());
+            resource.or_default().push(record);
+        }
+        found
     }
 }
 
@@ -576,10 +586,13 @@ impl Plan {
 
     /// Returns the number of names that lose a record without a replacement.
     pub fn deletions(&self) -> usize {
-        self.changes
-            .iter()
-            .filter(|change| change.is_deletion())
-            .count()
+        self.deleted_names().count()
+    }
+
+    /// Returns the names that lose a record without a replacement.
+    pub(crate) fn deleted_names(&self) -> impl Iterator<Item = &Name> {
+        let deletions = self.changes.iter().filter(|change| change.is_deletion());
+        deletions.map(|change| &change.name)
     }
 
     /// Returns the plan without the records that names lose without a replacement.

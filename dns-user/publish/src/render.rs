@@ -1,16 +1,16 @@
 //! Renders Kubernetes manifests: a Deployment of external-dns per DNS Update Record, and
 //! `DNSEndpoint` resources that its label filter selects. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use serde_json::{Value, json};
 
 use crate::{
     endpoint,
     provider::{Definition, Parameter, ParameterKind, Setting, elements},
     publication::{Publication, Target},
-    record::{Labels, Record},
+    record::Labels,
     update_record::{PROVIDER_LABEL, UpdateRecord},
     webhook::Endpoint,
 };
@@ -48,13 +48,15 @@ pub(crate) fn manifests(
     image: &str,
 ) -> anyhow::Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
+    let mut names = BTreeSet::new();
     for target in publication.targets.values() {
         let name = kubernetes_name(&[&target.id.namespace, &target.id.name]);
-        files.insert(
-            format!("{name}-deployment.yaml"),
-            yaml(&deployment(target, image))?,
-        );
-        let endpoints: Vec<String> = endpoints(target)
+        let deployment = yaml(&deployment(target, image))?;
+        let before = files.insert(format!("{name}-deployment.yaml"), deployment);
+        if before.is_some() {
+            bail!("two DNS Update Records have the Kubernetes name {name}; rename one of them");
+        }
+        let endpoints: Vec<String> = endpoints(target, &mut names)?
             .iter()
             .map(yaml)
             .collect::<anyhow::Result<_>>()?;
@@ -146,19 +148,16 @@ fn arguments_of(definition: &Definition, parameter: &Parameter, setting: &Settin
     }
 }
 
-/// Returns the `DNSEndpoint` resources of a target, one per document.
-fn endpoints(target: &Target) -> Vec<Value> {
-    let mut by_resource: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
-    for record in &target.desired.records {
+/// Returns the `DNSEndpoint` resources of a target, one per document. `names` are the ones of all targets.
+fn endpoints(target: &Target, names: &mut BTreeSet<String>) -> anyhow::Result<Vec<Value>> {
+    let mut resources = Vec::new();
+    for (resource, mut records) in target.desired.by_resource() {
         // An entry that is kept unchanged here would be an empty set in external-dns, which
         // withdraws the name.
-        if !record.targets.is_empty() {
-            let resource = by_resource.entry(record.labels.resource());
-            resource.or_default().push(record);
+        records.retain(|record| !record.targets.is_empty());
+        if records.is_empty() {
+            continue;
         }
-    }
-    let mut resources = Vec::new();
-    for (resource, records) in by_resource {
         let (kind, document) = resource.split_once('/').unwrap_or(("", resource));
         // The namespace is that of the manifest.
         let document = document.rsplit('/').next().unwrap_or(document);
@@ -166,6 +165,10 @@ fn endpoints(target: &Target) -> Vec<Value> {
             "crd" => kubernetes_name(&[document, &target.id.name]),
             _ => kubernetes_name(&[kind, document, &target.id.name]),
         };
+        // Of two resources Kubernetes would keep one, and external-dns would delete the names of the other.
+        if !names.insert(format!("{}/{name}", target.id.namespace)) {
+            bail!("two documents have the Kubernetes name {name}; rename one of them");
+        }
         let mut entries = Vec::new();
         for record in records {
             let mut record = record.clone();
@@ -189,7 +192,7 @@ fn endpoints(target: &Target) -> Vec<Value> {
             "spec": { "endpoints": entries },
         }));
     }
-    resources
+    Ok(resources)
 }
 
 /// Joins words to a valid Kubernetes name (RFC 1123, up to 63 octets).
@@ -465,6 +468,31 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
                 "name": "EXTERNAL_DNS_RFC2136_TSIG_SECRET",
                 "valueFrom": {"secretKeyRef": {"name": "external-dns-corp-bind", "key": "rfc2136-tsig-secret"}},
             }])
+        );
+    }
+
+    #[test]
+    fn lossy_names_are_refused() {
+        let error = |documents: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join("a.yml"), documents).unwrap();
+            let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+            assert_eq!(scan.problems().count(), 0);
+            let rendered = manifests(&publish(&scan, &|_| Ok(Vec::new())), "image:1");
+            rendered.unwrap_err().to_string()
+        };
+        let (record, endpoint) = DOCUMENTS.split_once("---").unwrap();
+        assert_eq!(
+            error(&format!(
+                "{DOCUMENTS}---{}",
+                record.replace("Corp_BIND", "corp.bind")
+            )),
+            "two DNS Update Records have the Kubernetes name shop-corp-bind; rename one of them"
+        );
+        let named = |name: &str| endpoint.replace("name: abc", &format!("name: {name}"));
+        assert_eq!(
+            error(&format!("{record}---{}---{}", named("a.b"), named("a-b"))),
+            "two documents have the Kubernetes name a-b-corp-bind; rename one of them"
         );
     }
 
