@@ -152,7 +152,7 @@ impl Config {
         self.api = fields.optional_as("api", read_api);
         if let Some(webhook) = fields.optional("webhook") {
             self.webhook = read_webhook(&webhook);
-            // Without the server's files nobody knows which targets of CNAMEs the fleet has.
+            // Without the server's files it is unknown which targets of CNAMEs the fleet has.
             if self.server.is_none() {
                 webhook.problem(
                     "fleet names need \"server\"",

@@ -9,9 +9,9 @@ use std::{
 };
 
 use dns_kit::backoff;
-use serde::{Deserialize, Serialize};
 
 use crate::{
+    deletions::{RecentDeletions, WINDOW},
     ownership::{Registry, View, remove_collisions},
     plan::{self, Action, Desired, NameChange, Note, Plan, PlanRules, Reason},
     provider::{
@@ -35,7 +35,7 @@ pub struct Engine {
     pub registry: Registry,
     /// Rules that turn wanted records into changes.
     pub rules: PlanRules,
-    /// Unconfirmed deletions of the last hour, which the caller keeps for the next process.
+    /// Unconfirmed deletions of the last hour.
     pub deletions: RecentDeletions,
     undone: UndoneChanges,
     /// Changes of a TTL alone that were applied: the TTLs before and after.
@@ -82,7 +82,7 @@ pub struct ZonePlan {
     pub plan: Plan,
     /// Number of names in the zone that this publisher owns.
     pub owned: usize,
-    /// Number of names deleted in the last hour without a confirmation.
+    /// Number of other names deleted in the last hour without a confirmation.
     pub recent: usize,
 }
 
@@ -137,6 +137,7 @@ impl Planned {
             zones,
             notes: self.notes.clone(),
             rounds: 1,
+            withheld: 0,
         }
     }
 
@@ -145,9 +146,7 @@ impl Planned {
     pub fn check(&self, zone: &ZonePlan, confirmed: Option<usize>) -> Result<(), Refusal> {
         let &ZonePlan { owned, recent, .. } = zone;
         let deletions = zone.plan.deletions();
-        // The operator confirms the number that a plan showed. If there are more deletions now,
-        // documents or zones have changed since, and nobody has seen the rest.
-        if deletions == 0 || confirmed.is_some_and(|confirmed| self.deletions() <= confirmed) {
+        if deletions == 0 || self.is_confirmed(confirmed) {
             return Ok(());
         }
         // An empty source is hardly ever meant: with external-dns it wipes the zone.
@@ -168,6 +167,13 @@ impl Planned {
             Ok(())
         }
     }
+
+    /// Returns whether the operator allows all deletions.
+    fn is_confirmed(&self, confirmed: Option<usize>) -> bool {
+        // The operator confirms the number that a plan showed. If there are more deletions now,
+        // documents or zones have changed since, and the rest was never shown.
+        confirmed.is_some_and(|confirmed| self.deletions() <= confirmed)
+    }
 }
 
 /// Result of a run.
@@ -179,6 +185,8 @@ pub struct Report {
     pub notes: Vec<Note>,
     /// Number of rounds; more than one if there were conflicts with other writers.
     pub rounds: u32,
+    /// Number of changes that a dry run has not made.
+    pub withheld: usize,
 }
 
 /// Result of one zone.
@@ -192,6 +200,8 @@ pub struct ZoneReport {
     pub owned: usize,
     /// Number of applied transactions.
     pub applied: usize,
+    /// Number of names that lost a record without a replacement.
+    pub deleted: usize,
     /// Number of transactions in conflict with another writer in the last round.
     pub conflicts: usize,
     /// Names that another writer with the same owner deletes or creates again and again.
@@ -211,13 +221,15 @@ pub struct ZoneReport {
 impl Report {
     /// Returns whether all planned changes were applied.
     pub fn is_complete(&self) -> bool {
-        self.zones.iter().all(|zone| {
+        let mut zones = self.zones.iter();
+        let are_complete = zones.all(|zone| {
             zone.failures.is_empty()
                 && zone.conflicts == 0
                 && zone.contested.is_empty()
                 && zone.refusal.is_none()
                 && zone.failure.is_none()
-        })
+        });
+        are_complete && self.withheld == 0
     }
 
     /// Returns the number of applied transactions.
@@ -241,6 +253,8 @@ impl Engine {
 
     /// Lists all zones and reads their ownership.
     pub async fn list(&mut self) -> Result<Vec<ZoneListing>, ProviderError> {
+        // A command may have deleted names beside the running publisher. `launch` has reported an unreadable file.
+        let _ = self.deletions.read();
         let mut listing = Vec::new();
         for zone in self.provider.list().await? {
             let Zone {
@@ -395,13 +409,7 @@ impl Engine {
         self.keep_ttls(&mut plan);
         plan.notes.extend(view.notes.iter().cloned());
         let id = listing[index].id.clone();
-        let mut counted = 0;
-        for change in &plan.changes {
-            // A deletion that another writer undid was counted when it was first made. Counting it
-            // again would let that writer use up the limit.
-            counted += usize::from(self.undone.has_deleted(change, 1, now));
-        }
-        let recent = self.deletions.count(&id, now).saturating_sub(counted);
+        let recent = self.deletions.count(&id, &plan, now);
         ZonePlan {
             id,
             plan,
@@ -444,7 +452,7 @@ impl Engine {
             let undone = &self.undone;
             match deleted {
                 // The other writer creates it again, and clients see the name come and go.
-                Some(record) if undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now) => {
+                Some(record) if undone.has_repeatedly_deleted(&change, now) => {
                     plan.note(record, Reason::Contested);
                 }
                 _ => plan.changes.push(change),
@@ -497,6 +505,7 @@ impl Engine {
         progress: Progress<'_>,
     ) -> Report {
         let mut report = planned.report(listing);
+        let is_confirmed = planned.is_confirmed(confirmed);
         for (zone, result) in listing.iter().zip(&mut report.zones) {
             let Ok(view) = &zone.content else { continue };
             let Some(of_zone) = planned.zone(&zone.id) else {
@@ -509,21 +518,21 @@ impl Engine {
                 None => Cow::Borrowed(&of_zone.plan),
                 Some(_) => Cow::Owned(of_zone.plan.without_deletions()),
             };
+            // Confirmed deletions do not use up those that need no confirmation.
+            if !is_confirmed {
+                self.deletions.add(&zone.id, &plan, SystemTime::now());
+            }
             let batch = Batch {
                 zone: zone.id.clone(),
                 on_conflict,
                 transactions: Vec::new(),
             };
-            let deleted = self.apply_zone(view, &plan, batch, progress, result).await;
-            // Confirmed deletions do not use up those that need no confirmation.
-            if confirmed.is_none() {
-                self.deletions.add(&zone.id, deleted, SystemTime::now());
-            }
+            self.apply_zone(view, &plan, batch, progress, result).await;
         }
         report
     }
 
-    /// Applies the plan of one zone. Returns the number of names deleted for the first time in an hour.
+    /// Applies the plan of one zone.
     async fn apply_zone(
         &mut self,
         view: &View,
@@ -531,7 +540,7 @@ impl Engine {
         mut batch: Batch,
         progress: Progress<'_>,
         result: &mut ZoneReport,
-    ) -> usize {
+    ) {
         for change in &plan.changes {
             match self.registry.transaction(view, change) {
                 Ok(transaction) => batch.transactions.push(transaction),
@@ -563,7 +572,7 @@ impl Engine {
         changes.retain(|change| applied.contains(&change.name));
         self.count_sizes(view, &changes, result);
         let now = SystemTime::now();
-        let deleted = self.remember(&changes, now, result);
+        self.remember(&changes, now, result);
         for note in &plan.notes {
             if note.reason == Reason::Contested {
                 // The conflict lasts as long as the other writer creates the set again.
@@ -571,21 +580,13 @@ impl Engine {
                 result.contested.insert(note.name.clone());
             }
         }
-        deleted
     }
 
-    /// Remembers applied changes, which others may undo or the service may not keep. Returns the number of names deleted
-    /// for the first time in an hour.
-    fn remember(
-        &mut self,
-        changes: &[&NameChange],
-        now: SystemTime,
-        result: &mut ZoneReport,
-    ) -> usize {
-        let mut deleted = 0;
+    /// Remembers applied changes, which others may undo or the service may not keep.
+    fn remember(&mut self, changes: &[&NameChange], now: SystemTime, result: &mut ZoneReport) {
+        self.undone.forget(now);
         for change in changes {
-            let is_new = change.is_deletion() && !self.undone.has_deleted(change, 1, now);
-            deleted += usize::from(is_new);
+            result.deleted += usize::from(change.is_deletion());
             if self.undone.applied(change, now) {
                 result.contested.insert(change.name.clone());
             }
@@ -597,7 +598,6 @@ impl Engine {
                 };
             }
         }
-        deleted
     }
 
     /// Adds the effect of changes to the numbers of sets and of owned names.
@@ -657,7 +657,7 @@ impl Engine {
         &mut self,
         mut listing: Vec<ZoneListing>,
         desired: &Desired,
-        confirmed: Option<usize>,
+        mut confirmed: Option<usize>,
         progress: Progress<'_>,
     ) -> Result<Report, ProviderError> {
         let mut applied: BTreeMap<String, usize> = BTreeMap::new();
@@ -681,6 +681,8 @@ impl Engine {
                 let sum = applied.entry(zone.id.clone()).or_default();
                 *sum += zone.applied;
                 zone.applied = *sum;
+                // The operator has allowed this number of deletions once, not in each round.
+                confirmed = confirmed.map(|left| left.saturating_sub(zone.deleted));
             }
             report.rounds = round;
             if !has_conflict || round == MAX_ROUNDS {
@@ -703,9 +705,6 @@ const FREE_DELETIONS: usize = 10;
 
 /// Share of the owned names, in percent, that may be deleted within [`WINDOW`] without confirmation.
 const FREE_PERCENT: usize = 10;
-
-/// Time over which deletions, and conflicts over a name, are counted.
-const WINDOW: Duration = Duration::from_hours(1);
 
 /// Number of deletions of a set after which it is kept if it exists again.
 const MAX_REPEATED_DELETIONS: u32 = 2;
@@ -754,49 +753,6 @@ fn shown(recent: usize) -> String {
     }
 }
 
-/// Unconfirmed deletions of the last hour, by zone: seconds since 1970 and number of names. They
-/// are saved for the next process, so that a sequence of runs cannot delete everything.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecentDeletions(BTreeMap<String, Vec<(u64, usize)>>);
-
-impl RecentDeletions {
-    /// Returns the number of deletions in a zone.
-    pub fn count(&self, zone: &str, now: SystemTime) -> usize {
-        let mut sum = 0;
-        for (at, count) in self.0.get(zone).into_iter().flatten() {
-            if is_recent(*at, now) {
-                sum += count;
-            }
-        }
-        sum
-    }
-
-    /// Adds deletions, and forgets those before the last hour.
-    pub fn add(&mut self, zone: &str, count: usize, now: SystemTime) {
-        for deletions in self.0.values_mut() {
-            // The file of the deletions would otherwise grow by an entry with each round.
-            deletions.retain(|(at, _)| is_recent(*at, now));
-        }
-        self.0.retain(|_, deletions| !deletions.is_empty());
-        if count > 0 {
-            self.0
-                .entry(zone.to_owned())
-                .or_default()
-                .push((seconds(now), count));
-        }
-    }
-}
-
-/// A time in the future counts, because the clock was probably set back.
-fn is_recent(at: u64, now: SystemTime) -> bool {
-    seconds(now).saturating_sub(at) < WINDOW.as_secs()
-}
-
-fn seconds(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH);
-    since.unwrap_or_default().as_secs()
-}
-
 /// Own changes that another writer undoes. Such a writer has the same owner label, because changes
 /// of other owners are never touched.
 #[derive(Debug, Default)]
@@ -813,13 +769,21 @@ struct Repeated {
 }
 
 impl UndoneChanges {
-    /// Returns whether a change deletes only what was deleted at least `times` times, the last time within an hour.
-    fn has_deleted(&self, change: &NameChange, times: u32, now: SystemTime) -> bool {
+    /// Returns whether a change deletes only what was deleted repeatedly, the last time within an hour.
+    fn has_repeatedly_deleted(&self, change: &NameChange, now: SystemTime) -> bool {
         change.is_deletion()
             && change.deleted().all(|record| {
                 let deleted = self.deleted.get(&record.key());
-                deleted.is_some_and(|deleted| deleted.times >= times && deleted.is_recent(now))
+                deleted.is_some_and(|deleted| {
+                    deleted.times >= MAX_REPEATED_DELETIONS && deleted.is_recent(now)
+                })
             })
+    }
+
+    /// Forgets changes before the last hour. Otherwise one of each name that ever was would stay.
+    fn forget(&mut self, now: SystemTime) {
+        self.deleted.retain(|_, change| change.is_recent(now));
+        self.created.retain(|_, change| change.is_recent(now));
     }
 
     /// Records that the sets of a name were kept, which prolongs the conflict.
@@ -860,8 +824,8 @@ impl UndoneChanges {
 
 impl Repeated {
     fn is_recent(self, now: SystemTime) -> bool {
-        now.duration_since(self.last)
-            .is_ok_and(|elapsed| elapsed < WINDOW)
+        // A time in the future counts, because the clock was probably set back.
+        now.duration_since(self.last).unwrap_or_default() < WINDOW
     }
 
     fn count(changes: &mut HashMap<Key, Self>, key: Key, now: SystemTime) -> u32 {
@@ -912,64 +876,20 @@ mod tests {
     }
 
     #[test]
-    fn deletions_add_up_over_an_hour() {
-        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
-        let mut recent = RecentDeletions::default();
-        let mut owned = 120;
-        let planned = |owned, recent| {
-            let zone = ZonePlan {
-                id: "z".to_owned(),
-                plan: deletions(10),
-                owned,
-                recent,
-            };
-            Planned {
-                zones: vec![zone],
-                notes: Vec::new(),
-                wanted: owned - 10,
-            }
-        };
-        let mut check_ten = |minute: u64, recent: &mut RecentDeletions| {
-            let now = start + Duration::from_secs(60 * minute);
-            let planned = planned(owned, recent.count("z", now));
-            let result = planned.check(&planned.zones[0], None);
-            if result.is_ok() {
-                recent.add("z", 10, now);
-                owned -= 10;
-            }
-            result.is_ok()
-        };
-        assert!(check_ten(0, &mut recent));
-        assert!(!check_ten(1, &mut recent) && !check_ten(59, &mut recent));
-        let text = serde_json::to_string(&recent).unwrap();
-        let mut recent: RecentDeletions = serde_json::from_str(&text).unwrap();
-        assert!(!check_ten(59, &mut recent), "a restart does not forget");
-        assert!(check_ten(61, &mut recent));
-        let planned = planned(100, 10);
-        assert!(
-            planned.check(&planned.zones[0], Some(10)).is_ok(),
-            "a confirmation suffices"
-        );
-    }
-
-    #[test]
     fn repeatedly_undone_deletion_is_kept() {
         let change = deletions(1).changes.remove(0);
         let now = SystemTime::now();
         let mut undone = UndoneChanges::default();
         for expected in [false, false, true] {
-            assert_eq!(
-                undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now),
-                expected
-            );
+            assert_eq!(undone.has_repeatedly_deleted(&change, now), expected);
             undone.applied(&change, now);
         }
-        assert!(!undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now + WINDOW));
+        assert!(!undone.has_repeatedly_deleted(&change, now + WINDOW));
         let mut of_both = change.clone();
         let other = Record::parse("n0.example.org", RecordType::TXT, ["text"]).unwrap();
         of_both.actions.push(Action::Delete(other));
         assert!(
-            !undone.has_deleted(&of_both, MAX_REPEATED_DELETIONS, now),
+            !undone.has_repeatedly_deleted(&of_both, now),
             "sets of other types are counted apart"
         );
         let Action::Delete(record) = change.actions[0].clone() else {
@@ -980,10 +900,7 @@ mod tests {
             actions: vec![Action::Create(record)],
         };
         // A creation by this publisher ends the conflict.
-        assert!(
-            !undone.applied(&created, now)
-                && !undone.has_deleted(&change, MAX_REPEATED_DELETIONS, now)
-        );
+        assert!(!undone.applied(&created, now) && !undone.has_repeatedly_deleted(&change, now));
         assert!(!undone.applied(&created, now) && undone.applied(&created, now));
     }
 
@@ -1020,8 +937,12 @@ mod tests {
         zones: Vec<Zone>,
         /// Number of messages that will be in conflict.
         conflicts: usize,
+        /// Sets of the zone `two` that another publisher writes while a message is in conflict.
+        rivals: Vec<Record>,
         /// Name whose changes are refused.
         refused: Option<Name>,
+        /// Whether the responses are lost.
+        is_lost: bool,
         /// TTL that the service gives to each set.
         ttl: Option<u32>,
         prepared: Vec<String>,
@@ -1074,6 +995,11 @@ mod tests {
             if self.conflicts > 0 {
                 return TransactionResult::Conflict;
             }
+            // Behind the message in conflict, so it is too late for this round.
+            let rivals = std::mem::take(&mut self.rivals);
+            if !rivals.is_empty() {
+                self.sets("two").extend(rivals);
+            }
             if self.refused.as_ref() == Some(&transaction.name) {
                 return TransactionResult::Failed(ProviderError::Settings("no".to_owned()));
             }
@@ -1085,6 +1011,11 @@ mod tests {
                     Step::Delete(record) => self.remove(zone, record),
                     Step::Require(_) | Step::RequireAbsent(..) => {}
                 }
+            }
+            if self.is_lost {
+                let server = "service".to_owned();
+                let reason = "no response".to_owned();
+                return TransactionResult::Failed(ProviderError::Unreachable { server, reason });
             }
             TransactionResult::Applied
         }
@@ -1151,6 +1082,11 @@ mod tests {
                 .push(set(&format!("n{number}.example.org A 192.0.2.1")));
         }
         wanted
+    }
+
+    fn recently_deleted(engine: &Engine) -> usize {
+        let now = SystemTime::now();
+        engine.deletions.count("z", &Plan::default(), now)
     }
 
     async fn reconcile(engine: &mut Engine, desired: &Desired) -> Report {
@@ -1339,7 +1275,7 @@ mod tests {
             (2, 3, 2)
         );
         assert_eq!(of_zone.notes.len(), 1, "{:?}", of_zone.notes);
-        assert_eq!(engine.deletions.count("z", SystemTime::now()), 1);
+        assert_eq!(recently_deleted(&engine), 1);
         assert!(report.is_complete(), "a note is no failure");
         // Confirmed deletions are not counted.
         let confirmed = engine
@@ -1347,7 +1283,7 @@ mod tests {
             .await
             .unwrap();
         assert_eq!((confirmed.applied(), confirmed.zones[0].owned), (2, 0));
-        assert_eq!(engine.deletions.count("z", SystemTime::now()), 1);
+        assert_eq!(recently_deleted(&engine), 1);
     }
 
     #[tokio::test]
@@ -1482,7 +1418,7 @@ mod tests {
             service.0.lock().zones.clone_from(&listed);
         }
         // Only the first deletion counts towards the limit.
-        assert_eq!(engine.deletions.count("z", SystemTime::now()), 1);
+        assert_eq!(recently_deleted(&engine), 1);
         let report = reconcile(&mut engine, &one).await;
         assert_eq!((report.applied(), report.is_complete()), (0, false));
         let name = Name::parse("b.example.org").unwrap();
@@ -1662,56 +1598,27 @@ mod tests {
     }
 
     #[test]
-    fn zones_count_deletions_for_an_hour() {
-        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds);
-        let mut recent = RecentDeletions::default();
-        recent.add("a", 3, at(0));
-        recent.add("a", 4, at(100));
-        recent.add("b", 5, at(100));
-        recent.add("b", 0, at(100));
-        for (zone, seconds, expected) in [
-            ("a", 100, 7),
-            ("a", 3_599, 7),
-            ("a", 3_600, 4),
-            ("a", 3_699, 4),
-            ("a", 3_700, 0),
-            ("b", 3_699, 5),
-            ("c", 100, 0),
-        ] {
-            assert_eq!(
-                recent.count(zone, at(seconds)),
-                expected,
-                "{zone} {seconds}"
-            );
-        }
-        // A clock that was set back forgets nothing.
-        assert_eq!(recent.count("a", SystemTime::UNIX_EPOCH), 7);
-        recent.add("c", 1, at(3_600));
-        assert_eq!(
-            serde_json::to_value(&recent).unwrap(),
-            serde_json::json!({"a": [[1_000_100, 4]], "b": [[1_000_100, 5]], "c": [[1_003_600, 1]]})
-        );
-        recent.add("c", 0, at(9_999));
-        assert_eq!(recent, RecentDeletions::default());
-    }
-
-    #[test]
     fn kept_sets_prolong_a_conflict() {
         let change = deletions(1).changes.remove(0);
         let start = SystemTime::now();
         let mut undone = UndoneChanges::default();
         undone.applied(&change, start);
+        undone.applied(&change, start);
         let almost = start + WINDOW - Duration::from_secs(1);
-        assert!(undone.has_deleted(&change, 1, almost));
+        assert!(undone.has_repeatedly_deleted(&change, almost));
         undone.kept(&Name::parse("other").unwrap(), almost);
-        assert!(!undone.has_deleted(&change, 1, start + WINDOW));
+        assert!(!undone.has_repeatedly_deleted(&change, start + WINDOW));
         undone.kept(&change.name, almost);
-        assert!(undone.has_deleted(&change, 1, start + WINDOW));
-        assert!(!undone.has_deleted(&change, 1, almost + WINDOW));
+        assert!(undone.has_repeatedly_deleted(&change, start + WINDOW));
+        assert!(!undone.has_repeatedly_deleted(&change, almost + WINDOW));
+        // A clock that was set back forgets nothing.
+        assert!(undone.has_repeatedly_deleted(&change, start - WINDOW));
         // A deletion long after the former one counts as the first.
         let later = almost + WINDOW;
         undone.applied(&change, later);
-        assert!(undone.has_deleted(&change, 1, later) && !undone.has_deleted(&change, 2, later));
+        assert!(!undone.has_repeatedly_deleted(&change, later));
+        undone.applied(&change, later);
+        assert!(undone.has_repeatedly_deleted(&change, later));
         // A change of type shows no second writer.
         let Action::Delete(record) = change.actions[0].clone() else {
             unreachable!()
@@ -1727,8 +1634,104 @@ mod tests {
             assert!(!undone.applied(&replaced, later));
         }
         assert!(
-            !undone.has_deleted(&replaced, 1, later),
+            !undone.has_repeatedly_deleted(&replaced, later),
             "it is no deletion"
         );
+    }
+
+    #[tokio::test]
+    async fn changes_are_forgotten_after_an_hour() {
+        let (mut engine, _) = one_zone();
+        let long_ago = SystemTime::now() - WINDOW;
+        for number in 0..3 {
+            let deletion = deletions(number + 1).changes.remove(number);
+            engine.undone.applied(&deletion, long_ago);
+            let created = NameChange {
+                name: deletion.name,
+                actions: vec![Action::Create(set(&format!("m{number} A 192.0.2.1")))],
+            };
+            engine.undone.applied(&created, long_ago);
+        }
+        assert!(reconcile(&mut engine, &numbered(1)).await.is_complete());
+        let UndoneChanges { deleted, created } = &engine.undone;
+        assert_eq!((deleted.len(), created.len()), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn lost_responses_make_no_room_for_deletions() {
+        let (mut engine, service) = one_zone();
+        reconcile(&mut engine, &numbered(20)).await;
+        // The service deletes eight names, but its response is lost.
+        service.0.lock().is_lost = true;
+        let report = reconcile(&mut engine, &numbered(12)).await;
+        assert_eq!((report.applied(), report.zones[0].failures.len()), (0, 8));
+        service.0.lock().is_lost = false;
+        let report = reconcile(&mut engine, &numbered(9)).await;
+        let refusal = Refusal::TooMany {
+            deletions: 3,
+            owned: 12,
+            recent: 8,
+            limit: 10,
+        };
+        assert_eq!(report.zones[0].refusal, Some(refusal));
+        // A deletion that is repeated counts once.
+        service.0.lock().refused = Some(Name::parse("n11.example.org").unwrap());
+        for _ in 0..5 {
+            let report = reconcile(&mut engine, &numbered(11)).await;
+            assert_eq!(report.zones[0].refusal, None);
+        }
+    }
+
+    #[tokio::test]
+    async fn deletions_beyond_the_confirmed_number_count() {
+        let (mut engine, _) = one_zone();
+        reconcile(&mut engine, &numbered(20)).await;
+        let confirmed = async |engine: &mut Engine, wanted: usize, confirmed: usize| {
+            let wanted = numbered(wanted);
+            let report = engine.reconcile(&wanted, Some(confirmed), &|_| {});
+            let mut report = report.await.unwrap();
+            (report.applied(), report.zones.remove(0).refusal.is_some())
+        };
+        // The confirmation does not cover the deletions, so the limit does.
+        assert_eq!(confirmed(&mut engine, 12, 1).await, (8, false));
+        assert_eq!(confirmed(&mut engine, 9, 1).await, (0, true));
+        assert_eq!(confirmed(&mut engine, 9, 3).await, (3, false));
+        // Those that it covers count for nothing.
+        assert_eq!(confirmed(&mut engine, 7, 0).await, (2, false));
+        assert_eq!(confirmed(&mut engine, 6, 0).await, (0, true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn confirmed_number_is_for_all_rounds() {
+        let zones = vec![
+            zone("one", "example.org", Visibility::Public),
+            zone("two", "example.net", Visibility::Public),
+        ];
+        let (mut engine, service) = engine(zones);
+        let mut all = desired(&["a.example.org A 192.0.2.1", "b.example.org A 192.0.2.1"]);
+        for number in 0..30 {
+            all.records
+                .push(set(&format!("n{number}.example.net A 192.0.2.1")));
+        }
+        assert!(reconcile(&mut engine, &all).await.is_complete());
+        // Half of the names of the second zone come from another publisher with the same owner, later.
+        let mut rivals = Vec::new();
+        for number in 15..30 {
+            let own = format!("n{number}.example.net");
+            let is_of = |record: &mut Record| record.name.as_str().ends_with(&own);
+            rivals.extend(service.0.lock().sets("two").extract_if(.., is_of));
+        }
+        service.0.lock().rivals = rivals;
+        service.0.lock().conflicts = 1;
+        let rest = desired(&["a.example.org A 192.0.2.1"]);
+        let report = engine.reconcile(&rest, Some(16), &|_| {}).await.unwrap();
+        assert_eq!((report.rounds, report.applied()), (2, 16));
+        let refusal = Refusal::TooMany {
+            deletions: 15,
+            owned: 15,
+            recent: 0,
+            limit: 10,
+        };
+        assert_eq!(report.zones[1].refusal, Some(refusal));
     }
 }

@@ -7,6 +7,7 @@ mod api;
 mod cli;
 pub mod config;
 pub mod control;
+mod deletions;
 mod documents;
 mod endpoint;
 pub mod engine;

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// A provider with all records wanted there.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     pub id: DocumentId,
     pub record: UpdateRecord,

@@ -106,7 +106,6 @@ impl ApiState {
 
     /// Returns the confirmations for a provider, until the next call.
     pub(crate) fn receive_confirmations(&self, provider: &str) -> mpsc::Receiver<Confirmation> {
-        // The sender of an earlier worker is replaced: its receiver is gone.
         let (sender, receiver) = mpsc::channel(MAX_CONFIRMATIONS);
         self.confirmations
             .lock()
@@ -126,14 +125,15 @@ impl ApiState {
     }
 
     pub(crate) fn providers(&self) -> Vec<String> {
-        let mut running = Vec::new();
-        for (name, sender) in &*self.confirmations.lock() {
-            // A removed provider's sender stays in the map, without a receiver.
-            if !sender.is_closed() {
-                running.push(name.clone());
-            }
-        }
-        running
+        self.confirmations.lock().keys().cloned().collect()
+    }
+
+    /// Forgets a provider that no longer runs.
+    pub(crate) fn forget(&self, provider: &str) {
+        self.confirmations.lock().remove(provider);
+        self.metrics.forget(provider);
+        // A record of the same name may have returned meanwhile.
+        self.change.notify_one();
     }
 
     /// Returns the valid documents of the operator's files, without the store's.
@@ -231,7 +231,8 @@ impl ApiState {
 /// Result of a provider's last round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ProviderState {
-    pub ran: bool,
+    /// What the round wanted; `None` before the end of the first one.
+    pub round: Option<Arc<Target>>,
     /// Number of record sets and of owned names in each zone, from its last listing.
     pub zones: BTreeMap<String, Counts>,
     /// Problems of the provider or a zone, which affect all documents.
@@ -258,10 +259,13 @@ const MAX_PROBLEMS: usize = 20;
 impl ProviderState {
     /// Summarises a report for the status. A zone that could not be listed keeps its counts of `before`.
     pub(crate) fn of_report(report: &Report, before: &Self) -> Self {
-        let mut state = Self {
-            ran: true,
-            ..Self::default()
-        };
+        let mut state = Self::default();
+        if report.withheld > 0 {
+            state.general.push(format!(
+                "dry-run is true, so {} changes are logged and not made; remove it to publish",
+                report.withheld
+            ));
+        }
         let mut notes = report.notes.clone();
         for zone in &report.zones {
             let counts = match zone.failure {
@@ -313,7 +317,6 @@ impl ProviderState {
     /// Returns the result of a provider that could not run, with the counts of `before`.
     pub(crate) fn failed(problem: impl ToString, before: &Self) -> Self {
         Self {
-            ran: true,
             zones: before.zones.clone(),
             general: vec![problem.to_string()],
             ..Self::default()
@@ -346,31 +349,63 @@ impl ProviderState {
         self.general.iter().chain(of_names).chain(&self.warnings)
     }
 
-    fn overview(&self, target: &Target) -> ProviderOverview {
-        let problems = self.problems(target);
+    /// Returns the resources that want other records than in the round.
+    fn pending<'a>(&self, target: &'a Target) -> BTreeSet<&'a str> {
+        let mut wanted = target.desired.by_resource();
+        if let Some(round) = &self.round
+            && round.record == target.record
+        {
+            let known = round.desired.by_resource();
+            wanted.retain(|resource, records| known.get(resource) != Some(&*records));
+        }
+        wanted.into_keys().collect()
+    }
+}
+
+/// A target beside the result of its provider's last round.
+struct Outcome<'a> {
+    target: &'a Target,
+    state: &'a ProviderState,
+    /// Resources whose records wait for the next round.
+    pending: BTreeSet<&'a str>,
+}
+
+impl Outcome<'_> {
+    fn overview(&self) -> ProviderOverview {
+        let Self {
+            target,
+            state,
+            pending,
+        } = self;
+        let problems = state.problems(target);
         ProviderOverview {
             provider: target.record.provider.name().to_owned(),
-            // Before the first round nothing is known to be published.
-            synced: self.ran && problems.is_empty(),
+            synced: state.round.is_some() && pending.is_empty() && problems.is_empty(),
             wanted: target.counts.values().sum(),
-            owned: self.owned(),
+            owned: state.owned(),
             problems,
-            remarks: [target.record.remarks(), self.remarks(target)].concat(),
+            remarks: [target.record.remarks(), state.remarks(target)].concat(),
         }
     }
 
-    fn result(&self, target: &Target, document: &DocumentId) -> ProviderResult {
-        let mut problems: Vec<&String> = self.general.iter().collect();
-        for (name, problem) in &self.names {
+    fn result(&self, document: &DocumentId) -> ProviderResult {
+        let Self {
+            target,
+            state,
+            pending,
+        } = self;
+        let mut problems: Vec<&String> = state.general.iter().collect();
+        for (name, problem) in &state.names {
             let origins = target.origins.get(name);
             if origins.is_some_and(|origins| origins.contains(document)) {
                 problems.push(problem);
             }
         }
         let problems = shortened(problems.into_iter());
+        let is_pending = pending.contains(document.resource().as_str());
         let records = target.counts.get(document).copied().unwrap_or_default();
         ProviderResult {
-            synced: self.ran && problems.is_empty(),
+            synced: state.round.is_some() && !is_pending && problems.is_empty(),
             records,
             problems,
         }
@@ -396,6 +431,18 @@ pub(crate) fn statuses(
     states: &BTreeMap<String, ProviderState>,
     before: &BTreeMap<DocumentId, DocumentStatus>,
 ) -> Overview {
+    let unknown = ProviderState::default();
+    let mut outcomes = BTreeMap::new();
+    for (name, target) in &publication.targets {
+        let state = states.get(name).unwrap_or(&unknown);
+        let pending = state.pending(target);
+        let outcome = Outcome {
+            target,
+            state,
+            pending,
+        };
+        outcomes.insert(name, outcome);
+    }
     let (mut problems, of_files) = scan.problems_by_document();
     for (id, found) in &publication.problems {
         let problems = problems.entry(id.clone()).or_default();
@@ -411,14 +458,12 @@ pub(crate) fn statuses(
             }
             let before = before.get(&document.id);
             let problems = problems.remove(&document.id).unwrap_or_default();
-            documents.push(status_of(document, problems, publication, states, before));
+            documents.push(status_of(document, problems, &outcomes, before));
         }
     }
     let mut providers = BTreeMap::new();
-    let unknown = ProviderState::default();
-    for (name, target) in &publication.targets {
-        let state = states.get(name).unwrap_or(&unknown);
-        providers.insert(name.clone(), state.overview(target));
+    for (name, outcome) in outcomes {
+        providers.insert(name.clone(), outcome.overview());
     }
     Overview {
         providers,
@@ -430,8 +475,7 @@ pub(crate) fn statuses(
 fn status_of(
     document: &Document,
     mut problems: Vec<String>,
-    publication: &Publication,
-    states: &BTreeMap<String, ProviderState>,
+    outcomes: &BTreeMap<&String, Outcome<'_>>,
     before: Option<&DocumentStatus>,
 ) -> DocumentStatus {
     let Document {
@@ -449,15 +493,13 @@ fn status_of(
         None => 1,
     };
     let mut providers = BTreeMap::new();
-    let unknown = ProviderState::default();
-    for (name, target) in &publication.targets {
-        let state = states.get(name).unwrap_or(&unknown);
-        if target.counts.contains_key(id) {
-            providers.insert(name.clone(), state.result(target, id));
+    for (name, outcome) in outcomes {
+        if outcome.target.counts.contains_key(id) {
+            providers.insert((*name).clone(), outcome.result(id));
         }
-        // The problems of a provider are also those of the record that configures it.
-        if target.id == *id {
-            problems.extend(state.general.iter().cloned());
+        // The problems of a provider also belong to the record that configures it.
+        if outcome.target.id == *id {
+            problems.extend(outcome.state.general.iter().cloned());
         }
     }
     let remarks = match content {
@@ -954,6 +996,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
             zones: vec![first, second, zone("z3")],
             notes: vec![note("s")],
             rounds: 1,
+            withheld: 0,
         };
         let counts = |records, owned| Counts { records, owned };
         let before = ProviderState {
@@ -973,7 +1016,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
         };
         let text = "A: none of the provider's zones contains the name";
         let expected = ProviderState {
-            ran: true,
+            round: None,
             // An unavailable zone keeps its counts.
             zones: [
                 ("z1".to_owned(), counts(9, 8)),
@@ -1002,7 +1045,6 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
         assert_eq!(state.all_problems().count(), 9);
         let failed = ProviderState::failed("why", &state);
         let expected = ProviderState {
-            ran: true,
             zones: state.zones,
             general: vec!["why".to_owned()],
             ..ProviderState::default()
@@ -1045,7 +1087,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
             [("shop/bind".to_owned(), provider(false, 0, &[], &[ignored]))].into()
         );
         let mut state = ProviderState {
-            ran: true,
+            round: Some(publication.targets["shop/bind"].clone()),
             zones: [(
                 "z".to_owned(),
                 Counts {
@@ -1129,6 +1171,41 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
         state.general.truncate(1);
         let broken = statuses(&scan, &publication, &states(&state), &none);
         assert_eq!(broken.documents[0].last_error.as_deref(), Some("g1"));
+    }
+
+    #[test]
+    fn changed_documents_wait_for_the_next_round() {
+        let (_folder, _, before) = scanned(DOCUMENTS);
+        let target = before.targets["shop/bind"].clone();
+        let of_round = |round: Arc<Target>| {
+            let state = ProviderState {
+                round: Some(round),
+                ..ProviderState::default()
+            };
+            BTreeMap::from([("shop/bind".to_owned(), state)])
+        };
+        let synced = |text: &str, states: &BTreeMap<String, ProviderState>| {
+            let (_folder, scan, publication) = scanned(text);
+            let overview = statuses(&scan, &publication, states, &BTreeMap::new());
+            let mut found = vec![overview.providers["shop/bind"].synced];
+            for document in &overview.documents[1..] {
+                found.push(document.providers["shop/bind"].synced);
+            }
+            found
+        };
+        let states = of_round(target.clone());
+        assert_eq!(synced(DOCUMENTS, &states), [true, true, true]);
+        let moved = DOCUMENTS.replace("192.0.2.2", "192.0.2.3");
+        assert_eq!(synced(&moved, &states), [false, true, false]);
+        let renamed = DOCUMENTS.replace("name: one", "name: three");
+        assert_eq!(synced(&renamed, &states), [false, false, true]);
+        // Without one of them, all that is wanted is published.
+        let (rest, _) = DOCUMENTS.rsplit_once("---").unwrap();
+        assert_eq!(synced(rest, &states), [true, true]);
+        // The provider itself has changed.
+        let other = DOCUMENTS.replace("fqdn-template: x", "txt-owner-id: x");
+        assert_eq!(synced(&other, &states), [false, false, false]);
+        assert_eq!(synced(DOCUMENTS, &BTreeMap::new()), [false, false, false]);
     }
 
     #[test]
@@ -1272,6 +1349,7 @@ spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.2]}]}
         let mut received = state.receive_confirmations("p");
         let gone = state.receive_confirmations("q");
         assert_eq!(state.providers(), ["p", "q"]);
+        state.forget("q");
         drop(gone);
         assert_eq!(state.providers(), ["p"]);
         assert_eq!(state.confirm("q", 3).await, None);

@@ -20,7 +20,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     sync::Arc,
-    time::Duration,
 };
 
 use axum::{
@@ -54,8 +53,6 @@ use crate::{
 
 /// Maximum size of a request body in octets.
 const MAX_BODY: usize = 1 << 20;
-
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 type PathParams = BTreeMap<String, String>;
 
@@ -205,23 +202,12 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
 /// A response, or a refusal that ended the request early.
 type Answer = Result<Response, Response>;
 
-/// Reads the body of a request. A client that stops sending must not hold its connection.
+/// Reads the body of a request. The server ends one that does not arrive in time.
 async fn read_body(body: Body, limit: usize) -> Result<Bytes, Response> {
-    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, limit)).await {
-        Ok(Ok(body)) => Ok(body),
-        Ok(Err(_)) => {
-            let reason =
-                format!("the body is incomplete, or larger than {limit} octets; send less");
-            Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &reason))
-        }
-        Err(_) => {
-            let reason = format!(
-                "the body did not arrive within {} s; send it at once",
-                BODY_TIMEOUT.as_secs()
-            );
-            Err(refusal(StatusCode::REQUEST_TIMEOUT, &reason))
-        }
-    }
+    to_bytes(body, limit).await.map_err(|_| {
+        let reason = format!("the body is incomplete, or larger than {limit} octets; send less");
+        refusal(StatusCode::PAYLOAD_TOO_LARGE, &reason)
+    })
 }
 
 /// Runs a request on a blocking thread, because the store waits for the disk.

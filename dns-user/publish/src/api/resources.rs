@@ -424,13 +424,14 @@ fn with_status(mut body: Value, status: Option<DocumentStatus>) -> Value {
             last_error,
             remarks,
         } = status;
+        let is_published = providers.values().all(|result| result.synced);
         let problems: Vec<&String> = last_error
             .iter()
             .chain(providers.values().flat_map(|result| &result.problems))
             .collect();
         body["status"] = json!({
             "observedGeneration": observed_generation,
-            "ready": problems.is_empty(),
+            "ready": is_published && problems.is_empty(),
             "problems": problems,
             "remarks": remarks,
         });

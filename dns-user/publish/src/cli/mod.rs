@@ -173,7 +173,7 @@ fn execute(
     };
     let config = load(config)?;
     let runtime = tokio::runtime::Runtime::new()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         match command {
             Command::Run => runner::run(config).await.map(|()| ExitCode::SUCCESS),
             Command::Plan(plan) => plan.run(&config).await,
@@ -186,7 +186,10 @@ fn execute(
             Command::Status(status) => status.run(&config).await,
             Command::Completions(_) | Command::Man(_) => Ok(ExitCode::SUCCESS),
         }
-    })
+    });
+    // The runtime would wait for a read on a mount that hangs, or for the look-up of a host name.
+    runtime.shutdown_background();
+    result
 }
 
 /// Loads the given configuration, else the one at the usual path, else the defaults.
@@ -232,6 +235,12 @@ impl io::Write for Log {
 /// Prints to standard output; a closed pipe is not an error.
 fn print(text: &str) -> io::Result<()> {
     dns_command_line::print(text.as_bytes())
+}
+
+/// Prints a value as indented JSON. Owners of other records may have written a part of it.
+fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    Ok(print(&dns_core::terminal::json(&text))?)
 }
 
 /// Prints a problem to standard error. Servers and documents of others may have written its text.

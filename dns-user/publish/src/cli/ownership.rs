@@ -247,7 +247,7 @@ impl OwnershipChange {
             self.confirmed,
             Colour::Auto,
         ))?;
-        // A record that somebody keeps by hand loses its data once it is owned.
+        // A record kept by hand loses its data once it is owned.
         for (found, wanted) in differing(target, &planned) {
             complain(&format!(
                 "{}: the next `apply` changes {found} to the wanted {wanted}",

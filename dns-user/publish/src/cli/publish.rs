@@ -15,7 +15,7 @@ use hyper::{Method, StatusCode};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::{Colour, Selection, complain, complain_of, exit_code, print, read_sources};
+use super::{Colour, Selection, complain, complain_of, exit_code, print, print_json, read_sources};
 use crate::{
     api::ConfirmRequest,
     config::Config,
@@ -113,7 +113,7 @@ impl PlanArguments {
         }
         // Both were made for all providers first: half a JSON document is none.
         if json {
-            print(&(serde_json::to_string_pretty(&objects)? + "\n"))?
+            print_json(&objects)?
         } else {
             print(&text)?
         }
@@ -172,9 +172,7 @@ impl Apply {
                     eprintln!("{name}: nothing changed, because its parameter dry-run is true");
                     failures
                 }
-                Ok(prepared) => {
-                    publish(target, prepared, confirm_deletions, &options, bars).await?
-                }
+                Ok(prepared) => publish(target, prepared, confirm_deletions, bars).await?,
                 Err(problem) => vec![problem.to_string()],
             };
             failed |= complain_of(&name, &problems);
@@ -211,7 +209,6 @@ async fn publish(
     target: &Target,
     (mut engine, listing): Prepared,
     confirmed: Option<usize>,
-    options: &LaunchOptions,
     bars: &MultiProgress,
 ) -> anyhow::Result<Vec<String>> {
     let style =
@@ -234,7 +231,6 @@ async fn publish(
         })
         .await;
     bar.finish_and_clear();
-    options.save_deletions(&target.name(), &engine.deletions);
     Ok(match report {
         Ok(report) => {
             print(&format!(
@@ -345,7 +341,7 @@ impl Status {
                 .iter()
                 .all(|document| document.last_error.is_none());
         if self.json {
-            print(&(serde_json::to_string_pretty(&overview)? + "\n"))?
+            print_json(&overview)?
         } else {
             print(&text(&overview))?
         }
@@ -397,7 +393,8 @@ fn text(overview: &Overview) -> String {
     if text.is_empty() {
         text.push_str("no documents; add some to the folder named in the configuration\n");
     }
-    text
+    // Owners of other records have written a part of it.
+    dns_core::terminal::lines(&text).into_owned()
 }
 
 /// Formats the plan of one provider as lines, coloured for terminals. `confirmed` is the number of
@@ -670,6 +667,11 @@ mod tests {
             text(&Overview::default()),
             "no documents; add some to the folder named in the configuration\n"
         );
+        let foreign = Overview {
+            problems: vec!["owner \u{9b}2J".to_owned()],
+            ..Overview::default()
+        };
+        assert_eq!(text(&foreign), "! owner \\u{9b}2J\n");
     }
 
     #[test]

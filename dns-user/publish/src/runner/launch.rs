@@ -5,21 +5,17 @@ use std::{
     fs,
     path::PathBuf,
     sync::Arc,
-    time::Duration,
 };
-
-use parking_lot::Mutex;
 
 use crate::{
     config::Config,
-    documents::read_json,
-    engine::{Engine, RecentDeletions},
+    deletions::RecentDeletions,
+    engine::Engine,
     ownership::{Cipher, Mapper, Registry},
     plan::{PlanRules, Policy},
     provider::{Parameter, Parameters, ProviderError, ProviderKind, ProviderSettings, settings},
     publication::{Publication, Target},
     record::{DomainFilter, Name, RecordError, RecordType, TargetSets, host_sets},
-    store::write_json,
     text::remedy_for_unknown,
     update_record::UpdateRecord,
 };
@@ -53,32 +49,6 @@ impl LaunchOptions {
             deletions: config.store.with_file_name(super::DELETIONS_FILE),
         })
     }
-
-    /// Saves the recent deletions of a provider for the next process.
-    pub fn save_deletions(&self, name: &str, deletions: &RecentDeletions) {
-        // Workers end their rounds at the same time; the file that both have read would lose what one of them adds.
-        static SAVING: Mutex<()> = Mutex::new(());
-        let _saving = SAVING.lock();
-        let mut all = match self.saved_deletions() {
-            // Nearly every round: nothing was deleted, and nothing has to be written.
-            Ok(all) if all.get(name).unwrap_or(&RecentDeletions::default()) == deletions => return,
-            Ok(all) => all,
-            // `launch` has reported it.
-            Err(_) => BTreeMap::new(),
-        };
-        all.insert(name.to_owned(), deletions.clone());
-        if let Err(error) = write_json(&self.deletions, &all) {
-            tracing::warn!(
-                file = %self.deletions.display(), %error,
-                "cannot save the number of recent deletions: after a restart the guard allows as many again"
-            );
-        }
-    }
-
-    /// Returns the saved deletions of all providers, or the reason why they are unknown.
-    fn saved_deletions(&self) -> Result<BTreeMap<String, RecentDeletions>, String> {
-        read_json(&self.deletions)
-    }
 }
 
 /// Creates the engine of a target.
@@ -91,13 +61,12 @@ pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, Provid
     }
     let name = target.name();
     let mut engine = open(&target.record, &name, options)?;
-    match options.saved_deletions() {
-        Ok(mut saved) => engine.deletions = saved.remove(&name).unwrap_or_default(),
-        Err(error) => tracing::warn!(
+    engine.deletions = RecentDeletions::of_file(&options.deletions, &name);
+    if let Err(error) = engine.deletions.read() {
+        tracing::warn!(
             file = %options.deletions.display(), provider = name, error,
-            "the number of recent deletions is unknown, so the guard counts from zero; the next deletion replaces \
-             the file"
-        ),
+            "the recent deletions are unknown, so the guard counts from zero; the next deletion replaces the file"
+        );
     }
     Ok(engine)
 }
@@ -720,11 +689,9 @@ mod tests {
             (usual.min_ttl, usual.creates_pointers, usual.migrate_from),
             (0, false, None)
         );
-        for (text, expected) in [("60", 60), ("2m", 120), ("9999999999", u32::MAX)] {
-            assert_eq!(
-                of(&[("min-ttl", text)], json!({})).unwrap().min_ttl,
-                expected
-            );
+        for (text, expected) in [("60", 60), ("2m", 120)] {
+            let rules = of(&[("min-ttl", text)], json!({})).unwrap();
+            assert_eq!(rules.min_ttl, expected);
         }
         let noop = of(&[], json!({"registry": "noop", "policy": "create-only"})).unwrap();
         assert_eq!((noop.owner.as_str(), noop.policy), ("", Policy::CreateOnly));
@@ -762,6 +729,11 @@ mod tests {
                 ("force-default-targets", "x"),
                 json!({}),
                 "force-default-targets is \"x\"; write true or false",
+            ),
+            (
+                ("min-ttl", "9999999999"),
+                json!({}),
+                "min-ttl is \"9999999999\"; write at most 2147483647 s",
             ),
             (
                 ("create-ptr", "x"),
@@ -976,7 +948,7 @@ mod tests {
     }
 
     #[test]
-    fn deletions_outlive_the_process() {
+    fn engines_know_saved_deletions() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config {
             store: folder.path().join("store"),
@@ -984,66 +956,18 @@ mod tests {
         };
         let options = LaunchOptions::of(&config).unwrap();
         let file = folder.path().join("deletions.json");
-        options.save_deletions("shop/a", &RecentDeletions::default());
-        assert!(!file.exists(), "nothing was deleted");
         let now = std::time::SystemTime::now();
-        let mut deletions = RecentDeletions::default();
-        deletions.add("z", 3, now);
-        options.save_deletions("shop/a", &deletions);
-        options.save_deletions("shop/b", &RecentDeletions::default());
-        let mut other = RecentDeletions::default();
-        other.add("z", 5, now);
-        options.save_deletions("shop/r", &other);
-        let written = fs::read_to_string(&file).unwrap();
-        options.save_deletions("shop/r", &other);
-        assert_eq!(fs::read_to_string(&file).unwrap(), written);
-        let saved = options.saved_deletions().unwrap();
-        assert_eq!(saved.keys().collect::<Vec<_>>(), ["shop/a", "shop/r"]);
-        assert_eq!(saved["shop/a"], deletions);
-        let found = publication(&["shop/r"]);
-        assert_eq!(
-            launch(&found.targets["shop/r"], &options)
-                .unwrap()
-                .deletions,
-            other
-        );
-        let found = publication(&["shop/x"]);
-        assert_eq!(
-            launch(&found.targets["shop/x"], &options)
-                .unwrap()
-                .deletions,
-            RecentDeletions::default()
-        );
-        // A damaged file is replaced by the next deletion.
+        let since = now.duration_since(std::time::UNIX_EPOCH).unwrap();
+        let names = json!({"z": {"a.example.org": since.as_secs()}});
+        fs::write(&file, json!({"shop/r": names}).to_string()).unwrap();
+        let known = |name: &str| {
+            let engine = launch(&publication(&[name]).targets[name], &options).unwrap();
+            engine.deletions.count("z", &Default::default(), now)
+        };
+        assert_eq!([known("shop/r"), known("shop/x")], [1, 0]);
+        // Without the file nothing is known, which does not prevent the launch.
         fs::write(&file, "[").unwrap();
-        assert!(options.saved_deletions().is_err());
-        assert!(launch(&found.targets["shop/x"], &options).is_ok());
-        options.save_deletions("shop/a", &deletions);
-        assert_eq!(options.saved_deletions().unwrap().len(), 1);
-    }
-
-    #[test]
-    fn deletions_of_simultaneous_rounds_are_saved() {
-        let folder = tempfile::tempdir().unwrap();
-        let options = LaunchOptions::of(&Config {
-            store: folder.path().join("store"),
-            ..Config::default()
-        })
-        .unwrap();
-        let mut deletions = RecentDeletions::default();
-        deletions.add("z", 1, std::time::SystemTime::now());
-        std::thread::scope(|scope| {
-            for worker in 0..4 {
-                let options = &options;
-                let deletions = &deletions;
-                scope.spawn(move || {
-                    for number in 0..20 {
-                        options.save_deletions(&format!("shop/{worker}-{number}"), deletions);
-                    }
-                });
-            }
-        });
-        assert_eq!(options.saved_deletions().unwrap().len(), 80);
+        assert_eq!(known("shop/r"), 0);
     }
 
     #[test]

@@ -35,7 +35,7 @@ use crate::{
     engine::{Engine, Report},
     fleet::{AliasWriter, Fleet, HealthHistory, ResolveError, SavedHealth, ServerClient},
     plan::Reason,
-    provider::ProviderError,
+    provider::{Loading, ProviderError, load},
     publication::{Publication, Target, fleet_names, publish},
     status::{
         ApiState, Confirmation, Confirmed, Metrics, ProviderState, StatusWriter, gauge, shortened,
@@ -443,41 +443,40 @@ struct Shared {
 
 /// Reconciles until the sender of targets is dropped. A round in progress is completed.
 async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Arc<Target>>) {
-    let mut launched: Option<(Arc<Target>, Engine)> = None;
+    let mut target = targets.borrow().clone();
+    let mut engine: Option<Engine> = None;
+    let mut launching = Loading::default();
     let mut confirmations = shared.api_state.receive_confirmations(&name);
     let mut confirmation: Option<Confirmation> = None;
     loop {
-        let target = targets.borrow_and_update().clone();
+        let before = std::mem::replace(&mut target, targets.borrow_and_update().clone());
         let begun = Instant::now();
-        if let Some((before, _)) = &launched
-            // An engine remembers what others have undone, so it is kept while only the wanted
-            // records change.
-            && (before.record != target.record || before.rival != target.rival)
-        {
-            launched = None;
+        // An engine remembers what others have undone, so it is kept while only the wanted records change.
+        if before.record != target.record || before.rival != target.rival {
+            engine = None;
+            launching = Loading::default();
         }
-        if launched.is_none() {
-            match launch(&target, &shared.options) {
-                Ok(engine) => launched = Some((target.clone(), engine)),
+        if engine.is_none() {
+            let options = shared.options.clone();
+            let wanted = target.clone();
+            let launched = load(&launching, "its files", move || launch(&wanted, &options));
+            match launched.await {
+                Ok(launched) => engine = Some(launched),
                 Err(error) => {
                     let problem = error.to_string();
                     let state = ProviderState::failed(&problem, &shared.state(&name));
-                    shared.report(&name, state, Some(problem));
+                    shared.report(&name, &target, state, Some(problem));
                 }
             }
         }
         let mut changed = 0;
-        if let Some((_, engine)) = &mut launched {
+        if let Some(engine) = &mut engine {
             let confirmed = confirmation
                 .as_ref()
                 .map(|confirmation| confirmation.deletions);
             changed = shared.round(&name, engine, &target, confirmed).await;
         }
-        if let Some(Confirmation {
-            deletions: _,
-            reply,
-        }) = confirmation.take()
-        {
+        if let Some(Confirmation { reply, .. }) = confirmation.take() {
             let problems = shared.state(&name).problems(&target);
             // The client may have gone.
             let _ = reply.send(Confirmed { changed, problems });
@@ -494,7 +493,10 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
                 // A program may rewrite documents without a pause; zones are not listed as fast.
                 tokio::time::sleep(MIN_PAUSE.saturating_sub(begun.elapsed())).await;
             }
-            received = confirmations.recv() => confirmation = received,
+            received = confirmations.recv() => {
+                // The operator who confirmed has given up, and documents may have changed since.
+                confirmation = received.filter(|received| !received.reply.is_closed());
+            }
             () = tokio::time::sleep(pause) => {}
         }
     }
@@ -514,9 +516,7 @@ impl Shared {
     /// Forgets a provider whose last round has ended.
     fn forget(&self, name: &str) {
         self.states.lock().remove(name);
-        self.api_state.metrics.forget(name);
-        // A record of the same name may have returned meanwhile.
-        self.api_state.change.notify_one();
+        self.api_state.forget(name);
     }
 
     fn state(&self, name: &str) -> ProviderState {
@@ -528,7 +528,7 @@ impl Shared {
         &self,
         name: &str,
         engine: &mut Engine,
-        target: &Target,
+        target: &Arc<Target>,
         confirmed: Option<usize>,
     ) -> usize {
         let metrics = &self.api_state.metrics;
@@ -538,8 +538,6 @@ impl Shared {
         } else {
             engine.reconcile(&target.desired, confirmed, &|_| {}).await
         };
-        // Also after an error: a part of the zones may have been changed before it.
-        self.options.save_deletions(name, &engine.deletions);
         let labels = &[name];
         metrics
             .last_reconcile
@@ -563,13 +561,13 @@ impl Shared {
                     let first = state.all_problems().next();
                     Some(first.cloned().unwrap_or_default())
                 };
-                self.report(name, state, problem);
+                self.report(name, target, state, problem);
                 report.applied()
             }
             Err(error) => {
                 metrics.registry_errors.with_label_values(labels).inc();
                 let state = ProviderState::failed(&error, &self.state(name));
-                self.report(name, state, Some(error.to_string()));
+                self.report(name, target, state, Some(error.to_string()));
                 0
             }
         }
@@ -615,7 +613,14 @@ impl Shared {
     }
 
     /// Records the end of a round; without a `problem` it published everything.
-    fn report(&self, name: &str, state: ProviderState, problem: Option<String>) {
+    fn report(
+        &self,
+        name: &str,
+        target: &Arc<Target>,
+        mut state: ProviderState,
+        problem: Option<String>,
+    ) {
+        state.round = Some(target.clone());
         let metrics = &self.api_state.metrics;
         let errors = metrics.soft_errors.with_label_values(&[name]);
         match &problem {
@@ -654,7 +659,9 @@ async fn dry_round(
     for action in planned.actions() {
         tracing::info!(provider = name, "dry run: {action}");
     }
-    Ok(planned.report(&listing))
+    let mut report = planned.report(&listing);
+    report.withheld = planned.actions().count();
+    Ok(report)
 }
 
 fn seconds_now() -> f64 {
@@ -717,7 +724,7 @@ mod tests {
         Record::parse(&format!("{name}.example.org"), RecordType::A, ["192.0.2.1"]).unwrap()
     }
 
-    fn target(parameters: &str, names: &[&str]) -> Target {
+    fn target(parameters: &str, names: &[&str]) -> Arc<Target> {
         let body = format!(
             "{{\"metadata\": {{\"name\": \"p\"}}, \"spec\": {{\"provider\": \"coredns\", \
              \"external-dns-parameters\": {parameters}}}}}"
@@ -725,7 +732,7 @@ mod tests {
         let problems = Problems::of("body");
         let node = parse(documents(&body)[0], &problems).unwrap();
         let record = UpdateRecord::read(&mut Reader::root(&node, &problems).fields().unwrap());
-        Target {
+        let target = Target {
             id: DocumentId {
                 kind: Kind::UpdateRecord,
                 namespace: "shop".to_owned(),
@@ -740,7 +747,8 @@ mod tests {
             origins: BTreeMap::new(),
             counts: BTreeMap::new(),
             rival: None,
-        }
+        };
+        Arc::new(target)
     }
 
     fn shared(folder: &Path) -> Shared {
@@ -801,7 +809,7 @@ mod tests {
                 .with_label_values(&["p", "A"])
                 .get()
         };
-        let round = async |listed, confirmed, target: &Target| {
+        let round = async |listed, confirmed, target: &Arc<Target>| {
             let mut engine = engine(listed);
             shared.round("p", &mut engine, target, confirmed).await
         };
@@ -879,6 +887,15 @@ mod tests {
         assert_eq!(zones, [("z", 1, 0, 0, false), ("y", 0, 0, 0, true)]);
         assert_eq!(shared.round("p", &mut engine, &dry, None).await, 0);
         assert_eq!(counted(&shared).0, [1, 0, 0, 0, 1]);
+        // What is only logged is not published.
+        let withheld =
+            "dry-run is true, so 1 changes are logged and not made; remove it to publish";
+        for (names, expected) in [(&["a", "b"][..], &[withheld][..]), (&["a"], &[])] {
+            let dry = target("{\"dry-run\": true}", names);
+            let mut engine = tests::engine(Ok(vec![zone("z", Ok(vec![set("a")]))]));
+            shared.round("p", &mut engine, &dry, None).await;
+            assert_eq!(shared.state("p").general, expected);
+        }
     }
 
     #[tokio::test]
@@ -886,17 +903,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared(folder.path());
         shared.api_state.expect([("p".to_owned(), Duration::ZERO)]);
-        let state = ProviderState::failed("first", &ProviderState::default());
-        shared.report("p", state.clone(), Some("first".to_owned()));
+        let wanted = target("{}", &["a"]);
+        let mut state = ProviderState::failed("first", &ProviderState::default());
+        shared.report("p", &wanted, state.clone(), Some("first".to_owned()));
+        state.round = Some(wanted.clone());
         assert_eq!(shared.state("p"), state);
         assert!(shared.api_state.late_rounds()[0].ends_with(" s: first"));
         // The main loop was woken.
         shared.changed.notified().await;
         let well = ProviderState {
-            ran: true,
+            round: Some(wanted.clone()),
             ..ProviderState::default()
         };
-        shared.report("p", well.clone(), None);
+        shared.report("p", &wanted, well.clone(), None);
         assert_eq!(shared.state("p"), well);
         assert_eq!(counted(&shared).0[4], 0);
     }
@@ -906,17 +925,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let service = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", service.local_addr().unwrap());
-        let settings = BTreeMap::from([("etcd-urls".to_owned(), url)]);
-        let mut shared = shared(folder.path());
-        shared.options = LaunchOptions::of(&Config {
-            store: folder.path().join("store"),
-            provider_settings: BTreeMap::from([("shop/p".to_owned(), settings)]),
-            ..Config::default()
-        })
-        .unwrap();
-        let shared = Arc::new(shared);
+        let shared = shared_with_etcd(folder.path(), url);
         let mut wanted = Publication::default();
-        let one = Arc::new(target("{}", &["a"]));
+        let one = target("{}", &["a"]);
         wanted.targets.insert("shop/p".to_owned(), one);
         let mut workers = Workers::default();
         workers.update(&shared, &wanted);
@@ -930,11 +941,90 @@ mod tests {
         assert_eq!(shared.state("shop/p"), ProviderState::default());
         let metrics = shared.api_state.metrics.text();
         assert!(!metrics.contains("shop/p"), "{metrics}");
+        assert!(shared.api_state.providers().is_empty());
         while !workers.0["shop/p"].task.is_finished() {
             tokio::task::yield_now().await;
         }
         workers.update(&shared, &wanted);
         assert!(workers.0["shop/p"].targets.is_some());
+    }
+
+    /// Returns shared state with etcd at `url` as the service of `shop/p`.
+    fn shared_with_etcd(folder: &Path, url: String) -> Arc<Shared> {
+        let settings = BTreeMap::from([("etcd-urls".to_owned(), url)]);
+        let mut shared = shared(folder);
+        shared.options = LaunchOptions::of(&Config {
+            store: folder.join("store"),
+            provider_settings: BTreeMap::from([("shop/p".to_owned(), settings)]),
+            ..Config::default()
+        })
+        .unwrap();
+        Arc::new(shared)
+    }
+
+    #[tokio::test]
+    async fn abandoned_confirmations_confirm_nothing() {
+        use base64::{Engine as _, engine::general_purpose::STANDARD};
+
+        let folder = tempfile::tempdir().unwrap();
+        let pair = |key: &str, value: serde_json::Value| {
+            let value = STANDARD.encode(value.to_string());
+            serde_json::json!({"key": STANDARD.encode(key), "value": value, "mod_revision": "7"})
+        };
+        let text = "\"heritage=external-dns,external-dns/owner=default\"";
+        let address = serde_json::json!({"host": "192.0.2.1", "targetstrip": 1});
+        let owner = serde_json::json!({"text": text, "targetstrip": 1});
+        let kvs = [
+            pair("/skydns/org/example/a/1", address),
+            pair("/skydns/org/example/a-a/1", owner),
+        ];
+        let listing = serde_json::json!({"header": {"revision": "9"}, "kvs": kvs}).to_string();
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let noted = asked.clone();
+        let gate = Arc::new(Notify::new());
+        let opened = gate.clone();
+        let routes = Router::new().fallback(move |uri: axum::http::Uri| {
+            let is_first = noted.lock().is_empty();
+            noted.lock().push(uri.path().to_owned());
+            let opened = opened.clone();
+            let answer = match uri.path() {
+                "/v3/kv/txn" => "{\"succeeded\": true}".to_owned(),
+                _ => listing.clone(),
+            };
+            async move {
+                if is_first {
+                    opened.notified().await;
+                }
+                answer
+            }
+        });
+        let service = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", service.local_addr().unwrap());
+        serve("a test", service, routes);
+        let shared = shared_with_etcd(folder.path(), url);
+        let mut wanted = Publication::default();
+        wanted
+            .targets
+            .insert("shop/p".to_owned(), target("{}", &[]));
+        let mut workers = Workers::default();
+        workers.update(&shared, &wanted);
+        while asked.lock().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // The operator gives up during a round that hangs.
+        let confirmation = shared.api_state.confirm("shop/p", 1);
+        assert!(
+            tokio::time::timeout(Duration::ZERO, confirmation)
+                .await
+                .is_err()
+        );
+        gate.notify_one();
+        shared.changed.notified().await;
+        shared.changed.notified().await;
+        assert_eq!(*asked.lock(), ["/v3/kv/range"; 2]);
+        let confirmed = shared.api_state.confirm("shop/p", 1).await.unwrap();
+        assert_eq!(confirmed.changed, 1);
+        assert_eq!(asked.lock()[2..], ["/v3/kv/range", "/v3/kv/txn"]);
     }
 
     #[tokio::test(flavor = "multi_thread")]

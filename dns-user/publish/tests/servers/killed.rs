@@ -42,19 +42,7 @@ fn kill_after(program: Program, messages: usize) {
         .collect();
     publisher.endpoints("names", &addresses);
 
-    let (proxy, reached) = proxy(server.address, messages);
-    publisher.provider(&server, &json!({"rfc2136-host": proxy.to_string()}));
-    let mut apply = publisher.spawn("apply");
-    // Without the signal the run ended before that many messages.
-    while reached.recv_timeout(Duration::from_millis(50)).is_err() {
-        if apply.try_wait().unwrap().is_some() {
-            break;
-        }
-    }
-    // SIGKILL. The process may have ended already.
-    let _ = apply.kill();
-    apply.wait().unwrap();
-
+    apply_until(&publisher, &server, messages);
     let zone = server.transfer("example.org");
     let (records, owners) = (
         zone.matches("192.0.2.1").count(),
@@ -64,7 +52,6 @@ fn kill_after(program: Program, messages: usize) {
         records, owners,
         "{program:?}, killed after {messages} messages"
     );
-    publisher.provider(&server, &json!({}));
     publisher.expect(0, "apply");
     assert_eq!(publisher.expect(0, "plan").errors, "");
     let zone = server.transfer("example.org");
@@ -75,6 +62,51 @@ fn kill_after(program: Program, messages: usize) {
         ),
         (NAMES, NAMES)
     );
+}
+
+/// Kills `apply` when this message of the server arrives.
+fn apply_until(publisher: &Publisher, server: &NameServer, messages: usize) {
+    let (proxy, reached) = proxy(server.address, messages);
+    publisher.provider(server, &json!({"rfc2136-host": proxy.to_string()}));
+    let mut apply = publisher.spawn("apply");
+    // Without the signal the run ended before that many messages.
+    while reached.recv_timeout(Duration::from_millis(50)).is_err() {
+        if apply.try_wait().unwrap().is_some() {
+            break;
+        }
+    }
+    // SIGKILL. The process may have ended already.
+    let _ = apply.kill();
+    apply.wait().unwrap();
+    publisher.provider(server, &json!({}));
+}
+
+#[test]
+fn deletions_of_a_killed_apply_count() {
+    let names: Vec<String> = (0..20)
+        .map(|number| format!("n{number}.example.org"))
+        .collect();
+    let mut addresses = Vec::new();
+    for name in &names {
+        addresses.push((name.as_str(), "192.0.2.1"));
+    }
+    let mut was_killed_after_deletions = false;
+    for messages in 1..=3 {
+        let server = NameServer::start(Program::Bind);
+        let publisher = Publisher::of(&server);
+        let count = || server.transfer("example.org").matches("192.0.2.1").count();
+        publisher.endpoints("names", &addresses);
+        publisher.expect(0, "apply");
+        publisher.endpoints("names", &addresses[..12]);
+        apply_until(&publisher, &server, messages);
+        was_killed_after_deletions |= count() == 12;
+        // Eight more: in an hour at most ten may go.
+        publisher.endpoints("names", &addresses[..4]);
+        let said = publisher.expect(1, "apply");
+        assert!(said.errors.contains("above the limit of 10"), "{said:?}");
+        assert!(count() >= 10, "killed after {messages} messages");
+    }
+    assert!(was_killed_after_deletions);
 }
 
 /// Forwards connections. Holds back the last of `messages` from the server and everything after it, and
