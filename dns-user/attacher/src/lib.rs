@@ -20,7 +20,7 @@
 //!
 //! # System calls
 //!
-//! Its seccomp filter (`dns_kit::sandbox`) permits those of the server, bpf(2) and membarrier(2). Those that concern the
+//! Its seccomp filter (`dns_kit::sandbox`) permits the server's system calls, bpf(2) and membarrier(2). Calls that concern the
 //! kernel's network:
 //!
 //! | Call | Where |
@@ -91,7 +91,7 @@ use std::{
 
 use self::attach::{
     attachment::{self, Filters},
-    netlink::Socket,
+    netlink::{Link, Socket},
     pins::Pins,
     rules::{Device, Facts, PacketFilter},
 };
@@ -141,28 +141,44 @@ pub fn detach_all(config: &XdpConfig, main: SocketAddr) -> io::Result<Detached> 
         attachment::drop_predecessor(link);
         detached_links += 1;
     }
+    // A folder that cannot be removed keeps no filter from being removed.
     let folder_state = pins
         .remove()
-        .map_err(|error| during("removing the pins", error))?;
+        .map_err(|error| during("removing the pins", error));
     let mut netlink = Socket::requests().map_err(|error| during("asking netlink", error))?;
     let links = netlink
         .links()
         .map_err(|error| during("listing the interfaces", error))?;
-    // Filters have no pins: only a look at each interface finds them.
-    let filters = Filters::of(main);
-    let mut detached_filters = 0;
-    for link in links {
-        let removed = filters
-            .remove(link.ifindex, &mut netlink)
-            .map_err(|error| during(&format!("removing the filter of {}", link.name), error))?;
-        detached_filters += usize::from(removed);
-    }
+    let detached_filters = detach_filters(&Filters::of(main), &links, &mut netlink)?;
     Ok(Detached {
         links: detached_links,
         filters: detached_filters,
+        folder_state: folder_state?,
         folder: pins.folder,
-        folder_state,
     })
+}
+
+/// Removes our filters from these interfaces; returns their number. The first error is returned after a look at each
+/// interface.
+fn detach_filters(filters: &Filters, links: &[Link], netlink: &mut Socket) -> io::Result<usize> {
+    let mut detached = 0;
+    let mut problem = None;
+    // Filters have no pins: only a look at each interface finds them.
+    for link in links {
+        match filters.remove(link.ifindex, netlink) {
+            Ok(removed) => detached += usize::from(removed),
+            // The interface has gone since it was listed, and its filter with it.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+            Err(error) => {
+                let error = during(&format!("removing the filter of {}", link.name), error);
+                problem.get_or_insert(error);
+            }
+        }
+    }
+    match problem {
+        Some(error) => Err(error),
+        None => Ok(detached),
+    }
 }
 
 /// Returns the packet filter's objection, in the calling thread's network namespace, to answering

@@ -120,7 +120,7 @@ fn start(path: &Path, log_format: LogFormat, for_parent: bool) -> anyhow::Result
     end_at_panics();
     let logs =
         Logs::init(&config.logging, log_format).map_err(|error| anyhow!("logging: {error}"))?;
-    // Another user gets its folder from `prepare-pins`; each session says so if it cannot pin
+    // Another user gets its folder from `prepare-pins`; each session logs a warning if it cannot pin
     // there.
     if let Err(problem) = pins
         && geteuid().is_root()
@@ -195,7 +195,11 @@ fn authority_reader(path: PathBuf, config: Config, first: Authority) -> ReadAuth
 fn authority_since(config: &Config, first: &Authority) -> Authority {
     let mut current = authority(config);
     // Files that only root may read were read at the start.
-    current.listen.extend(&first.listen);
+    for &address in &first.listen {
+        if !current.listen.contains(&address) {
+            current.listen.push(address);
+        }
+    }
     current
 }
 

@@ -386,6 +386,13 @@ mod tests {
         static GRACE_PERIODS: Cell<usize> = const { Cell::new(0) };
     }
 
+    impl ScopePage {
+        /// Returns a page that no program reads.
+        pub(crate) fn anonymous() -> Self {
+            page()
+        }
+    }
+
     /// Returns a page in anonymous memory.
     fn page() -> ScopePage {
         let map = MmapOptions::new()

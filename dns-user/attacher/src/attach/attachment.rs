@@ -13,7 +13,7 @@ use dns_common::object;
 use dns_fastpath::protocol::Hook;
 
 use super::{
-    netlink::{FilterInfo, Link, Occupant, Socket},
+    netlink::{FilterInfo, Link, NewFilter, Occupant, Socket},
     rtnl_throttle::QUIET,
 };
 use crate::{
@@ -121,20 +121,21 @@ impl Attachment {
         })
     }
 
+    /// Asks the kernel for the program on the hook. After an error its state is unknown.
     pub(crate) fn state(
         &self,
         programs: &Programs,
         filters: &Filters,
         netlink: &mut Socket,
-    ) -> AttachState {
+    ) -> io::Result<AttachState> {
         let program = match &self.handle {
-            HookHandle::Link(link) => match bpf::link_info(link.as_fd()) {
+            HookHandle::Link(link) => {
+                let info = bpf::link_info(link.as_fd())?;
                 // A link whose interface is gone has index 0.
-                Ok(info) if info.ifindex == self.ifindex => Some(info.program_id),
-                _ => None,
-            },
+                (info.ifindex == self.ifindex).then_some(info.program_id)
+            }
             HookHandle::Filter(Filter { priority, .. }) => {
-                let found = netlink.filters(self.ifindex).unwrap_or_default();
+                let found = netlink.filters(self.ifindex)?;
                 let filter = found
                     .into_iter()
                     .find(|filter| filter.priority == *priority);
@@ -144,11 +145,11 @@ impl Attachment {
                     .map(|filter| filter.program)
             }
         };
-        match program {
+        Ok(match program {
             Some(id) if programs.are(id) => AttachState::Ours,
             Some(_) => AttachState::TakenOver,
             None => AttachState::Gone,
-        }
+        })
     }
 
     /// Detaches the program, unless a successor has replaced it.
@@ -162,26 +163,25 @@ impl Attachment {
             why: _,
         } = self;
         // The link is the successor's now, and so is the pin with its name.
-        if state == AttachState::TakenOver {
+        if matches!(state, Ok(AttachState::TakenOver)) {
             return;
         }
+        let may_be_attached = !matches!(state, Ok(AttachState::Gone));
         // Unpinned first: if this process is killed in between, the link still ends with it.
         if let Some(pin) = &pin
             && let Err(error) = remove_if_there(pin)
         {
             tracing::warn!(%error, "cannot unpin a link");
         }
-        let result = match &handle {
+        let result = match (&handle, state) {
             // Detaches the program even if other processes hold the link.
-            HookHandle::Link(link) => bpf::link_detach(link.as_fd()),
-            HookHandle::Filter(filter) if state == AttachState::Ours => {
-                filter.remove(ifindex, netlink)
-            }
+            (HookHandle::Link(link), _) => bpf::link_detach(link.as_fd()),
+            (HookHandle::Filter(filter), Ok(AttachState::Ours)) => filter.remove(ifindex, netlink),
             // A foreign filter of this priority must stay.
-            HookHandle::Filter(_) => Ok(()),
+            (HookHandle::Filter(_), state) => state.map(drop),
         };
         if let Err(error) = result
-            && state == AttachState::Ours
+            && may_be_attached
         {
             tracing::warn!(%error, ifindex, "cannot detach a program: it may answer until the lease expires");
         }
@@ -372,16 +372,13 @@ impl Filter {
     /// Removes the filter, and the qdisc if a server added it and nothing else uses it: a CNI
     /// plugin could otherwise no longer add `ingress`.
     pub(super) fn remove(self, ifindex: u32, netlink: &mut Socket) -> io::Result<()> {
-        netlink.remove_filter(ifindex, self.priority)?;
-        self.remove_qdisc(ifindex, netlink)
-    }
-
-    fn remove_qdisc(self, ifindex: u32, netlink: &mut Socket) -> io::Result<()> {
         // Filters at egress use the same qdisc; removing it would remove them as well.
-        if self.qdisc == QdiscOwner::Us && !netlink.has_filters(ifindex)? {
-            netlink.remove_clsact(ifindex)?;
+        if self.qdisc == QdiscOwner::Us && !netlink.has_other_filters(ifindex, self.priority)? {
+            // With its filter in one step: the owner of the qdisc is part of the filter's name, and a kill in between
+            // would leave it for good.
+            return netlink.remove_clsact(ifindex);
         }
-        Ok(())
+        netlink.remove_filter(ifindex, self.priority)
     }
 }
 
@@ -444,27 +441,53 @@ impl Filters {
                      6.6 excludes ours"
                 )));
             }
-            // Another qdisc may have been added just before ours; the next attempt finds it.
-            None if !settled || !netlink.add_clsact(ifindex).map_err(clsact_failed)? => {
+            None if !settled => return Err(NotServed::Unsettled),
+            None => return self.set_with_qdisc(ifindex, program, netlink),
+        };
+        let new = NewFilter {
+            priority: filter.priority,
+            program,
+            name: &self.name(filter.qdisc),
+        };
+        netlink
+            .set_filter(ifindex, &new, occupant)
+            .map_err(clsact_failed)?;
+        Ok(filter)
+    }
+
+    /// Sets our filter with a qdisc of its own.
+    fn set_with_qdisc(
+        &self,
+        ifindex: u32,
+        program: BorrowedFd<'_>,
+        netlink: &mut Socket,
+    ) -> Result<Filter, NotServed> {
+        let filter = Filter {
+            priority: self.first,
+            qdisc: QdiscOwner::Us,
+        };
+        let new = NewFilter {
+            priority: filter.priority,
+            program,
+            name: &self.name(filter.qdisc),
+        };
+        let [of_qdisc, of_filter] = netlink
+            .add_clsact_with(ifindex, &new)
+            .map_err(clsact_failed)?;
+        let undone = match (of_qdisc, &of_filter) {
+            (Ok(()), Ok(())) => return Ok(filter),
+            (Ok(()), Err(_)) => netlink.remove_clsact(ifindex),
+            // Another qdisc was added just before: the next attempt finds it, and takes its owner into account.
+            (Err(_), Ok(())) => netlink.remove_filter(ifindex, filter.priority),
+            (Err(error), Err(_)) if error.raw_os_error() == Some(libc::EEXIST) => {
                 return Err(NotServed::Unsettled);
             }
-            None => (
-                Filter {
-                    priority: self.first,
-                    qdisc: QdiscOwner::Us,
-                },
-                Occupant::Absent,
-            ),
+            (Err(error), Err(_)) => return Err(clsact_failed(error)),
         };
-        let name = self.name(filter.qdisc);
-        if let Err(error) = netlink.set_filter(ifindex, filter.priority, occupant, program, &name) {
-            // Only the filter's name tells whose the qdisc is: the next attempt would leave it to others, for good.
-            if let Err(error) = filter.remove_qdisc(ifindex, netlink) {
-                tracing::warn!(%error, ifindex, "cannot remove a clsact qdisc that was added for a filter: other qdiscs at ingress are refused");
-            }
-            return Err(clsact_failed(error));
+        if let Err(error) = undone {
+            tracing::warn!(%error, ifindex, "cannot remove a clsact qdisc or filter that was added in part: other qdiscs at ingress may be refused");
         }
-        Ok(filter)
+        Err(of_filter.map_or_else(clsact_failed, |()| NotServed::Unsettled))
     }
 
     /// Returns our filter on an interface, whichever process set it.
@@ -520,8 +543,8 @@ impl Filters {
             let priority = 0xb000 | (self.first.wrapping_add(step) & 0xfff);
             match filters.iter().find(|filter| filter.priority == priority) {
                 Some(filter) => {
-                    // Ours may be behind a free priority: whoever occupied that one when ours was
-                    // set has gone.
+                    // Ours may be behind a free priority: the filter that occupied that one when ours
+                    // was set has gone.
                     if let Some(qdisc) = self.qdisc_of(&filter.name) {
                         return Some((Filter { priority, qdisc }, Occupant::Replaced));
                     }
@@ -549,6 +572,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        attach::kernel_tests::stand_in,
         bpf::ProgramType,
         mailbox,
         programs::{LoadProblem, Report},
@@ -712,8 +736,103 @@ mod tests {
                 .set(1, no_program.as_fd(), true, &mut lo.netlink)
                 .unwrap_err();
             assert!(filters.is_on(1, &mut lo.netlink).unwrap());
+
+            // The qdisc was there before.
+            let later = Filters::of(([127, 0, 0, 1], 54).into());
+            let refused = later.set_with_qdisc(1, program.as_fd(), &mut lo.netlink);
+            assert!(matches!(refused, Err(NotServed::Unsettled)));
+            assert!(!later.is_on(1, &mut lo.netlink).unwrap());
+            let other = later
+                .set(1, program.as_fd(), true, &mut lo.netlink)
+                .unwrap();
+            assert_eq!(other.qdisc, QdiscOwner::Others);
+            filter.remove(1, &mut lo.netlink).unwrap();
+            assert!(later.is_on(1, &mut lo.netlink).unwrap(), "in use");
+            other.remove(1, &mut lo.netlink).unwrap();
+
+            lo.netlink.remove_clsact(1).unwrap();
+            let filter = filters
+                .set(1, program.as_fd(), true, &mut lo.netlink)
+                .unwrap();
+            filter.remove(1, &mut lo.netlink).unwrap();
+            assert_eq!(lo.netlink.ingress_qdisc(1).unwrap(), None);
         };
         thread::spawn(in_own_namespace).join().unwrap();
+    }
+
+    #[test]
+    fn no_kill_separates_qdisc_from_filter() {
+        let (mut netlink, kernel) = stand_in(|kind, _| match kind {
+            libc::RTM_GETQDISC => Err(libc::ENOENT),
+            _ => Ok(None),
+        });
+        let filters = Filters::of(([127, 0, 0, 1], 53).into());
+        let program = std::fs::File::open("/dev/null").unwrap();
+        let filter = filters.set(7, program.as_fd(), true, &mut netlink).unwrap();
+        filter.remove(7, &mut netlink).unwrap();
+        drop(netlink);
+        assert_eq!(
+            kernel.join().unwrap(),
+            [
+                vec![libc::RTM_GETQDISC],
+                vec![libc::RTM_NEWQDISC, libc::RTM_NEWTFILTER],
+                vec![libc::RTM_GETTFILTER],
+                vec![libc::RTM_GETTFILTER],
+                vec![libc::RTM_DELQDISC],
+            ]
+        );
+    }
+
+    #[test]
+    fn vanished_interface_keeps_no_other_filter() {
+        let filters = Filters::of(([127, 0, 0, 1], 53).into());
+        let program = std::fs::File::open("/dev/null").unwrap();
+        let new = NewFilter {
+            priority: filters.first,
+            program: program.as_fd(),
+            name: &filters.name(QdiscOwner::Others),
+        };
+        let listed = new.listed(0);
+        let (mut netlink, kernel) = stand_in(move |kind, ifindex| match (kind, ifindex) {
+            (libc::RTM_GETTFILTER, _) => Ok(Some(listed.clone())),
+            (_, 7) => Err(libc::ENODEV),
+            (_, 8) => Err(libc::EPERM),
+            _ => Ok(None),
+        });
+        let links = [(7, "gone"), (8, "kept"), (9, "eth0")]
+            .map(|(ifindex, name)| Link::named(ifindex, name));
+        let error = crate::detach_filters(&filters, &links, &mut netlink).unwrap_err();
+        assert!(error.to_string().contains("kept"), "{error}");
+        let detached = crate::detach_filters(&filters, &links[..1], &mut netlink);
+        assert_eq!(detached.unwrap(), 0);
+        drop(netlink);
+        let calls = kernel.join().unwrap().concat();
+        let removals = calls
+            .iter()
+            .filter(|&&kind| kind == libc::RTM_DELTFILTER)
+            .count();
+        assert_eq!(removals, 4);
+    }
+
+    #[test]
+    fn unanswered_question_ends_no_attachment() {
+        let (mut netlink, kernel) = stand_in(|_, _| Err(libc::ENOMEM));
+        let filters = Filters::of(([127, 0, 0, 1], 53).into());
+        let (_reports, told) = mailbox::channel(1).unwrap();
+        let attachment = Attachment {
+            ifindex: 7,
+            hook: Hook::Clsact,
+            handle: HookHandle::Filter(Filter {
+                priority: filters.first,
+                qdisc: QdiscOwner::Us,
+            }),
+            pin: None,
+            why: String::new(),
+        };
+        let state = attachment.state(&Programs::told(told), &filters, &mut netlink);
+        assert_eq!(state.unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+        drop(netlink);
+        kernel.join().unwrap();
     }
 
     #[test]

@@ -19,6 +19,10 @@ use ipnet::IpNet;
 /// Interval at which rules and policies are read while any interface is served.
 const ROUND: Duration = Duration::from_secs(2);
 
+/// Maximum number of attempts to read the rules for the first time that are waited for: after ten seconds a predecessor's
+/// lease has ended anyway.
+const MAX_AWAITED: u32 = 5;
+
 /// Maximum number of cached answers about single clients.
 const MAX_KNOWN: usize = 65_536;
 
@@ -49,6 +53,10 @@ pub(super) enum Stance {
 #[derive(Debug, Default)]
 pub(super) struct Firewall {
     rules: PacketFilter,
+    /// Whether they have been read.
+    has_rules: bool,
+    /// Number of attempts to read them that have failed.
+    failures: u32,
     /// The kernel's answers about sets in these rules.
     facts: Facts,
     /// The addresses of endpoints that interfaces of this machine have.
@@ -123,21 +131,39 @@ impl Firewall {
         let read = count(Operation::Rules, || {
             io::Result::Ok((self.rules.read_again()?, policies()?))
         });
+        if let Some(of_rules) = self.note(read) {
+            change = of_rules;
+        }
+        if matches!(change, Change::Facts | Change::Rules) {
+            self.forget();
+        }
+        change
+    }
+
+    /// Returns whether an error that may pass has kept the rules from being read so far.
+    pub(super) fn awaits_rules(&self) -> bool {
+        let may_pass = self.problem.as_ref().is_some_and(|problem| !problem.lasts);
+        may_pass && !self.has_rules && self.failures <= MAX_AWAITED
+    }
+
+    /// Notes rules and policies, or why they cannot be read; returns what may have changed.
+    fn note(&mut self, read: io::Result<(PacketFilter, Vec<Policy>)>) -> Option<Change> {
         match read {
             Ok((rules, policies)) => {
                 self.problem = None;
+                self.has_rules = true;
                 if (&rules, &policies) != (&self.rules, &self.policies) {
                     (self.rules, self.policies) = (rules, policies);
                     self.facts.forget();
-                    change = Change::Rules;
-                // Packets, time and ipset(8) change members without a new generation of rules.
-                } else if self.facts.ask_again() {
-                    change = Change::Facts;
+                    return Some(Change::Rules);
                 }
+                // Packets, time and ipset(8) change members without a new generation of rules.
+                self.facts.ask_again().then_some(Change::Facts)
             }
             Err(error) => {
+                self.failures = self.failures.saturating_add(1);
                 // Other errors pass, such as tables that change during every attempt to list them;
-                // the rules read last are used until then.
+                // the rules read last are used until then, if there are any.
                 let lasts = matches!(
                     error.kind(),
                     io::ErrorKind::PermissionDenied | io::ErrorKind::FileTooLarge
@@ -148,17 +174,18 @@ impl Firewall {
                 };
                 // Each is logged only once.
                 if self.problem.as_ref() != Some(&problem) {
-                    tracing::warn!(%error, "cannot read the packet filter rules (getsockopt, nfnetlink): rate limits, dropped replies and NAT on lo go undetected");
+                    let effect = if lasts || !self.has_rules {
+                        "userspace answers every query until they can be read"
+                    } else {
+                        "new rate limits, dropped replies and NAT on lo go undetected"
+                    };
+                    tracing::warn!(%error, "cannot read the packet filter rules (getsockopt, nfnetlink): {effect}");
                 }
                 self.problem = Some(problem);
                 // Unread rules may be new ones, so every client must be heard again.
-                change = Change::Rules;
+                Some(Change::Rules)
             }
         }
-        if matches!(change, Change::Facts | Change::Rules) {
-            self.forget();
-        }
-        change
     }
 
     /// Forgets what the rules say about some interfaces.
@@ -182,8 +209,10 @@ impl Firewall {
                 "an IPsec policy covers the endpoint, and the program's replies would bypass it";
             return Stance::Refuses(why.to_owned());
         }
-        // They may limit queries, and no later look will show it.
-        if let Some(Unreadable { lasts: true, why }) = &self.problem {
+        // They may limit queries, and no later look will show it if the error lasts.
+        if let Some(Unreadable { lasts, why }) = &self.problem
+            && (*lasts || !self.has_rules)
+        {
             return Stance::Refuses(format!("the packet filter rules cannot be read: {why}"));
         }
         // More than the programs serve: each costs one walk if it is asked for again.
@@ -357,6 +386,36 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unread_rules_are_not_taken_for_none() {
+        let link = Link::named(7, "eth0");
+        let endpoint = ([10, 0, 0, 1], 53).into();
+        let mut firewall = Firewall::default();
+        let interrupted = || Err(io::ErrorKind::Interrupted.into());
+        assert_eq!(firewall.note(interrupted()), Some(Change::Rules));
+        assert!(matches!(
+            firewall.stance(&link, endpoint),
+            Stance::Refuses(_)
+        ));
+        assert!(firewall.awaits_rules());
+        let mut failing = Firewall::default();
+        for _ in 0..=MAX_AWAITED {
+            failing.note(interrupted());
+        }
+        assert!(!failing.awaits_rules());
+        firewall.note(Ok((PacketFilter::default(), Vec::new())));
+        assert!(!firewall.awaits_rules());
+        assert_eq!(firewall.stance(&link, endpoint), Stance::Accepts);
+        // The rules read last are still known.
+        firewall.note(interrupted());
+        assert_eq!(firewall.stance(&link, endpoint), Stance::Accepts);
+        firewall.note(Err(io::ErrorKind::PermissionDenied.into()));
+        assert!(matches!(
+            firewall.stance(&link, endpoint),
+            Stance::Refuses(_)
+        ));
+    }
 
     #[test]
     fn policy_covers_prefix() {

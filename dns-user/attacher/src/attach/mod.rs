@@ -19,6 +19,8 @@ pub(super) mod collisions;
 mod firewall;
 mod gate;
 mod heard;
+#[cfg(test)]
+mod kernel_tests;
 pub(super) mod netlink;
 pub(super) mod pins;
 pub(super) mod reconcile;

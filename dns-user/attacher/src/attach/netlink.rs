@@ -72,7 +72,7 @@ const CLSACT_HANDLE: u32 = 0xffff_0000;
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
 /// Parent of the filters at egress.
 const CLSACT_EGRESS: u32 = 0xffff_fff3;
-/// Maximum size of events that wait in the kernel: those of a thousand containers.
+/// Maximum size of events that wait in the kernel: the events of a thousand containers.
 const MAX_EVENT_BYTES: usize = 8 << 20;
 /// Size of the receive buffer in bytes: more than the longest message of a dump (32 KiB).
 const BUFFER: usize = 1 << 16;
@@ -182,6 +182,29 @@ pub(crate) struct Socket {
     /// Sequence number of the last request.
     sequence: u32,
     buffer: Vec<u8>,
+}
+
+/// A classic filter to be set at ingress.
+pub(crate) struct NewFilter<'a> {
+    pub(crate) priority: u16,
+    pub(crate) program: BorrowedFd<'a>,
+    pub(crate) name: &'a str,
+}
+
+impl NewFilter<'_> {
+    fn body(&self, ifindex: u32) -> Vec<u8> {
+        // Handle 1 at a priority of our own: a replacement meets exactly the filter that was set
+        // like this.
+        let mut body = traffic_message(ifindex, 1, CLSACT_INGRESS, filter_info(self.priority));
+        push_attribute(&mut body, libc::TCA_KIND, b"bpf\0");
+        let mut options = Vec::new();
+        let program = self.program.as_raw_fd();
+        push_attribute(&mut options, TCA_BPF_FD, &program.to_ne_bytes());
+        push_text(&mut options, TCA_BPF_NAME, self.name);
+        push_attribute(&mut options, TCA_BPF_FLAGS, &ACT_DIRECT.to_ne_bytes());
+        push_attribute(&mut body, libc::TCA_OPTIONS, &options);
+        body
+    }
 }
 
 /// The filter that has a priority already; it is an error if one is expected to be absent.
@@ -376,20 +399,25 @@ impl Socket {
         }
     }
 
-    /// Adds the clsact qdisc; returns whether its slot was free.
-    pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<bool> {
+    /// Adds the clsact qdisc and its first filter within one system call: a kill in between would leave a qdisc that
+    /// nothing attributes to this program. Returns the result of each; the kernel makes the second change even if it has
+    /// refused the first.
+    pub(crate) fn add_clsact_with(
+        &mut self,
+        ifindex: u32,
+        filter: &NewFilter<'_>,
+    ) -> io::Result<[io::Result<()>; 2]> {
         let mut body = traffic_message(ifindex, CLSACT_HANDLE, CLSACT, 0);
         push_attribute(&mut body, libc::TCA_KIND, b"clsact\0");
         // Without EXCLUSIVE the kernel would take this for a change of the qdisc that is there.
-        match self.request(
-            libc::RTM_NEWQDISC,
-            ACK | CREATE | EXCLUSIVE,
-            &body,
-            |_, _| {},
-        ) {
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
-            other => other.map(|()| true),
-        }
+        let flags = ACK | CREATE | EXCLUSIVE;
+        let mut messages = self.message(libc::RTM_NEWQDISC, flags, &body)?;
+        let of_qdisc = self.sequence;
+        messages.extend(self.message(libc::RTM_NEWTFILTER, flags, &filter.body(ifindex))?);
+        let of_filter = self.sequence;
+        send(self.fd.as_raw_fd(), &messages, MsgFlags::empty())?;
+        let qdisc = self.receive_answer(of_qdisc, |_, _| {});
+        Ok([qdisc, self.receive_answer(of_filter, |_, _| {})])
     }
 
     pub(crate) fn remove_clsact(&mut self, ifindex: u32) -> io::Result<()> {
@@ -397,43 +425,32 @@ impl Socket {
         self.request(libc::RTM_DELQDISC, ACK, &body, |_, _| {})
     }
 
-    /// Returns whether the clsact qdisc has filters in either direction.
-    pub(crate) fn has_filters(&mut self, ifindex: u32) -> io::Result<bool> {
-        let mut any = false;
-        for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
-            let body = traffic_message(ifindex, 0, parent, 0);
-            count(Operation::Filters, || {
-                self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, _| {
-                    any |= kind == libc::RTM_NEWTFILTER
-                })
-            })?;
-        }
+    /// Returns whether the clsact qdisc has filters, in either direction, beside the one at ingress with this priority.
+    pub(crate) fn has_other_filters(&mut self, ifindex: u32, priority: u16) -> io::Result<bool> {
+        let at_ingress = self.filters(ifindex)?;
+        let mut any = at_ingress.iter().any(|filter| filter.priority != priority);
+        let body = traffic_message(ifindex, 0, CLSACT_EGRESS, 0);
+        count(Operation::Filters, || {
+            self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, _| {
+                any |= kind == libc::RTM_NEWTFILTER
+            })
+        })?;
         Ok(any)
     }
 
-    /// Attaches a program at ingress as the classic filter of this priority.
+    /// Attaches a program at ingress as a classic filter.
     pub(crate) fn set_filter(
         &mut self,
         ifindex: u32,
-        priority: u16,
+        filter: &NewFilter<'_>,
         occupant: Occupant,
-        program: BorrowedFd<'_>,
-        name: &str,
     ) -> io::Result<()> {
-        // Handle 1 at a priority of our own: a replacement meets exactly the filter that was set
-        // like this.
-        let mut body = traffic_message(ifindex, 1, CLSACT_INGRESS, filter_info(priority));
-        push_attribute(&mut body, libc::TCA_KIND, b"bpf\0");
-        let mut options = Vec::new();
-        push_attribute(&mut options, TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes());
-        push_text(&mut options, TCA_BPF_NAME, name);
-        push_attribute(&mut options, TCA_BPF_FLAGS, &ACT_DIRECT.to_ne_bytes());
-        push_attribute(&mut body, libc::TCA_OPTIONS, &options);
         let place = match occupant {
             Occupant::Replaced => REPLACE,
-            // Somebody else's filter of this priority may have come since the list was read.
+            // A foreign filter of this priority may have been set since the list was read.
             Occupant::Absent => EXCLUSIVE,
         };
+        let body = filter.body(ifindex);
         self.request(libc::RTM_NEWTFILTER, ACK | CREATE | place, &body, |_, _| {})
     }
 
@@ -493,8 +510,17 @@ impl Socket {
         kind: u16,
         flags: u16,
         body: &[u8],
-        mut on_message: impl FnMut(u16, &[u8]),
+        on_message: impl FnMut(u16, &[u8]),
     ) -> io::Result<()> {
+        let message = self.message(kind, flags, body)?;
+        // The kernel does the work within this call, and waits for the RTNL lock here, for seconds
+        // if others hold it.
+        send(self.fd.as_raw_fd(), &message, MsgFlags::empty())?;
+        self.receive_answer(self.sequence, on_message)
+    }
+
+    /// Returns a request with the next sequence number.
+    fn message(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
         self.sequence += 1;
         let length = u32::try_from(16 + body.len()).map_err(io::Error::other)?;
         let mut message = Vec::with_capacity(16 + body.len());
@@ -504,11 +530,17 @@ impl Socket {
         message.extend(self.sequence.to_ne_bytes());
         message.extend(0_u32.to_ne_bytes());
         message.extend(body);
-        // The kernel does the work within this call, and waits for the RTNL lock here, for seconds
-        // if others hold it.
-        send(self.fd.as_raw_fd(), &message, MsgFlags::empty())?;
+        Ok(message)
+    }
+
+    /// Receives the answer to the request with this sequence number.
+    fn receive_answer(
+        &mut self,
+        sequence: u32,
+        mut on_message: impl FnMut(u16, &[u8]),
+    ) -> io::Result<()> {
         let mut answer = Answer {
-            sequence: self.sequence,
+            sequence,
             interrupted: false,
         };
         loop {
@@ -565,7 +597,7 @@ impl Answer {
                 }
             };
             return match code {
-                // Told only at the end: the next request must not find the rest of this dump.
+                // Reported only at the end: the next request must not find the rest of this dump.
                 0.. if self.interrupted => Err(io::ErrorKind::Interrupted.into()),
                 0.. => Ok(true),
                 code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
@@ -673,7 +705,7 @@ fn link_message(ifindex: u32) -> Vec<u8> {
     // struct ifinfomsg: the index is its second word.
     let mut body = vec![0; 16];
     body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    // Otherwise the kernel asks each driver for its counters, which nobody reads here.
+    // Otherwise the kernel asks each driver for its counters, which are not needed here.
     push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
     body
 }
@@ -873,6 +905,13 @@ pub(crate) fn text(value: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl NewFilter<'_> {
+        /// Returns the filter as the kernel lists it.
+        pub(crate) fn listed(&self, ifindex: u32) -> Vec<u8> {
+            self.body(ifindex)
+        }
+    }
 
     impl Link {
         /// Returns a plain Ethernet interface.

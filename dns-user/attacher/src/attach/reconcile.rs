@@ -7,6 +7,7 @@ mod report;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashSet},
+    io,
     net::{IpAddr, SocketAddr},
     os::fd::{AsFd, OwnedFd},
     sync::{
@@ -50,6 +51,9 @@ use dns_kit::{
 
 /// Interval of full checks, even without events.
 const ROUND: Duration = Duration::from_secs(10);
+
+/// Pause after a list that the kernel did not complete.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Interval at which this thread shows that it is alive, and so its longest sleep. Several fit into the time after
 /// which the server ends the lease.
@@ -134,50 +138,15 @@ pub(crate) struct Interfaces {
 
 impl Interfaces {
     /// Starts the thread. Opens the sockets here, in the caller's network namespace.
-    pub(crate) fn start(setting: Setting) -> std::io::Result<Self> {
+    pub(crate) fn start(setting: Setting) -> io::Result<Self> {
         let (commands, commanded) = mailbox::channel(MAX_COMMANDS)?;
-        let status = Arc::<Mutex<InterfacesStatus>>::default();
-        let is_ready = Arc::<AtomicBool>::default();
-        let heard = HeardClients::new(setting.heard_clients.try_clone()?);
-        let watched_ns = Arc::new(AtomicU64::new(kernel_monotonic_ns()));
         // Before the first lists, so that no change falls between a list and the subscription.
         let events = Events::subscribe()?;
-        let netlink = Socket::requests()?;
-        let mut reconciler = InterfaceReconciler {
-            setting,
-            is_filled: false,
-            netlink,
-            events,
-            gather_until: None,
-            gate: Gate::default(),
-            links: Vec::new(),
-            bounded: BTreeSet::new(),
-            endpoints: Vec::new(),
-            local: Vec::new(),
-            attached: BTreeMap::new(),
-            refused: BTreeMap::new(),
-            loading: BTreeSet::new(),
-            waiting: BTreeMap::new(),
-            earlier_filters: BTreeSet::new(),
-            deferred_probes: BTreeSet::new(),
-            cni_grace: CniGrace::default(),
-            firewall: Firewall::default(),
-            admitted: BTreeMap::new(),
-            heard,
-            refusals: BTreeMap::new(),
-            rtnl: RtnlThrottle::default(),
-            postponed: false,
-            reported: None,
-            lost_to_queues: lists::lost_to_queues(),
-            status: status.clone(),
-            is_ready: is_ready.clone(),
-            complete: false,
-            taken_over: false,
-            watched_ns: watched_ns.clone(),
-        };
-        // The addresses must be known before any query is answered.
-        reconciler.follow_addresses();
-        // Without this thread nobody would notice new rules or lost probes, so the process ends
+        let reconciler = InterfaceReconciler::new(setting, events, Socket::requests()?)?;
+        let status = reconciler.status.clone();
+        let is_ready = reconciler.is_ready.clone();
+        let watched_ns = reconciler.watched_ns.clone();
+        // Without this thread new rules and lost probes would go unnoticed, so the process ends
         // with it: the connection breaks, and the server ends the lease in time.
         let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
             reconciler.run(&commanded);
@@ -223,6 +192,10 @@ struct InterfaceReconciler {
     setting: Setting,
     /// Whether the maps are filled; programs are attached only then.
     is_filled: bool,
+    /// Whether interfaces and addresses have been listed. Before, none of them is known to be gone.
+    is_informed: bool,
+    /// Time of the next full check.
+    next_round: Instant,
     netlink: Socket,
     events: Events,
     /// Until when events are gathered before they are handled; `None`: there are none.
@@ -231,8 +204,8 @@ struct InterfaceReconciler {
     gate: Gate,
     /// The interfaces, in the order of their indexes.
     links: Vec<Link>,
-    /// Interfaces of routes that set an MTU.
-    bounded: BTreeSet<u32>,
+    /// Interfaces of routes that set an MTU; `None`: unknown.
+    bounded: Option<BTreeSet<u32>>,
     /// The served endpoints with their slots.
     endpoints: Vec<(SocketAddr, usize)>,
     local: Vec<LocalAddress>,
@@ -278,7 +251,7 @@ struct InterfaceReconciler {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Admitted {
     endpoints: u64,
-    /// Those of them at which it answers only clients whose own queries arrive.
+    /// The endpoints among them at which it answers only clients whose own queries arrive.
     heard_only: u64,
 }
 
@@ -306,38 +279,63 @@ struct Refused {
 }
 
 impl InterfaceReconciler {
+    fn new(setting: Setting, events: Events, netlink: Socket) -> io::Result<Self> {
+        let heard = HeardClients::new(setting.heard_clients.try_clone()?);
+        Ok(Self {
+            setting,
+            is_filled: false,
+            is_informed: false,
+            next_round: Instant::now(),
+            netlink,
+            events,
+            gather_until: None,
+            gate: Gate::default(),
+            links: Vec::new(),
+            bounded: None,
+            endpoints: Vec::new(),
+            local: Vec::new(),
+            attached: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            loading: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            earlier_filters: BTreeSet::new(),
+            deferred_probes: BTreeSet::new(),
+            cni_grace: CniGrace::default(),
+            firewall: Firewall::default(),
+            admitted: BTreeMap::new(),
+            heard,
+            refusals: BTreeMap::new(),
+            rtnl: RtnlThrottle::default(),
+            postponed: false,
+            reported: None,
+            lost_to_queues: lists::lost_to_queues(),
+            status: Arc::default(),
+            is_ready: Arc::default(),
+            complete: false,
+            taken_over: false,
+            watched_ns: Arc::new(AtomicU64::new(kernel_monotonic_ns())),
+        })
+    }
+
     /// Works until a stop command, or until all senders are gone.
     fn run(mut self, commands: &mailbox::Receiver<Command>) {
         let begun = Instant::now();
-        let mut last_round = begun;
         let mut pace = EventPace::new();
-        self.list_interfaces();
-        self.find_earlier_filters();
-        self.order_programs();
+        self.begin();
         loop {
-            // Programs with empty maps answer nothing, and would take the place of a predecessor's
-            // that do.
-            if self.is_filled {
-                // None of the events that are followed tells that another process has detached a
+            if !self.is_informed && Instant::now() >= self.next_round {
+                self.begin();
+            }
+            if self.may_attach_programs() {
+                // None of the events that are followed shows that another process has detached a
                 // program or put its own filter in our place.
-                if last_round.elapsed() >= ROUND {
+                if Instant::now() >= self.next_round {
+                    self.next_round = Instant::now() + ROUND;
                     self.check_attachments();
-                    self.follow_addresses();
-                    self.list_interfaces();
-                    last_round = Instant::now();
+                    self.list_all();
                 }
                 self.reconcile(Instant::now());
-                // While a program is being verified, its interfaces are not finished: a
-                // predecessor's programs may still answer there.
-                if self.loading.is_empty() && !self.is_ready.swap(true, Ordering::Relaxed) {
-                    // Not earlier: their verification would take the CPU from the first answers.
-                    self.setting.programs.complete();
-                    self.setting.changed.notify();
-                    tracing::debug!(
-                        milliseconds = begun.elapsed().as_millis(),
-                        "first pass over all interfaces finished"
-                    );
-                }
+                self.complete_start(begun);
             }
             count(Operation::Round, || ());
             // After the work of a round, so that a thread that hangs in it counts as silent.
@@ -351,6 +349,43 @@ impl InterfaceReconciler {
             }
             self.gather_events(&mut pace, has_commands);
         }
+    }
+
+    /// Lists addresses and interfaces for the first time, unless the kernel fails to complete a list.
+    fn begin(&mut self) {
+        self.next_round = Instant::now() + ROUND;
+        self.is_informed = self.list_all();
+        if self.is_informed {
+            self.find_earlier_filters();
+        }
+        self.order_programs();
+    }
+
+    /// Returns whether programs may be attached and detached.
+    fn may_attach_programs(&self) -> bool {
+        // Programs with empty maps answer nothing, and would take the place of a predecessor's that do. Without lists
+        // it would seem as if every interface of a predecessor's programs were gone.
+        self.is_filled && self.is_informed
+    }
+
+    /// Returns whether interfaces wait for a program that is being verified, or for the packet filter's rules: until then a
+    /// predecessor's programs answer there.
+    fn is_unfinished(&self) -> bool {
+        !self.loading.is_empty() || self.firewall.awaits_rules()
+    }
+
+    /// Reports the end of the first pass, once.
+    fn complete_start(&self, begun: Instant) {
+        if self.is_unfinished() || self.is_ready.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Not earlier: their verification would take the CPU from the first answers.
+        self.setting.programs.complete();
+        self.setting.changed.notify();
+        tracing::debug!(
+            milliseconds = begun.elapsed().as_millis(),
+            "first pass over all interfaces finished"
+        );
     }
 
     /// Waits for commands, events, or reports of programs; returns whether commands wait.
@@ -384,19 +419,22 @@ impl InterfaceReconciler {
 
     /// Executes the pending commands; returns the stop command, if there is one.
     fn handle_commands(&mut self, commands: &mailbox::Receiver<Command>) -> Option<OnStop> {
+        let mut listen = None;
         for command in commands.waiting() {
             match command {
-                Ok(Command::Listen(listen)) => {
-                    self.setting.listen = listen;
-                    self.follow_addresses();
-                }
+                // Each replaces the one before, and costs a list of all addresses.
+                Ok(Command::Listen(addresses)) => listen = Some(addresses),
                 Ok(Command::Arrived(arrivals)) => self.take_report(&arrivals, Instant::now()),
                 Ok(Command::Filled) => self.is_filled = true,
                 Ok(Command::Stop(on_stop)) => return Some(on_stop),
-                // The handle was dropped without a stop: nobody is left who could end these
+                // The handle was dropped without a stop: nothing is left that could end these
                 // programs later.
                 Err(Ended) => return Some(OnStop::Detach),
             }
+        }
+        if let Some(listen) = listen {
+            self.setting.listen = listen;
+            self.follow_addresses();
         }
         None
     }
@@ -446,7 +484,7 @@ impl InterfaceReconciler {
         }
     }
 
-    /// Checks the probes: those of proven admissions become rare, lost ones close theirs.
+    /// Checks the probes: at proven admissions they become rare, and lost ones raise doubts.
     fn check_probes(&mut self, now: Instant) {
         for &ifindex in self.attached.keys() {
             for &(_, slot) in &self.endpoints {
@@ -501,10 +539,10 @@ impl InterfaceReconciler {
                 client,
                 raises_doubt,
             } = loss;
-            // Its earlier arrival no longer speaks for it, even if one loss raises no doubt about
+            // Its earlier arrival proves nothing any more, even if one loss raises no doubt about
             // the interface.
             self.heard.forget((ifindex, slot, client));
-            // Further clients are silent for the same reason: one line says what to look for.
+            // Further clients are silent for the same reason: one line names what to look for.
             if !raises_doubt {
                 continue;
             }
@@ -562,13 +600,13 @@ impl InterfaceReconciler {
         let limit = Instant::now() + BATCH;
         self.attach_waiting(waiting, limit, now);
         self.detach_unwanted(&unwanted, limit);
-        if !self.loading.is_empty() {
-            // The predecessor's programs keep answering until then.
-        } else if !self.complete {
+        if self.complete {
+            // Asking for the pins takes system calls, and only new programs can miss any.
+            if before < self.attached.len() {
+                self.setting.kept_maps.pin_if_gone();
+            }
+        } else if !self.is_unfinished() {
             self.complete_takeover();
-        // Asking for the pins takes system calls, and only new programs can miss any.
-        } else if before < self.attached.len() {
-            self.setting.kept_maps.pin_if_gone();
         }
         // The status reports whether programs keep answering if the process is killed.
         self.publish_status(now);
@@ -667,7 +705,7 @@ impl InterfaceReconciler {
                         continue;
                     }
                     Stance::HeardOnly => true,
-                    // A route that refuses replies to one client says that others may be refused as well.
+                    // A route that refuses replies to one client may refuse others as well.
                     Stance::Accepts => {
                         self.gate.witness(link.ifindex, slot).is_some()
                             || self.gate.known(link.ifindex, slot).any(|client| {
@@ -796,11 +834,12 @@ impl InterfaceReconciler {
                 .attachment
                 .state(&setting.programs, &setting.filters, netlink)
             {
-                AttachState::Ours => true,
+                // Without an answer the next round asks again.
+                Ok(AttachState::Ours) | Err(_) => true,
                 // The pin stays: another server may have pinned its own link there; otherwise ours will
                 // replace it.
-                AttachState::Gone => false,
-                AttachState::TakenOver => {
+                Ok(AttachState::Gone) => false,
+                Ok(AttachState::TakenOver) => {
                     *taken_over = true;
                     true
                 }
@@ -871,7 +910,102 @@ fn context<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use dns_common::counters::CpuCounters;
+    use dns_fastpath::map::Shape;
+
     use super::*;
+    use crate::{attach::netlink::NetworkEvent, bpf::LinkKind};
+
+    /// Returns a thread's state without programs, which takes over a link on `lo`.
+    fn reconciler(events: Events, netlink: Socket) -> InterfaceReconciler {
+        let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let counters = tempfile::tempfile().unwrap();
+        counters.set_len(size_of::<CpuCounters>() as u64).unwrap();
+        let shape = Shape {
+            value_size: size_of::<CpuCounters>() as u32,
+            elements: 1,
+        };
+        let lo = PinnedLink {
+            ifindex: 1,
+            kind: LinkKind::Tcx,
+            fd: file(),
+            path: "/missing/1-tcx".into(),
+        };
+        let (_, told) = mailbox::channel(1).unwrap();
+        let setting = Setting {
+            selection: Selection::new(None, &[]),
+            mode: HookMode::Auto,
+            programs: Programs::told(told),
+            filters: Filters::of(([127, 0, 0, 1], 53).into()),
+            listen: vec![([127, 0, 0, 1], 53).into()],
+            scope: Arc::new(ScopePage::anonymous()),
+            counters: Arc::new(CounterPages::map(counters.as_fd(), shape).unwrap()),
+            collisions: Collisions::default(),
+            heard_clients: file(),
+            max_interfaces: 1,
+            predecessor: vec![lo],
+            prepared: BTreeMap::new(),
+            lacks_tcx: false,
+            kept_maps: Arc::new(KeptMaps {
+                pins: None,
+                maps: std::array::from_fn(|_| ("", file())),
+            }),
+            changed: mailbox::notifications().unwrap().0,
+        };
+        InterfaceReconciler::new(setting, events, netlink).unwrap()
+    }
+
+    #[test]
+    fn predecessor_stays_until_interfaces_are_known() {
+        let (silent, _) = UnixStream::pair().unwrap();
+        let kernel = Socket::requests().unwrap();
+        let events = Events::subscribe().unwrap();
+        // Each request fails, because the other end is gone.
+        let mut reconciler = reconciler(events, Socket::of(silent.into()));
+        reconciler.is_filled = true;
+        reconciler.begin();
+        assert!(!reconciler.may_attach_programs());
+        assert!(reconciler.next_round <= Instant::now() + RETRY);
+        assert_eq!(reconciler.bounded, None);
+
+        reconciler.netlink = kernel;
+        let begun = Instant::now();
+        reconciler.begin();
+        assert!(reconciler.may_attach_programs());
+        assert!(reconciler.next_round >= begun + ROUND);
+        assert!(link_at(&reconciler.links, 1).is_some());
+        assert!(reconciler.bounded.is_some());
+        assert_eq!(reconciler.setting.predecessor.len(), 1);
+    }
+
+    #[test]
+    fn successor_of_an_index_inherits_no_admission() {
+        let veth = |name: &str, last| Link {
+            address: [2, 0, 0, 0, 0, last],
+            ..Link::named(7, name)
+        };
+        let now = Instant::now();
+        let reused = [
+            NetworkEvent::LinkGone(7),
+            NetworkEvent::Link(veth("later", 2)),
+        ];
+        let changed = [NetworkEvent::Link(veth("later", 1))];
+        for (events, is_open) in [(Vec::from(reused), false), (Vec::from(changed), true)] {
+            let mut reconciler = reconciler(Events::told(events), Socket::requests().unwrap());
+            reconciler.set_addresses(Vec::new());
+            reconciler.set_links(vec![veth("earlier", 1)]);
+            let (_, slot) = reconciler.endpoints[0];
+            reconciler.gate.open(7, slot, now);
+            reconciler.follow_events();
+            assert_eq!(
+                reconciler.links,
+                [veth("later", if is_open { 1 } else { 2 })]
+            );
+            assert_eq!(reconciler.gate.is_open(7, slot), is_open);
+        }
+    }
 
     #[test]
     fn silent_interface_keeps_qdisc_until_place_is_needed() {

@@ -92,7 +92,7 @@ impl Events {
             self.last = Some(Instant::now());
             received += events.len();
             self.add(events);
-            // Whoever changes routes without end would keep this thread here, and nothing would watch rules and probes.
+            // A process that changes routes without end would keep this thread here, and nothing would watch rules and probes.
             if received > MAX_EVENTS {
                 return self.begin_again();
             }
@@ -313,6 +313,17 @@ mod tests {
 
     use super::*;
 
+    impl Events {
+        /// Returns events that were received already.
+        pub(in crate::attach) fn told(pending: Vec<NetworkEvent>) -> Self {
+            Self {
+                socket: Socket::requests().unwrap(),
+                last: None,
+                pending,
+            }
+        }
+    }
+
     #[test]
     fn changes_end_with_silence() {
         let hour = Duration::from_secs(3600);
@@ -343,7 +354,7 @@ mod tests {
         let (ours, changes) = UnixDatagram::pair().unwrap();
         changes.set_nonblocking(true).unwrap();
         setsockopt(&changes, SndBuf, &(1 << 20)).unwrap();
-        // Changes of routing rules: the header tells enough.
+        // Changes of routing rules: the header suffices.
         let mut message = [0; 16];
         message[..4].copy_from_slice(&16_u32.to_ne_bytes());
         message[4..6].copy_from_slice(&libc::RTM_NEWRULE.to_ne_bytes());

@@ -37,7 +37,7 @@ use dns_kit::{
 /// separate maps. A further server displaces the oldest one without filled maps, or else the oldest one.
 const MAX_SESSIONS: usize = 4;
 
-/// Maximum number of sessions that hold maps: those of the connected servers, and those that are ending.
+/// Maximum number of sessions that hold maps: connected servers, and earlier sessions that are ending.
 const MAX_HOLDING: usize = 2 * MAX_SESSIONS;
 
 /// Longest wait for a session to end: it may wait for the kernel to verify a program, and the next server waits twice
@@ -56,18 +56,19 @@ pub struct Authority {
 }
 
 impl Authority {
+    /// Returns the addresses among `wanted` on which servers may listen, each once: a hostile server may repeat one as
+    /// often as a line has room for, and a wildcard takes a look at all of them for each local address.
     fn allowed(&self, wanted: &[SocketAddr]) -> Vec<SocketAddr> {
-        let (allowed, refused): (Vec<_>, Vec<_>) = wanted
-            .iter()
-            .copied()
-            .partition(|address: &SocketAddr| self.listen.contains(address));
-        if let Some(first) = refused.first() {
+        let mut allowed = self.listen.clone();
+        allowed.retain(|address| wanted.contains(address));
+        let is_refused = |address: &&SocketAddr| !self.listen.contains(address);
+        if let Some(first) = wanted.iter().find(is_refused) {
             // A server repeats its request at every change; a hostile one as often as it can.
             static LIMIT: LineLimit = LineLimit::new();
             if let Some(suppressed) = LIMIT.admit_any() {
                 tracing::warn!(
                     address = %first,
-                    refused = refused.len(),
+                    refused = wanted.iter().filter(is_refused).count(),
                     suppressed,
                     "a server requested addresses that the attacher's configuration does not allow: the fast path does not answer there"
                 );
@@ -128,7 +129,7 @@ impl Attacher {
             };
             static LIMIT: LineLimit = LineLimit::new();
             match peer(&stream) {
-                // The mode of the socket admits a group; whoever else is in it gets nothing.
+                // The mode of the socket admits a group; its other members are refused.
                 Ok(peer) if peer == 0 || peer == user => {}
                 Ok(peer) => {
                     if let Some(suppressed) = LIMIT.admit_any() {
@@ -163,7 +164,12 @@ impl Attacher {
                 {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(suppressed) = LIMIT.admit_any() {
-                        tracing::warn!(%error, suppressed, "connection to a server lost: its programs stay attached and answer until its lease expires");
+                        let effect = if serves.load(Ordering::Relaxed) {
+                            "its programs stay attached and answer until its lease expires"
+                        } else {
+                            "it had no programs yet"
+                        };
+                        tracing::warn!(%error, suppressed, "connection to a server lost: {effect}");
                     }
                 }
             });
@@ -220,7 +226,7 @@ impl Sessions {
         }
         let connected = &mut open.connected;
         if connected.len() >= MAX_SESSIONS {
-            // Whoever only connects must not put an end to a server in service.
+            // A server that only connects must not put an end to one in service.
             let cut = connected
                 .iter()
                 .position(|session| !session.serves.load(Ordering::Relaxed))
@@ -273,7 +279,25 @@ impl Drop for Holding {
 mod tests {
     use std::thread;
 
+    use dns_core::config::Config;
+
     use super::*;
+
+    #[test]
+    fn repeated_address_counts_once() {
+        let text = br#"{"address": "0.0.0.0", "port": 53}"#;
+        let config = Config::check("config.json", text).1.unwrap().config;
+        let other = SocketAddr::from(([10, 0, 0, 2], 53));
+        let authority = Authority {
+            xdp: config.fast_path(),
+            main: config.listen,
+            listen: vec![config.listen, other],
+        };
+        let foreign = SocketAddr::from(([10, 0, 0, 9], 53));
+        let mut wanted = vec![config.listen; 50_000];
+        wanted.extend([foreign, other]);
+        assert_eq!(authority.allowed(&wanted), [config.listen, other]);
+    }
 
     #[test]
     fn late_end_spares_later_session() {

@@ -24,8 +24,8 @@ use dns_core::config::{HookMode, OnStop, XdpConfig};
 use dns_fastpath::{
     map::Shape,
     protocol::{
-        AttacherMessage, AttacherStatus, Lines, Request, Response, SHARED_MAPS, ServerMessage,
-        send, send_descriptors,
+        Arrival, AttacherMessage, AttacherStatus, Lines, MAX_CLIENTS, Request, Response,
+        SHARED_MAPS, ServerMessage, send, send_descriptors,
     },
 };
 use dns_kit::logs::LineLimit;
@@ -239,7 +239,9 @@ impl ServerSession<'_> {
                     .interfaces
                     .set_listen(&self.authority.allowed(&endpoints));
             }
-            ServerMessage::Arrived(arrivals) => self.installed.interfaces.report(arrivals),
+            ServerMessage::Arrived(arrivals) => {
+                self.installed.interfaces.report(within_limits(arrivals));
+            }
             ServerMessage::Filled => {
                 self.serves.store(true, Ordering::Relaxed);
                 self.installed.interfaces.maps_are_filled();
@@ -281,7 +283,7 @@ impl ServerSession<'_> {
     /// Sends the state of the interfaces and their programs if it changed.
     fn report(&mut self) -> io::Result<()> {
         let status = self.installed.status();
-        // A notification says that something may have changed, and most find the same.
+        // After most notifications nothing has changed.
         if self
             .reported
             .as_ref()
@@ -292,6 +294,19 @@ impl ServerSession<'_> {
         }
         Ok(())
     }
+}
+
+/// Drops the clients that a hostile server reports beyond the protocol's limit: reports wait for the thread of the
+/// interfaces, and a line has room for 200,000 addresses.
+fn within_limits(mut arrivals: Vec<Arrival>) -> Vec<Arrival> {
+    for arrival in &mut arrivals {
+        if arrival.clients.len() > MAX_CLIENTS {
+            arrival.clients.truncate(MAX_CLIENTS);
+            arrival.clients.shrink_to_fit();
+            arrival.more = true;
+        }
+    }
+    arrivals
 }
 
 /// Maps of one server, with programs that are not attached yet.
@@ -493,6 +508,21 @@ mod tests {
     use dns_fastpath::protocol::receive_descriptors;
 
     use super::*;
+
+    #[test]
+    fn report_holds_no_more_clients_than_agreed() {
+        let reported = |clients: usize| Arrival {
+            ifindex: 1,
+            endpoint: ([127, 0, 0, 1], 53).into(),
+            queries: 1,
+            clients: vec![[127, 0, 0, 1].into(); clients],
+            more: false,
+        };
+        let kept = within_limits(vec![reported(200_000), reported(MAX_CLIENTS)]);
+        assert!(kept[0].clients.capacity() < 2 * MAX_CLIENTS);
+        assert!(kept[0].more, "some were omitted");
+        assert_eq!(kept[1], reported(MAX_CLIENTS));
+    }
 
     #[test]
     fn own_attacher_waits_for_slow_server() {

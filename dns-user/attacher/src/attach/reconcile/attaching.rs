@@ -135,7 +135,7 @@ impl InterfaceReconciler {
                 }
                 TcOrder::Tcx
             }
-            // If the kernel does not answer, attaching fails as well and tells the reason.
+            // If the kernel does not answer, attaching fails as well and reports the reason.
             Ok(IngressSlot::Free) | Err(_) => TcOrder::Tcx,
         }
     }
@@ -144,7 +144,7 @@ impl InterfaceReconciler {
     /// other interface waits.
     pub(super) fn detach_unwanted(&mut self, unwanted: &[u32], limit: Instant) {
         for &ifindex in unwanted {
-            // The programs pass every query of these interfaces already, so whoever waits for a
+            // The programs pass every query of these interfaces already, so an interface that waits for a
             // program comes first.
             if self.postponed || !self.rtnl.wait_before(limit) {
                 self.postponed = true;
@@ -185,7 +185,11 @@ impl InterfaceReconciler {
             address: link.address,
             master: master.unwrap_or(link).address,
             near: topology::is_near(link, &self.links),
-            bounded: self.bounded.contains(&link.ifindex),
+            // Unknown routes may set one, and a reply beyond it would be lost.
+            bounded: self
+                .bounded
+                .as_ref()
+                .is_none_or(|bounded| bounded.contains(&link.ifindex)),
         }
     }
 

@@ -4,7 +4,7 @@ use std::{collections::HashSet, fs, net::IpAddr, time::Instant};
 
 use dns_common::scope::{Endpoint, MAX_ENDPOINTS};
 
-use super::InterfaceReconciler;
+use super::{InterfaceReconciler, RETRY};
 use crate::attach::{
     netlink::{Link, LocalAddress, NetworkEvent, link_at},
     selection::{expand, to_endpoint},
@@ -12,8 +12,8 @@ use crate::attach::{
 
 impl InterfaceReconciler {
     /// Publishes the endpoints and the addresses that are invalid as senders. An endpoint whose
-    /// address was removed from this machine is no longer served.
-    pub(super) fn follow_addresses(&mut self) {
+    /// address was removed from this machine is no longer served. Returns whether that is known.
+    pub(super) fn follow_addresses(&mut self) -> bool {
         match self.netlink.addresses() {
             Ok(local) => self.set_addresses(local),
             // Endpoints on loopback addresses need no list of addresses.
@@ -28,11 +28,13 @@ impl InterfaceReconciler {
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot list the local addresses (netlink): the known addresses stay in use; trying again");
+                return false;
             }
         }
+        true
     }
 
-    fn set_addresses(&mut self, local: Vec<LocalAddress>) {
+    pub(super) fn set_addresses(&mut self, local: Vec<LocalAddress>) {
         self.local = local;
         let addresses: Vec<IpAddr> = self.local.iter().map(|local| local.address).collect();
         let mut all = expand(&self.setting.listen, &addresses);
@@ -92,13 +94,15 @@ impl InterfaceReconciler {
             ..
         } = self;
         for link in links.iter() {
-            // An error means that the interface is gone.
-            if setting
-                .filters
-                .is_on(link.ifindex, netlink)
-                .unwrap_or(false)
-            {
-                earlier_filters.insert(link.ifindex);
+            match setting.filters.is_on(link.ifindex, netlink) {
+                Ok(true) => {
+                    earlier_filters.insert(link.ifindex);
+                }
+                // The kernel lists no filters of an interface that is gone.
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(%error, interface = %link.name, "cannot look for a filter of the previous server: it may answer until its lease expires, and stays unless the interface is served again");
+                }
             }
         }
         if !earlier_filters.is_empty() {
@@ -109,17 +113,39 @@ impl InterfaceReconciler {
         }
     }
 
-    /// Lists the interfaces. Drops the state and the pins of interfaces that are gone.
-    pub(super) fn list_interfaces(&mut self) {
+    /// Lists addresses and interfaces; returns whether the kernel has completed both lists. If not, the next full check
+    /// comes soon.
+    pub(super) fn list_all(&mut self) -> bool {
+        let has_addresses = self.follow_addresses();
+        let has_links = self.list_interfaces();
+        let are_known = has_addresses && has_links;
+        if !are_known {
+            self.next_round = self.next_round.min(Instant::now() + RETRY);
+        }
+        are_known
+    }
+
+    /// Lists the interfaces; returns whether the kernel has completed the list. Drops the state and the pins of interfaces
+    /// that are gone.
+    fn list_interfaces(&mut self) -> bool {
         self.change_status(|status| status.polls += 1);
         match self.netlink.links() {
-            Ok(links) => self.set_links(links),
+            Ok(links) => {
+                // A changed name or address alone is the same interface.
+                self.forget_links(|before| {
+                    link_at(&links, before.ifindex).is_some_and(|after| {
+                        after.name != before.name && after.address != before.address
+                    })
+                });
+                self.set_links(links);
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot list the interfaces (netlink): programs stay attached where they are; trying again");
-                return;
+                return false;
             }
         }
         self.list_routes();
+        true
     }
 
     /// Applies the kernel's reports of changes. Creating a container causes a dozen of them, and listing everything each
@@ -128,13 +154,13 @@ impl InterfaceReconciler {
         let events = self.events.take();
         if events.contains(&NetworkEvent::Lost) {
             self.firewall.routes_changed();
-            self.follow_addresses();
-            self.list_interfaces();
+            self.list_all();
             return;
         }
         // Applied to copies, because `set_links` compares with what was known before.
         let mut links = self.links.clone();
         let mut local = self.local.clone();
+        let mut gone = HashSet::new();
         let mut has_mtu = false;
         let mut may_refuse = false;
         for event in events {
@@ -144,9 +170,10 @@ impl InterfaceReconciler {
                     links.push(link);
                 }
                 // Its addresses go with it, whether or not the kernel reports each of them.
-                NetworkEvent::LinkGone(gone) => {
-                    links.retain(|known| known.ifindex != gone);
-                    local.retain(|known| known.ifindex != gone);
+                NetworkEvent::LinkGone(ifindex) => {
+                    links.retain(|known| known.ifindex != ifindex);
+                    local.retain(|known| known.ifindex != ifindex);
+                    gone.insert(ifindex);
                 }
                 NetworkEvent::Address(address) => {
                     local.retain(|known| !known.is_same(&address));
@@ -171,6 +198,7 @@ impl InterfaceReconciler {
         if may_refuse {
             self.firewall.routes_changed();
         }
+        self.forget_links(|link| gone.contains(&link.ifindex));
         // A route may make an address local.
         self.set_addresses(local);
         self.set_links(links);
@@ -181,14 +209,24 @@ impl InterfaceReconciler {
 
     fn list_routes(&mut self) {
         match self.netlink.routes_with_mtu() {
-            Ok(bounded) => self.bounded = bounded.into_iter().collect(),
+            Ok(bounded) => self.bounded = Some(bounded.into_iter().collect()),
             Err(error) => {
                 tracing::warn!(%error, "cannot list the routes (netlink): the known MTUs stay in use; trying again");
             }
         }
     }
 
-    fn set_links(&mut self, links: Vec<Link>) {
+    /// Forgets interfaces that are gone before others are known: a container's may have got the index of an earlier one
+    /// in the meantime, and must inherit neither its program nor its admission.
+    fn forget_links(&mut self, is_gone: impl Fn(&Link) -> bool) {
+        let mut left = self.links.clone();
+        left.retain(|link| !is_gone(link));
+        if left.len() != self.links.len() {
+            self.set_links(left);
+        }
+    }
+
+    pub(super) fn set_links(&mut self, links: Vec<Link>) {
         let mut changed = HashSet::new();
         for before in &self.links {
             let ifindex = before.ifindex;

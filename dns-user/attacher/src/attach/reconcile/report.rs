@@ -113,52 +113,40 @@ impl InterfaceReconciler {
         waiting: Option<&u32>,
     ) -> Option<(InterfaceState, String)> {
         let ifindex = link.ifindex;
-        let is_taken = self.setting.is_candidate(link);
-        let mut refusal = self.refusals.get(&ifindex).cloned();
+        let mut objection = self.refusals.get(&ifindex).cloned();
         // A machine has many interfaces of these kinds; only those that receive queries are worth a
         // line.
-        if refusal.is_none() && waiting.is_some() {
-            refusal = topology::refusal(link, &self.links).map(str::to_owned);
+        if objection.is_none() && waiting.is_some() {
+            objection = topology::refusal(link, &self.links).map(str::to_owned);
         }
-        Some(match (on, refusal, self.refused.get(&ifindex), waiting) {
-            // Served, but only for some endpoints.
-            (Some(on), Some(why), _, _) => (
-                InterfaceState::Served,
-                format!("{}; not for every endpoint: {why}", on.attachment.why),
-            ),
-            (Some(on), None, _, _) => (
-                InterfaceState::Served,
-                on.attachment.why.clone() + &self.heard_only(ifindex),
-            ),
-            (None, Some(why), _, _) => (InterfaceState::Refused, why),
-            // What the packet filter says comes before a failed attach: the latter may be long ago.
-            (None, None, Some(refused), _) => (InterfaceState::Refused, refused.why.clone()),
-            (None, None, None, Some(_)) if !is_taken => (
-                InterfaceState::Refused,
-                "queries arrive, which xdp.interfaces or xdp.respect_filters leaves to userspace"
-                    .to_owned(),
-            ),
-            (None, None, None, Some(0)) => (
-                InterfaceState::Waiting,
-                "queries arrive, none of which could be answered here at once within 10 s"
-                    .to_owned(),
-            ),
-            (None, None, None, Some(queries)) => (
-                InterfaceState::Waiting,
-                format!("{queries} of {MIN_QUERIES} queries within 10 s"),
-            ),
-            (None, None, None, None) if self.loading.contains(&ifindex) => {
-                (InterfaceState::Waiting, NotServed::Loading.to_string())
-            }
-            (None, None, None, None) if self.cni_grace.is_waiting(ifindex) => {
-                (InterfaceState::Waiting, NotServed::Unsettled.to_string())
-            }
-            (None, None, None, None) if is_open && is_taken => (
-                InterfaceState::Waiting,
-                "waiting for its turn to be attached".to_owned(),
-            ),
-            (None, None, None, None) => return None,
-        })
+        if let Some(on) = on {
+            let limits = match objection {
+                Some(why) => format!("; not for every endpoint: {why}"),
+                None => self.heard_only(ifindex),
+            };
+            return Some((InterfaceState::Served, on.attachment.why.clone() + &limits));
+        }
+        // The packet filter's objection comes before a failed attach, which may be long ago.
+        let failure = self.refused.get(&ifindex);
+        if let Some(why) = objection.or_else(|| failure.map(|failure| failure.why.clone())) {
+            return Some((InterfaceState::Refused, why));
+        }
+        let is_candidate = self.setting.is_candidate(link);
+        if waiting.is_some() && !is_candidate {
+            let why =
+                "queries arrive, which xdp.interfaces or xdp.respect_filters leaves to userspace";
+            return Some((InterfaceState::Refused, why.to_owned()));
+        }
+        let why = match waiting {
+            Some(0) => "queries arrive, none of which could be answered here at once within 10 s"
+                .to_owned(),
+            Some(queries) => format!("{queries} of {MIN_QUERIES} queries within 10 s"),
+            None if self.loading.contains(&ifindex) => NotServed::Loading.to_string(),
+            None if self.cni_grace.is_waiting(ifindex) => NotServed::Unsettled.to_string(),
+            None if is_open && is_candidate => "waiting for its turn to be attached".to_owned(),
+            None => return None,
+        };
+        Some((InterfaceState::Waiting, why))
     }
 
     /// Returns the reason for which an interface answers only some clients; empty if it answers all.

@@ -38,6 +38,8 @@ const ORDER: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
 const INFO_LEN: usize = 84;
 /// Maximum size of a table in bytes: many times that of a large Kubernetes node.
 const MAX_TABLE: u32 = 32 << 20;
+/// Maximum number of attempts to read a table that is replaced meanwhile.
+const MAX_TRIES: usize = 8;
 /// Bytes before the entries in `struct ipt_get_entries`.
 const ENTRIES_AT: usize = 40;
 
@@ -199,9 +201,20 @@ pub(super) fn leads_to(
 }
 
 impl RuleTable {
-    /// Reads a table; `None` if it disappeared or changed during the read. The next round then
-    /// reads it again.
+    /// Reads a table; `None` if it does not exist any more. A table that changes during each attempt is an error: taken
+    /// for no table, it would let every query pass.
     fn read(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match Self::read_once(name, v6) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && tries < MAX_TRIES => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn read_once(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
         let (family, level) = if v6 {
             (AddressFamily::Inet6, libc::IPPROTO_IPV6)
         } else {
@@ -301,7 +314,7 @@ fn named(table: &str, length: usize) -> Vec<u8> {
     buffer
 }
 
-/// Calls getsockopt; `None` if the table has changed.
+/// Calls getsockopt; `None` if the table does not exist any more.
 fn get(
     socket: &OwnedFd,
     level: libc::c_int,
@@ -324,8 +337,8 @@ fn get(
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // The table was replaced (EAGAIN, EINVAL) or unloaded (ENOENT) since it was listed.
-        Some(libc::EAGAIN | libc::EINVAL | libc::ENOENT) => Ok(None),
+        // It was unloaded since it was listed.
+        Some(libc::ENOENT) => Ok(None),
         _ => Err(error),
     }
 }
