@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, mpsc},
+    sync::{Arc, Weak, mpsc},
     time::Instant,
 };
 
@@ -53,7 +53,21 @@ impl Program {
             Self::Tc => object::TC_PROGRAM,
         }
     }
+
+    /// Returns the program that answers from whole answers, and the map from which this one tail-calls it.
+    const fn forwarded(self) -> Called {
+        match self {
+            Self::Xdp => (object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED),
+            Self::Tc => (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
+        }
+    }
 }
+
+/// Names of a program and of the map from which it is tail-called.
+type Called = (&'static str, &'static str);
+
+/// The program that gives every answer at tc.
+const TC_ANSWER: Called = (object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
 
 //----------- ProgramStatus ---------------------------------------------------
 
@@ -88,6 +102,12 @@ impl ProgramStatuses {
         self.programs.lock().clone()
     }
 
+    fn have_failures(&self) -> bool {
+        let all = self.programs.lock();
+        all.iter()
+            .any(|program| program.state == ProgramState::Failed)
+    }
+
     /// Removes a program that is not loaded after all.
     fn forget(&self, name: &str) {
         self.programs.lock().retain(|known| known.name != name);
@@ -120,8 +140,11 @@ pub(crate) struct Programs {
     ordered: BTreeMap<Program, Ordered>,
     /// Orders to the loading thread, which ends when this is dropped.
     orders: mpsc::Sender<Order>,
+    statuses: ProgramStatuses,
     /// Reports from that thread.
     reports: mailbox::Receiver<(Program, Report)>,
+    /// Dropped at the end of the session.
+    _session: Arc<()>,
 }
 
 /// An order to the thread that loads.
@@ -130,6 +153,8 @@ enum Order {
     Load(Program),
     /// Load what the programs can work without, too.
     Complete,
+    /// Load what could not be loaded for a reason that may have passed.
+    TryAgain,
 }
 
 /// How far the thread that loads has come with a program.
@@ -161,13 +186,14 @@ impl Programs {
     ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
         let (sender, reports) = mailbox::channel(MAX_REPORTS)?;
+        let session = Arc::new(());
         let mut loader = Loader {
+            session: Arc::downgrade(&session),
             image,
-            statuses,
-            answers_by_first: false,
+            statuses: statuses.clone(),
             keeps_answers,
             completes: false,
-            incomplete: Vec::new(),
+            optional: Vec::new(),
         };
         threads::spawn("programs", OnPanic::EndProcess, move || {
             // The verifier takes seconds of a small machine's CPU, which userspace needs for
@@ -175,7 +201,7 @@ impl Programs {
             priority::lower("loading programs");
             for order in ordered {
                 if loader.execute(order, &sender).is_err() {
-                    // Nobody attaches programs any more.
+                    // The session is over.
                     break;
                 }
                 // Reading the object leaves memory free in the allocator.
@@ -188,7 +214,9 @@ impl Programs {
         Ok(Self {
             ordered: BTreeMap::new(),
             orders,
+            statuses,
             reports,
+            _session: session,
         })
     }
 
@@ -257,6 +285,10 @@ impl Programs {
         self.ordered.retain(
             |_, ordered| !matches!(ordered, Ordered::Problem(problem) if problem.state == ProgramState::Failed),
         );
+        if self.statuses.have_failures() {
+            // See `order`.
+            let _ = self.orders.send(Order::TryAgain);
+        }
     }
 }
 
@@ -272,6 +304,15 @@ pub(crate) struct LoadProblem {
 }
 
 impl LoadProblem {
+    /// The program is not needed any more.
+    fn of_ended_session() -> Self {
+        Self {
+            state: ProgramState::Failed,
+            why: "the session is over".to_owned(),
+            verifier: Vec::new(),
+        }
+    }
+
     fn of(name: &str, rejection: &Rejection) -> Self {
         let kernel = &rejection.error;
         let code = kernel.raw_os_error();
@@ -332,15 +373,16 @@ fn complaint(lines: &[String]) -> Option<&String> {
 //----------- Loader ----------------------------------------------------------
 
 struct Loader {
+    /// Dangling once the session is over.
+    session: Weak<()>,
     image: Image,
     statuses: ProgramStatuses,
-    /// Whether the short program answers at tc.
-    answers_by_first: bool,
     keeps_answers: bool,
     /// Whether [`Order::Complete`] has come.
     completes: bool,
-    /// Programs that wait for it.
-    incomplete: Vec<Program>,
+    /// Programs without which the others work, to be loaded. Until then userspace gives their answers; log and status
+    /// report why.
+    optional: Vec<Called>,
 }
 
 impl Loader {
@@ -350,16 +392,18 @@ impl Loader {
         reports: &mailbox::Sender<(Program, Report)>,
     ) -> Result<(), Ended> {
         match order {
-            Order::Load(program) => {
-                self.load(program, reports)?;
-                // Interfaces may need a program before or after the first pass has ended.
-                self.incomplete.push(program);
-            }
+            Order::Load(program) => self.load(program, reports)?,
             Order::Complete => self.completes = true,
+            Order::TryAgain => {}
         }
+        // Interfaces may need a program before or after the first pass has ended.
         if self.completes {
-            for program in std::mem::take(&mut self.incomplete) {
-                self.complete(program);
+            for called in std::mem::take(&mut self.optional) {
+                if let Err(problem) = self.load_called(called)
+                    && problem.state == ProgramState::Failed
+                {
+                    self.optional.push(called);
+                }
             }
         }
         Ok(())
@@ -390,6 +434,9 @@ impl Loader {
             Program::Xdp => Ok(()),
             Program::Tc => self.load_answer(),
         };
+        if self.keeps_answers && answers.is_ok() {
+            self.optional.push(program.forwarded());
+        }
         let report = match answers {
             Ok(()) => Report::Answers,
             Err(problem) => Report::Problem(problem),
@@ -397,42 +444,42 @@ impl Loader {
         reports.send((program, report))
     }
 
-    /// Loads what a loaded program can work without: the program that answers everything at tc, and the one that
-    /// answers from whole answers. Without them userspace gives their answers; log and status report the cause.
-    fn complete(&mut self, program: Program) {
-        if self.answers_by_first {
-            self.answers_by_first = false;
-            let _ = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
-        }
-        if self.keeps_answers {
-            let (name, map) = match program {
-                Program::Tc => (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
-                Program::Xdp => (object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED),
-            };
-            let _ = self.load_called(name, map);
-        }
-    }
-
     /// Loads a program that answers at tc: the short one, or the complete one if the kernel refuses that.
     fn load_answer(&mut self) -> Result<(), LoadProblem> {
-        let first = self.load_called(object::TC_FIRST_PROGRAM, object::TC_ANSWER);
-        self.answers_by_first = first.is_ok();
-        first.or_else(|_| self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER))
+        let first = self.load_called((object::TC_FIRST_PROGRAM, object::TC_ANSWER));
+        if first.is_ok() {
+            self.optional.push(TC_ANSWER);
+            return first;
+        }
+        self.load_called(TC_ANSWER)
     }
 
     /// Loads a program and puts it into the map from which it is tail-called, which keeps it.
-    fn load_called(&mut self, name: &'static str, map: &'static str) -> Result<(), LoadProblem> {
+    fn load_called(&mut self, (name, map): Called) -> Result<(), LoadProblem> {
+        // Each program takes the kernel up to a second, and the maps as long, which the next session may need.
+        if self.session.strong_count() == 0 {
+            return Err(LoadProblem::of_ended_session());
+        }
         let program = self.load_named(name)?;
         let put = match self.image.map(map) {
             Some(map) => bpf::set_called(map, program.as_fd()),
             None => Err(io::Error::from_raw_os_error(libc::ENOENT)),
         };
-        put.map_err(|error| LoadProblem {
-            state: ProgramState::Refused,
-            why: format!(
+        put.map_err(|error| {
+            let why = format!(
                 "cannot put program {name} into the tail-call map (BPF_MAP_TYPE_PROG_ARRAY): {error}"
-            ),
-            verifier: Vec::new(),
+            );
+            tracing::warn!("{why}");
+            self.statuses.note(ProgramStatus {
+                state: ProgramState::Refused,
+                why: Some(why.clone()),
+                ..loading(name)
+            });
+            LoadProblem {
+                state: ProgramState::Refused,
+                why,
+                verifier: Vec::new(),
+            }
         })
     }
 
@@ -493,7 +540,11 @@ impl Loader {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use dns_core::config::Config;
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
     use super::*;
+    use crate::object::Object;
 
     impl Programs {
         /// Returns programs of which [`Program::Tc`] is being loaded, and reports instead of the thread that loads.
@@ -501,7 +552,9 @@ pub(crate) mod tests {
             Self {
                 ordered: BTreeMap::from([(Program::Tc, Ordered::Loading)]),
                 orders: mpsc::channel().0,
+                statuses: ProgramStatuses::new(mailbox::notifications().unwrap().0),
                 reports,
+                _session: Arc::default(),
             }
         }
     }
@@ -528,6 +581,60 @@ pub(crate) mod tests {
         );
         assert_eq!(last_lines(&"line\n".repeat(100)).len(), VERIFIER_LINES);
         assert_eq!(complaint(&last_lines("")), None);
+    }
+
+    /// Returns a thread's state that has yet to load a program which others can work without.
+    fn loader(session: &Arc<()>) -> (Loader, Object) {
+        let text = br#"{"address": "127.0.0.1", "port": 53}"#;
+        let config = Config::check("config.json", text).1.unwrap().config;
+        let (image, object) = Object::load(&config.fast_path()).unwrap();
+        let loader = Loader {
+            session: Arc::downgrade(session),
+            image,
+            statuses: ProgramStatuses::new(mailbox::notifications().unwrap().0),
+            keeps_answers: true,
+            completes: true,
+            optional: vec![Program::Tc.forwarded()],
+        };
+        (loader, object)
+    }
+
+    #[test]
+    fn nothing_is_verified_after_the_session() {
+        if !test_support::requirements::root() {
+            return;
+        }
+        let session = Arc::new(());
+        let (mut loader, _object) = loader(&session);
+        drop(session);
+        let (reports, _told) = mailbox::channel(1).unwrap();
+        loader.execute(Order::TryAgain, &reports).unwrap();
+        assert_eq!(loader.statuses.all(), []);
+    }
+
+    #[test]
+    fn optional_program_is_tried_again() {
+        if !test_support::requirements::root() {
+            return;
+        }
+        let session = Arc::new(());
+        let (mut loader, _object) = loader(&session);
+        let (reports, _told) = mailbox::channel(1).unwrap();
+        let states = |loader: &Loader| {
+            let all = loader.statuses.all();
+            all.iter().map(|program| program.state).collect::<Vec<_>>()
+        };
+        // No further file may be opened, so the kernel hands no program out.
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
+        loader.execute(Order::TryAgain, &reports).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        assert_eq!(states(&loader), [ProgramState::Failed]);
+        assert!(loader.statuses.have_failures());
+
+        loader.execute(Order::TryAgain, &reports).unwrap();
+        assert_eq!(states(&loader), [ProgramState::Loaded]);
+        assert!(loader.optional.is_empty());
     }
 
     #[test]
