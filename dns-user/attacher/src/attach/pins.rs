@@ -100,8 +100,11 @@ impl Pins {
                 return Vec::new();
             }
         };
+        let names = links.names().inspect_err(
+            |error| tracing::warn!(%error, "cannot list the predecessor's links: its programs are not taken over"),
+        );
         let mut pinned = Vec::new();
-        for name in links.names().unwrap_or_default() {
+        for name in names.unwrap_or_default() {
             // Another name is not one of ours, and must not be opened.
             let Some((ifindex, kind)) = parse_link_name(&name) else {
                 continue;
@@ -151,6 +154,11 @@ impl Pins {
         let folder = Folder::make(&self.maps())?;
         for (name, map) in maps {
             let fresh = fresh(name);
+            // Called in each round of a takeover: a kill between removal and pin would take the map from programs that
+            // are attached already.
+            if folder.holds(&fresh, map).unwrap_or(false) {
+                continue;
+            }
             // Left by a server that was killed while it took over.
             folder.remove(&fresh)?;
             folder.pin(&fresh, map.as_fd())?;
@@ -199,11 +207,6 @@ impl Pins {
                 None
             }
         }
-    }
-
-    /// Returns whether the pin of this name is this map's.
-    fn is_pin_of(&self, name: &str, map: &OwnedFd) -> io::Result<bool> {
-        Ok(bpf::map_id(self.map(name)?.as_fd())? == bpf::map_id(map.as_fd())?)
     }
 
     /// Removes the maps' pins and all folders left empty.
@@ -273,16 +276,24 @@ impl KeptMaps {
     /// Returns whether the pinned maps are ours, and not a predecessor's or a successor's.
     pub(crate) fn are_pinned(&self) -> bool {
         let Some(pins) = &self.pins else { return false };
+        let Ok(folder) = Folder::open(&pins.maps()) else {
+            return false;
+        };
         self.maps
             .iter()
-            .all(|(name, map)| pins.is_pin_of(name, map).unwrap_or(false))
+            .all(|(name, map)| folder.holds(name, map).unwrap_or(false))
     }
 
-    /// Pins the maps again if `detach` removed all pins while the server runs.
+    /// Pins the maps again if `detach` removed pins while the server runs.
     pub(crate) fn pin_if_gone(&self) {
         self.with_pins(|pins| {
-            // All pins go together, so one of them speaks for the others.
-            if pins.map(object::NAMES).is_ok() {
+            // Each of them: `detach` may have been killed in between.
+            let is_complete = open_if_there(&pins.maps())?.is_some_and(|folder| {
+                self.maps
+                    .iter()
+                    .all(|(name, _)| folder.get(name, None).is_ok())
+            });
+            if is_complete {
                 return Ok(());
             }
             pins.pin_beside(&self.maps)?;
@@ -563,6 +574,12 @@ impl Folder {
         bpf::open_pin(&by_descriptor(pin.as_fd(), "")).map_err(|error| in_file(&path, error))
     }
 
+    /// Returns whether the pin of this name is this map's.
+    fn holds(&self, name: &str, map: &OwnedFd) -> io::Result<bool> {
+        let pinned = self.get(name, None)?;
+        Ok(bpf::map_id(pinned.as_fd())? == bpf::map_id(map.as_fd())?)
+    }
+
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
         match unlinkat(&self.opened, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
@@ -628,7 +645,10 @@ pub(super) fn in_file(path: &Path, error: io::Error) -> io::Error {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use dns_core::config::Config;
+
     use super::*;
+    use crate::object::Object;
 
     #[test]
     fn names_of_links_are_read_back() {
@@ -688,6 +708,36 @@ mod tests {
         symlink(&elsewhere, &pins.folder).unwrap();
         pins.remove().unwrap_err();
         assert!(elsewhere.join("links").exists());
+    }
+
+    #[test]
+    fn kills_leave_no_map_without_pin() {
+        if !test_support::requirements::root() {
+            return;
+        }
+        let bpffs = PathBuf::from(format!("/sys/fs/bpf/kills-{}", std::process::id()));
+        let pins = Pins::prepare(&bpffs, "127.0.0.1:53".parse().unwrap()).unwrap();
+        let text = br#"{"address": "127.0.0.1", "port": 53}"#;
+        let config = Config::check("config.json", text).1.unwrap().config;
+        let (_image, object) = Object::load(&config.fast_path()).unwrap();
+        let kept = KeptMaps {
+            pins: Some(pins.clone()),
+            maps: object.kept_maps,
+        };
+        kept.prepare();
+        // Each pin has an inode of its own.
+        let fresh_array = pins.maps().join(fresh(object::TC_ANSWER));
+        let pinned = fs::metadata(&fresh_array).unwrap().ino();
+        kept.prepare();
+        assert_eq!(fs::metadata(&fresh_array).unwrap().ino(), pinned);
+
+        kept.take_over();
+        assert!(kept.are_pinned());
+        fs::remove_file(pins.maps().join(object::TC_ANSWER)).unwrap();
+        assert!(!kept.are_pinned());
+        kept.pin_if_gone();
+        assert!(kept.are_pinned());
+        assert_eq!(pins.remove().unwrap(), FolderState::Removed);
     }
 
     #[test]
