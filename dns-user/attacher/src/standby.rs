@@ -77,13 +77,34 @@ pub(crate) fn fork(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
             return Ok(None);
         }
         pause = (pause * 2).min(MAX_PAUSE);
-        let (worker, next) = offer(&server)?;
-        // SAFETY: as above.
-        if let ForkResult::Child = unsafe { unistd::fork() }? {
-            return Ok(Some(worker));
+        begun = Instant::now();
+        match replace(&server) {
+            Ok(Replacement::Worker(worker)) => return Ok(Some(worker)),
+            Ok(Replacement::Watched(next)) => watched = next,
+            // What ended the attacher may be the reason, such as a lack of memory, and pass as well.
+            Err(error) => eprintln!(
+                "bosh-dns-xdp: cannot start the attacher again: {error}; trying again in {} s",
+                pause.as_secs()
+            ),
         }
-        (watched, begun) = (next, Instant::now());
     }
+}
+
+/// Each side of a fork of the standby process.
+enum Replacement {
+    /// The new attacher.
+    Worker(AttacherProcess),
+    /// The standby process, with the stream that ends with the attacher.
+    Watched(UnixStream),
+}
+
+fn replace(server: &UnixStream) -> io::Result<Replacement> {
+    let (worker, watched) = offer(server)?;
+    // SAFETY: the process has a single thread.
+    Ok(match unsafe { unistd::fork() }? {
+        ForkResult::Child => Replacement::Worker(worker),
+        ForkResult::Parent { .. } => Replacement::Watched(watched),
+    })
 }
 
 /// Offers the server a connection to a new attacher; also returns the stream that ends with the attacher.

@@ -93,7 +93,11 @@ impl AttacherConnection {
             Err(error) if is_nothing_yet(&error) => Err(FastPathError::NoAttacher(
                 "the attacher was killed and is being started again".to_owned(),
             )),
-            Err(_) => Err(FastPathError::ended()),
+            Err(error) if is_end(&error) => Err(FastPathError::ended()),
+            // Another attacher follows the one whose connection was lost.
+            Err(error) => Err(FastPathError::NoAttacher(format!(
+                "cannot receive the connection to the attacher: {error}"
+            ))),
         }
     }
 
@@ -168,6 +172,14 @@ impl AttacherConnection {
             earlier,
         })
     }
+}
+
+/// Returns whether an error means that the other process has ended.
+fn is_end(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+    )
 }
 
 fn no_maps(error: io::Error) -> FastPathError {

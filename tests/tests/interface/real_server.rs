@@ -8,6 +8,7 @@ use std::{
     net::IpAddr,
     os::unix::fs::{MetadataExt as _, symlink},
     path::Path,
+    process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -389,7 +390,19 @@ fn killed_attacher_is_replaced() -> Result<()> {
             Signal::SIGKILL,
         )
     };
+    // The first attempt to replace it fails.
+    let permit_files = |limit: u32| -> Result<()> {
+        let mut command = Command::new("prlimit");
+        command.args([format!("--pid={standby}"), format!("--nofile={limit}:")]);
+        ensure!(command.status()?.success());
+        Ok(())
+    };
+    permit_files(3)?;
     kill(attacher)?;
+    running
+        .server
+        .wait_for_log("cannot start the attacher again")?;
+    permit_files(1024)?;
     // Interfaces that appear later are served only by an attacher.
     running
         .pair

@@ -12,7 +12,7 @@ use std::{
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -59,7 +59,7 @@ pub fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // There is room for as many as the protocol knows; the kernel closes any others.
+    // There is room for as many as the protocol knows.
     let received = recvmsg(
         stream,
         &mut [IoSliceMut::new(&mut byte)],
@@ -68,6 +68,12 @@ pub fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     )?;
     if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    // The kernel passes on as many as this process may open, and drops the others without an error (`scm_detach_fds`).
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other(
+            "descriptors were lost; raise the limit of open files (LimitNOFILE)",
+        ));
     }
     let mut descriptors = Vec::new();
     for message in control.drain() {
@@ -163,7 +169,12 @@ pub fn is_nothing_yet(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Seek as _, os::fd::AsFd as _};
+    use std::{
+        io::Seek as _,
+        os::fd::{AsFd as _, AsRawFd as _},
+    };
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
     use super::*;
     use crate::protocol::ServerMessage;
@@ -201,6 +212,22 @@ mod tests {
             io::ErrorKind::UnexpectedEof
         );
         assert_eq!(peer(&other).unwrap(), nix::unistd::geteuid().as_raw());
+    }
+
+    #[test]
+    fn lack_of_descriptors_is_an_error() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        send_descriptors(&one, &[file.as_fd(); 3]).unwrap();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        // Room for one of the three.
+        let lowest = file.try_clone().unwrap().as_raw_fd();
+        setrlimit(Resource::RLIMIT_NOFILE, lowest as u64 + 1, hard).unwrap();
+        let received = receive_descriptors(&other);
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        let error = received.unwrap_err();
+        assert!(error.to_string().contains("LimitNOFILE"), "{error}");
+        assert_eq!(file.try_clone().unwrap().as_raw_fd(), lowest, "closed");
     }
 
     #[test]
