@@ -197,7 +197,7 @@ struct Windows {
 }
 
 /// Size of a window in bytes, of whole pages of any size.
-const WINDOW: usize = 256 << 10;
+pub(crate) const WINDOW: usize = 256 << 10;
 
 impl Windows {
     /// Maps the windows that hold these bytes of the store, unless they are mapped.

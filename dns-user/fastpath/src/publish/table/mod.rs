@@ -571,6 +571,8 @@ impl Table {
             },
             kind,
         ) {
+            // An earlier entry would go on giving the earlier answer.
+            self.remove(key);
             self.listing
                 .note_unfitting(key, name, UnpublishedReason::NoRoom);
             return;
@@ -591,7 +593,7 @@ impl Table {
         })
     }
 
-    /// Writes the entry encoded last to its allocated cells; `false` if the index is full.
+    /// Writes the entry encoded last to its allocated cells; `false` if the index is full, or memory cannot be mapped.
     fn write(&mut self, entry: Placed, kind: Kind) -> bool {
         let Placed {
             key,

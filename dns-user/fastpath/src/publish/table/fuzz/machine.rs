@@ -13,6 +13,7 @@ use dns_common::{
     index::Pair,
     name::hash_name,
 };
+use memmap2::{MmapMut, MmapRaw};
 use parking_lot::Mutex;
 
 use super::super::{EntryStore, Limits, Table};
@@ -156,14 +157,20 @@ impl Machine {
         health: Arc<dyn Health + Send + Sync>,
         grace: GracePeriods,
     ) -> Self {
-        let anonymous = |length: usize| {
-            memmap2::MmapMut::map_anon(length)
-                .expect("there is memory")
-                .into()
-        };
-        let memory = Arc::new(EntryMemory::new(anonymous(chunks * CHUNK_SIZE)));
-        let elements =
-            index::elements(u32::try_from(chunks).expect("a few") * CHUNK_CELLS) as usize;
+        let memory = EntryMemory::new(anonymous(chunks * CHUNK_SIZE));
+        Self::over(memory, max_names, negative, health, grace)
+    }
+
+    /// Returns a table whose entries are in this memory.
+    pub(crate) fn over(
+        memory: EntryMemory,
+        max_names: usize,
+        negative: usize,
+        health: Arc<dyn Health + Send + Sync>,
+        grace: GracePeriods,
+    ) -> Self {
+        let memory = Arc::new(memory);
+        let elements = index::elements(memory.chunks() * CHUNK_CELLS) as usize;
         let index = Arc::new(IndexMemory::new(
             anonymous(elements * size_of::<Pair>()),
             memory.clone(),
@@ -254,6 +261,10 @@ impl Machine {
             .count();
         assert_eq!(self.table.dependents.names(), dependent);
     }
+}
+
+fn anonymous(length: usize) -> MmapRaw {
+    MmapMut::map_anon(length).expect("there is memory").into()
 }
 
 pub(crate) fn name(text: &str) -> Name {

@@ -5,6 +5,7 @@ mod reloads;
 
 use std::{
     net::Ipv4Addr,
+    os::fd::{AsFd as _, AsRawFd as _},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::Duration,
@@ -15,12 +16,18 @@ use dns_common::{
     index::Pair,
 };
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
 use super::{
     fuzz::machine::{Failing, Fixed, Machine, SEED, name},
     *,
 };
 use crate::{
-    map::{index::IndexMemory, store::EntryMemory},
+    map::{
+        Shape,
+        index::IndexMemory,
+        store::{EntryMemory, WINDOW, map_new_entries},
+    },
     publish::lease::GracePeriods,
 };
 use dns_core::resolve::AllRunning;
@@ -154,6 +161,32 @@ fn a_published_entry_is_never_changed_in_place() {
     );
     bench.table.reclaim_now();
     assert_eq!(bench.table.status().store.quarantined, 0);
+}
+
+#[test]
+fn outdated_answer_does_not_wait_for_memory() {
+    const F_SEAL_FUTURE_WRITE: libc::c_int = 0x10;
+    // A file that cannot be mapped any more once it is sealed.
+    let file = memfd_create(c"store", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+    nix::unistd::ftruncate(&file, CHUNK_SIZE as i64).unwrap();
+    let shape = Shape {
+        value_size: CHUNK_SIZE as u32,
+        elements: 1,
+    };
+    let memory = map_new_entries(file.as_fd(), shape).unwrap();
+    let grace = GracePeriods::start(|| true).unwrap();
+    let mut bench = Machine::over(memory, 10, 4, Arc::new(AllRunning), grace);
+    bench.install(&Fixed::default().with("a.bosh", true, &[1]));
+    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1])));
+    // The next entry lies beyond the memory that is mapped.
+    bench.table.store.allocator.allocate(WINDOW).unwrap();
+    // SAFETY: fcntl(2) with a number.
+    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, F_SEAL_FUTURE_WRITE) };
+    assert_eq!(sealed, 0);
+    let newer = Arc::new(Fixed::default().with("a.bosh", true, &[2]));
+    bench.table.install(newer, &mut || {});
+    assert_eq!(bench.answer("a.bosh"), None, "userspace answers");
+    assert_eq!(bench.table.status().unfitting.no_room, 1);
 }
 
 #[test]
