@@ -1,6 +1,7 @@
 //! The handle through which the server uses the fast path.
 
 use std::{
+    iter,
     net::IpAddr,
     sync::{
         Arc, Weak,
@@ -16,7 +17,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     AnswerKey, AnswerQuestion, Counters, FastPath, HeldReply, NameSource, Publisher,
-    protocol::InterfacesStatus,
+    protocol::InterfacesStatus, publish::lease::UNWATCHED,
 };
 use dns_core::{
     name::{Name, NameRef},
@@ -83,18 +84,18 @@ struct Member {
 impl FastPathHandle {
     /// Makes this fast path the current one. Its predecessor keeps receiving changes until [`Self::retire`].
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
+        let publisher = fast_path.publisher();
         let member = Member {
-            publisher: fast_path.publisher(),
+            publisher: publisher.clone(),
             fast_path: Arc::downgrade(fast_path),
         };
-        let before = self.0.members.load().first().cloned();
         // Before the settings: a change of them in between then reaches it as a member.
-        self.set_members([Some(member), before].into_iter().flatten().collect());
-        let is_exact = self.0.exact_last_used.load(Ordering::SeqCst);
-        self.current(|publisher| publisher.keep_exact_last_used(is_exact));
-        let _newest_last = self.0.beginning.lock();
-        let generation = self.answer_generation();
-        self.current(|publisher| publisher.begin_answers(generation, &self.0.renewals.0));
+        self.change_members(|before| iter::once(member).chain(before.first().cloned()).collect());
+        if let Some(publisher) = publisher {
+            publisher.keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
+            let _newest_last = self.0.beginning.lock();
+            publisher.begin_answers(self.answer_generation(), &self.0.renewals.0);
+        }
         // The attacher ended the earlier answers before it sent the maps.
         self.0.has_previous_programs.send_replace(false);
     }
@@ -103,8 +104,10 @@ impl FastPathHandle {
     pub fn expect_previous_programs(&self, lease: Duration) {
         self.0.has_previous_programs.send_replace(true);
         let shared = self.clone();
+        // The lease of a server that is gone ends with the attacher's last sign of life, however long it is.
+        let longest = lease.min(UNWATCHED);
         tokio::spawn(async move {
-            tokio::time::sleep(lease).await;
+            tokio::time::sleep(longest).await;
             shared.0.has_previous_programs.send_replace(false);
         });
     }
@@ -122,8 +125,7 @@ impl FastPathHandle {
 
     /// Drops the predecessor of the current fast path.
     pub fn retire(&self) {
-        let first = self.0.members.load().first().cloned();
-        self.set_members(first.into_iter().collect());
+        self.change_members(|before| before.first().cloned().into_iter().collect());
     }
 
     /// Drops every fast path: each call does nothing, and userspace answers.
@@ -133,15 +135,17 @@ impl FastPathHandle {
             fast_path: Weak::new(),
         };
         // Not an empty list, which means that the maps are still to come.
-        self.set_members(vec![none]);
+        self.change_members(|_| vec![none]);
     }
 
     /// Replaces the fast paths; the counters of removed ones are kept.
-    fn set_members(&self, members: Vec<Member>) {
-        // Held until the members are replaced, or `counters` would miss or count those in between
-        // twice.
+    fn change_members(&self, change: impl FnOnce(&[Member]) -> Vec<Member>) {
+        // Held until the members are replaced: `counters` would miss or count those in between twice, and another
+        // change be undone.
         let mut ended = self.0.ended.lock();
-        for gone in self.0.members.load().iter() {
+        let before = self.0.members.load();
+        let members = change(&before);
+        for gone in before.iter() {
             let mut is_kept = false;
             for member in &members {
                 is_kept |= member.fast_path.ptr_eq(&gone.fast_path);
