@@ -75,7 +75,7 @@ pub struct Interface {
     /// Endpoints to which the kernel delivers from this interface: bit `index` of
     /// [`Scope::endpoints`].
     pub endpoints: u64,
-    /// Those of them at which only heard clients ([`HeardClient`]) are answered, because the kernel's verdict
+    /// The endpoints among them at which only heard clients ([`HeardClient`]) are answered, because the kernel's verdict
     /// depends on the client.
     pub heard_only: u64,
     /// Ethernet address, followed by two zero bytes.

@@ -147,7 +147,7 @@ pub(crate) fn remove_element(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> 
         attributes.__bindgen_anon_2.key = key.as_ptr() as u64;
     });
     match removed {
-        // Nothing to do: whoever wants it gone has what they want.
+        // It is gone already.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other,
     }

@@ -70,7 +70,7 @@ impl<T> Sender<T> {
         Ok(())
     }
 
-    /// Sends a message that is lost if the channel is full, or if nobody receives any more.
+    /// Sends a message that is lost if the channel is full, or if the receiver is gone.
     pub(crate) fn offer(&self, message: T) {
         if self.messages.try_send(message).is_ok() {
             self.wake.notify();
@@ -119,7 +119,7 @@ pub(crate) struct Notifications(UnixStream);
 
 pub(crate) fn notifications() -> io::Result<(Notifier, Notifications)> {
     let (notifier, notified) = UnixStream::pair()?;
-    // Neither end may wait for the other: a full stream of wake-ups says all that there is to say.
+    // Neither end may wait for the other: one wake-up is as good as a full stream of them.
     notifier.set_nonblocking(true)?;
     notified.set_nonblocking(true)?;
     Ok((Notifier(Arc::new(notifier)), Notifications(notified)))

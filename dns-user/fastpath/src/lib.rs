@@ -243,7 +243,7 @@ impl FastPath {
         if let Some(names) = earlier.as_ref().map(Vec::len).filter(|&names| names > 0) {
             tracing::info!(names, "taking over the predecessor's learned names");
         }
-        // One at a time: the attacher says that a grace period is over, but not whose.
+        // One at a time: the attacher reports the end of a grace period, but not of which.
         let wait = Arc::new(Mutex::new(wait));
         let grace_periods = || {
             let wait = wait.clone();

@@ -87,7 +87,7 @@ impl TapReader {
                 },
             }
         }
-        // Nobody reads any more: programs that go on sampling would fill the buffer for nothing.
+        // The reader has ended: programs that go on sampling would fill the buffer for nothing.
         self.control.set_tap_every(0);
     }
 

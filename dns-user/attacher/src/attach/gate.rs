@@ -242,7 +242,7 @@ impl Gate {
             admission.open = true;
             admission.arrived = 0;
             admission.steady_since = Some(now);
-            // Five queries have just arrived, so an earlier loss says nothing any more.
+            // Five queries have just arrived, so an earlier loss proves nothing any more.
             admission.lost.clear();
         }
         opens

@@ -18,7 +18,7 @@ use zerocopy::IntoBytes as _;
 
 use crate::{bpf, scope::address_bytes};
 
-/// How long an arrived query speaks for its client. Afterwards its next query passes to userspace, so a change that
+/// How long an arrived query proves that its client is admitted. Afterwards its next query passes to userspace, so a change that
 /// nothing else shows is noticed within this time.
 pub(super) const HEARD_FOR: Duration = Duration::from_secs(120);
 

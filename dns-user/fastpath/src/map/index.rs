@@ -237,7 +237,7 @@ impl<W: Words> IndexMemory<W> {
     }
 
     fn location(&self, place: SlotPosition) -> Location {
-        // Whoever sees a slot's cell sees the entry that was written before.
+        // A reader that sees a slot's cell sees the entry that was written before.
         Location(self.words.load_half(cell(place), Ordering::Acquire))
     }
 

@@ -171,7 +171,7 @@ impl Room {
     }
 
     fn has_room(&self, size: usize) -> bool {
-        // Cells and not bytes: what is left of an entry's last cell serves nobody else.
+        // Cells and not bytes: the rest of an entry's last cell stays unused.
         self.count < self.limit && self.cells + cells(size) <= self.max_cells
     }
 }
@@ -444,7 +444,7 @@ impl AnswerTable {
             };
             match (&record.content, task) {
                 (Content::Forwarded { ends_ns, renewal }, Task::Renew) => {
-                    // Nobody asked for it at the interface, so it is not worth a query to a
+                    // Without a query for it at the interface it is not worth a query to a
                     // recursor.
                     if self.store.memory.last_used_ns(record.location) != 0 {
                         renewals.push(renewal.clone());

@@ -83,7 +83,7 @@ impl Dependents {
         if !set.keys.is_empty() {
             return;
         }
-        // Nobody would ever look for a set without names.
+        // A set without names is never looked for.
         if let Some(AddressSet { members, keys: _ }) = self.sets.remove(&number) {
             for &ip in &*members {
                 self.by_instance.remove(&(ip, number));

@@ -152,7 +152,7 @@ struct Waiting {
 impl Waiting {
     /// Adds an event; returns whether the waiting ones had to be folded.
     fn push(&mut self, event: Event) -> bool {
-        // Nobody would ever take it.
+        // It would never be taken.
         if self.has_ended {
             return false;
         }
@@ -211,7 +211,7 @@ impl Folded {
             Event::BeginAnswers(..) => self.begun = Some(event),
             // The list of a publisher that is this far behind would be of no use.
             Event::ListReplies(_) => {}
-            // The latest one tells of all before.
+            // The latest one includes all before.
             Event::Flush(_) => self.flush = Some(event),
             Event::Stop(_) => self.stop = Some(event),
         }
@@ -227,7 +227,7 @@ impl Folded {
             None if self.is_removed => Some(Event::RemoveAnswers),
             begun => begun,
         };
-        // In this order: a flush tells of everything before it, and nothing follows a stop.
+        // In this order: a flush follows everything before it, and nothing follows a stop.
         [names, answers, self.flush, self.stop]
             .into_iter()
             .flatten()

@@ -93,7 +93,7 @@ impl Lease {
         let end = deadline(current_at, heartbeat, self.length_ns);
         let watched = self.watched_ns.load(Ordering::Relaxed);
         let unwatched_ns = u64::try_from(UNWATCHED.as_nanos()).unwrap_or(u64::MAX);
-        // The earlier of both ends: neither sign of life speaks for the other process.
+        // The earlier of both ends: neither sign of life proves that the other process is alive.
         self.control
             .set_lease(end.min(watched.saturating_add(unwatched_ns)));
     }

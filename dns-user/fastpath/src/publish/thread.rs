@@ -252,7 +252,7 @@ impl Worker {
                 self.lease.renew(age(self.behind_since));
                 renewed = Some(Instant::now());
             }
-            // In each round: cells wait in quarantine for as long as nobody looks.
+            // In each round: cells stay in quarantine until the next look.
             self.table.reclaim();
             self.tend_answers();
             let is_held = self.is_held();

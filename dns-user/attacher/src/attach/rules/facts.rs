@@ -249,7 +249,7 @@ impl Answers {
         let mut body = vec![0; 4];
         push_attribute(&mut body, 1, &[IPSET_PROTOCOL]);
         push_attribute(&mut body, 11 | NETWORK_ORDER, &index.to_be_bytes());
-        // A number tells only the name, which every other request wants.
+        // The number yields the name, which every other request needs.
         let mut name = None;
         let mut kind = None;
         let mut family = 0;

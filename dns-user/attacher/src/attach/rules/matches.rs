@@ -452,7 +452,7 @@ fn set(
         return None;
     }
     for dimension in 1..=dimensions.min(6) {
-        // The dimension's bit says whether it is the packet's source.
+        // The dimension's bit is set if it is the packet's source.
         let side = if flags & 1 << dimension != 0 {
             Open::Sender
         } else {

@@ -187,7 +187,7 @@ impl Set {
 
     /// Looks up a key; `None`: the key is unknown.
     pub(super) fn find(&self, key: Option<&[u8]>) -> Found<'_> {
-        // Nobody is in an empty set, whatever the key.
+        // An empty set has no member, whatever the key.
         if self.elements.is_empty() && self.flags & Self::CHANGING == 0 {
             return Found::Nothing;
         }

@@ -284,7 +284,7 @@ pub(super) struct Listing {
     beyond: usize,
     /// Listed names within the limit that are missing from the map.
     unfitting: HashMap<u64, UnpublishedReason>,
-    /// Those of them whose next answer may fit, by key.
+    /// The ones whose next answer may fit, by key.
     too_large: HashMap<u64, Name>,
 }
 
@@ -302,7 +302,7 @@ impl Listing {
     /// `is_new` was counted before.
     pub(super) fn add(&mut self, key: u64, limit: usize, is_new: bool) -> bool {
         if self.keys.len() >= limit && !self.keys.contains(&key) {
-            // Only counted: the status says how many names the limit leaves out.
+            // Only counted: the status shows how many names the limit leaves out.
             self.beyond += usize::from(is_new);
             return false;
         }
