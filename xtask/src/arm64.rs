@@ -129,7 +129,7 @@ pub(crate) fn cargo() -> Result<Command> {
             "aarch64-linux-gnu-gcc",
         )
         .env("CC_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-gcc")
-        // The programs go into a file system in memory, and nobody debugs them there.
+        // The programs go into a file system in memory, and are not debugged there.
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
         .current_dir(root());
     Ok(command)
@@ -139,7 +139,7 @@ pub(crate) fn cargo() -> Result<Command> {
 fn test_artifacts() -> Result<()> {
     let debug = build(Profile::Dev, &PROGRAMS)?;
     let folder = root().join(".toolchain/arm64/programs");
-    packages::make_anew(&folder)?;
+    packages::recreate_folder(&folder)?;
     for [_, program] in PROGRAMS {
         install(&debug.join(program), &folder.join(program))?;
     }
@@ -178,7 +178,7 @@ fn file_system() -> Result<PathBuf> {
     let folder = root().join(".toolchain/arm64");
     let libraries = libraries(&folder)?;
     let files = folder.join("files");
-    packages::make_anew(&files)?;
+    packages::recreate_folder(&files)?;
     run(Command::new("cp")
         .arg("-a")
         .arg(libraries.join("."))

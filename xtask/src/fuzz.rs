@@ -121,6 +121,11 @@ fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()
     waiting.retain(|target| {
         filters.is_empty() || filters.iter().any(|filter| target.contains(filter))
     });
+    ensure!(
+        !waiting.is_empty(),
+        "no fuzz target has {} in its name; tests/fuzz/corpus has a folder for each",
+        filters.join(" or ")
+    );
     println!("{} for at most {} s each", waiting.join(", "), seconds);
     let cores = thread::available_parallelism()?.get();
     let next = AtomicUsize::new(0);

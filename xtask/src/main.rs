@@ -141,7 +141,7 @@ fn main() -> ExitCode {
     match run(Arguments::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Without the backtrace of `Debug`: the causes say what failed, and where xtask noticed it helps nobody.
+            // Without the backtrace of `Debug`: the causes name the failure, and xtask's own position would not help.
             eprintln!("cargo xtask: {error:#}");
             ExitCode::FAILURE
         }

@@ -230,8 +230,12 @@ fn change_crate(copy: &Path, package: &str, names: &[String], tests: &[String]) 
         command.args(["--re", &format!("^{}$", escape(name))]);
     }
     command.arg("--").args(tests);
-    // It fails if a change survives: the lists below tell.
-    let _ = command.status().context("cargo-mutants")?;
+    let status = command.status().context("cargo-mutants")?;
+    // 2: a change survives; 3: one does not end. Otherwise the lists below would be of an earlier run, or empty.
+    ensure!(
+        matches!(status.code(), Some(0 | 2 | 3)),
+        "cargo-mutants could not try the changes ({status})"
+    );
     let results = results.join("mutants.out");
     // An endless loop is noticed too.
     let caught =

@@ -93,7 +93,7 @@ fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
 pub(crate) fn apt(arguments: &[&str]) -> Result<()> {
     run(Command::new("apt-get")
         .args(arguments)
-        // debconf would wait for an answer that nobody sees.
+        // debconf would wait for an answer to a hidden question.
         .env("DEBIAN_FRONTEND", "noninteractive")
         .stdin(Stdio::null())
         .stdout(Stdio::null()))
@@ -179,7 +179,7 @@ impl Lists {
     }
 
     pub(crate) fn download(&self, names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
-        make_anew(folder)?;
+        recreate_folder(folder)?;
         if self.get(names, folder).is_err() {
             // The lists are older than the mirror.
             self.update()?;
@@ -203,7 +203,7 @@ impl Lists {
 /// `downloads`. `folder` only exists after success.
 pub(crate) fn unpack(downloads: &Path, folder: &Path) -> Result<()> {
     let part = folder.with_extension("part");
-    make_anew(&part)?;
+    recreate_folder(&part)?;
     for package in fs::read_dir(downloads)? {
         run(Command::new("dpkg")
             .arg("-x")
@@ -215,7 +215,7 @@ pub(crate) fn unpack(downloads: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Creates an empty folder, deleting the remains of an interrupted run.
-pub(crate) fn make_anew(folder: &Path) -> Result<()> {
+pub(crate) fn recreate_folder(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)?;
     }
@@ -283,7 +283,7 @@ fn install_from_pypi(folder: &Path, requirement: &str) -> Result<()> {
         return Ok(());
     }
     println!("installing {requirement}");
-    make_anew(folder)?;
+    recreate_folder(folder)?;
     run(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
     run(Command::new(folder.join("bin/pip")).args(["install", "--quiet", requirement]))?;
     // Written last: an interrupted installation leaves a folder that looks complete.
@@ -317,7 +317,7 @@ pub(crate) fn ensure_debian_root() -> Result<()> {
     let downloads = folder.with_extension("debs");
     download(&DEBIAN_RESOLVERS, &downloads)?;
     let part = folder.with_extension("part");
-    make_anew(&part)?;
+    recreate_folder(&part)?;
     capture(
         Command::new("debootstrap")
             .args([

@@ -1,5 +1,5 @@
-//! Every option of a command line is used: by a test, a deploy file or a guide. One that is not is either untested and
-//! undocumented, or nobody needs it.
+//! Every option of a command line is used: by a test, a deploy file or a guide. An unused one is either untested and
+//! undocumented, or not needed.
 
 #![expect(
     clippy::unwrap_used,

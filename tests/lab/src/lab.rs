@@ -48,7 +48,7 @@ pub struct Lab {
     pub client: Namespace,
     /// Whether packets are processed on the receiver's CPU.
     pub split: bool,
-    /// Whether the generator's frames have as little room behind them as those of sockets.
+    /// Whether the generator's frames have as little room behind them as frames of sockets.
     pub has_small_tailroom: bool,
     /// Addresses of server and client.
     addresses: [IpAddr; 2],

@@ -23,7 +23,7 @@ impl Counting {
         IS_COUNTED.set(true);
     }
 
-    /// Counts the allocations of all threads from now on, or of none but those of [`Self::count_thread`].
+    /// Counts the allocations of all threads from now on, or only of the threads of [`Self::count_thread`].
     pub fn count_all(is_each_counted: bool) {
         IS_EACH_COUNTED.store(is_each_counted, Ordering::Relaxed);
     }

@@ -40,7 +40,7 @@ use anyhow::{Context, Result};
 
 use self::architecture::{Architecture, Built};
 use crate::{
-    packages::make_anew,
+    packages::recreate_folder,
     process::{capture, root},
 };
 
@@ -119,7 +119,7 @@ pub(crate) fn build(
     out: PathBuf,
     version: Option<&str>,
 ) -> Result<PathBuf> {
-    make_anew(&out)?;
+    recreate_folder(&out)?;
     let is_trial = programs.built.is_some();
     let release = Release::of_this_commit(out.canonicalize()?, is_trial, version)?;
     let mut built = Vec::new();
@@ -233,7 +233,7 @@ impl Release {
         let folder = root()
             .join("target/dist")
             .join(format!("{}-{name}", std::process::id()));
-        make_anew(&folder)?;
+        recreate_folder(&folder)?;
         Ok(folder)
     }
 }
