@@ -165,8 +165,7 @@ impl Work {
         match command {
             WatcherCommand::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
             WatcherCommand::Dropped { names, instances } => {
-                // First, because interfaces must not answer from states that nobody checks any
-                // more.
+                // First, because interfaces must not answer from states that are no longer checked.
                 fast_path.withdraw(&names);
                 // An instance that is needed again in the meantime starts over: its command comes
                 // after this one.

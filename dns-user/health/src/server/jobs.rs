@@ -3,20 +3,24 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
-    fs, io,
+    fs::{self, Metadata},
+    io,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     sync::Arc,
     time::Duration,
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, watch};
+use tokio::{
+    process::Child,
+    sync::{Semaphore, watch},
+};
 
 use dns_core::config::reader::Json;
 use dns_kit::{clock::every, files::bounded, logs::LineLimit};
@@ -101,9 +105,17 @@ impl Jobs {
                 let permits = permits.clone();
                 scripts.spawn(async move {
                     // The semaphore is never closed.
-                    let _permit = permits.acquire().await;
-                    let outcome = run_script(&path, jobs.interval.max(MIN_TIME_LIMIT)).await;
+                    let permit = permits.acquire().await;
+                    let limit = jobs.interval.max(MIN_TIME_LIMIT);
+                    let (outcome, killed) = run_script(&path, limit).await;
                     jobs.record(&name, &path, outcome);
+                    drop(permit);
+                    if let Some(mut killed) = killed {
+                        // While a disk hangs, the kernel does not end what waits for it. The script is not run again
+                        // beside it.
+                        let _ = killed.wait().await;
+                    }
+                    jobs.end(&name);
                 });
             }
         }
@@ -141,7 +153,8 @@ impl Jobs {
             self.set_ready_if_ended(&BTreeMap::new());
             return Vec::new();
         };
-        let found = find_jobs(folder, &self.script);
+        let before = self.known.lock().clone();
+        let found = find_jobs(folder, &self.script, &before);
         let mut known = self.known.lock();
         let found = match found {
             Ok(found) => found,
@@ -151,10 +164,12 @@ impl Jobs {
                 if let Some(suppressed) = LIMIT.admit_per_minute() {
                     tracing::warn!(folder = %folder.display(), suppressed, "cannot list the jobs: {error}");
                 }
+                // Without its jobs, a machine with a failing one would report itself healthy, for
+                // example while no descriptor is left (EMFILE).
                 match error.kind() {
                     io::ErrorKind::NotFound => BTreeMap::new(),
-                    // Without its jobs, a machine with a failing one would report itself healthy,
-                    // for example while no descriptor is left (EMFILE).
+                    // No listing has succeeded yet: nothing is known, and nothing reported.
+                    _ if known.is_empty() && !*self.ready.borrow() => return Vec::new(),
                     _ => known.clone(),
                 }
             }
@@ -191,12 +206,17 @@ impl Jobs {
                     }
                 }
             }
-            *script = ScriptState {
-                healthy: Some(healthy),
-                running: false,
-            };
+            script.healthy = Some(healthy);
         }
         self.set_ready_if_ended(&known);
+    }
+
+    /// Lets a script run again at the next interval.
+    fn end(&self, name: &OsString) {
+        let mut known = self.known.lock();
+        if let Some(script) = known.get_mut(name).and_then(|job| job.script.as_mut()) {
+            script.running = false;
+        }
     }
 
     fn set_ready_if_ended(&self, known: &BTreeMap<OsString, Job>) {
@@ -208,28 +228,58 @@ impl Jobs {
     }
 }
 
-/// Returns the jobs in `folder`: each folder in it, or link to a folder, is a job.
-fn find_jobs(folder: &Path, script: &Path) -> io::Result<BTreeMap<OsString, Job>> {
+/// Returns the jobs in `folder`: each folder in it, or link to a folder, is a job. One that cannot be examined stays as it
+/// was `before`.
+fn find_jobs(
+    folder: &Path,
+    script: &Path,
+    before: &BTreeMap<OsString, Job>,
+) -> io::Result<BTreeMap<OsString, Job>> {
     let mut jobs = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let path = entry.path();
-        // Follows links: on a VM, jobs are links to their installation.
-        if !fs::metadata(&path).is_ok_and(|data| data.is_dir()) {
-            continue;
+        let job = match find_job(&path, script) {
+            Ok(job) => job,
+            Err(error) => {
+                static LIMIT: LineLimit = LineLimit::new();
+                // Tried again at every interval.
+                if let Some(suppressed) = LIMIT.admit_per_minute() {
+                    tracing::warn!(job = %path.display(), suppressed, "cannot examine a job: {error}");
+                }
+                before.get(&entry.file_name()).cloned()
+            }
+        };
+        if let Some(job) = job {
+            jobs.insert(entry.file_name(), job);
         }
-        let script = fs::metadata(path.join(script))
-            .is_ok_and(|data| data.is_file())
-            .then(ScriptState::default);
-        jobs.insert(
-            entry.file_name(),
-            Job {
-                groups: groups(&path.join(LINKS_FILE)),
-                script,
-            },
-        );
     }
     Ok(jobs)
+}
+
+/// Returns the job at a path; `None` if there is no folder.
+fn find_job(path: &Path, script: &Path) -> io::Result<Option<Job>> {
+    // Follows links: on a VM, jobs are links to their installation.
+    if !exists(path, Metadata::is_dir)? {
+        return Ok(None);
+    }
+    let has_script = exists(&path.join(script), Metadata::is_file)?;
+    Ok(Some(Job {
+        groups: groups(&path.join(LINKS_FILE)),
+        script: has_script.then(ScriptState::default),
+    }))
+}
+
+/// Returns whether there is a file of this kind. An error that may pass, such as that of a disk, is no absence: without
+/// its script, a failing job would count as healthy.
+fn exists(path: &Path, is_kind: fn(&Metadata) -> bool) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(data) => Ok(is_kind(&data)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(false),
+            _ => Err(error),
+        },
+    }
 }
 
 /// Returns the groups of a job's links; empty without a usable file.
@@ -273,15 +323,12 @@ fn read_groups(path: &Path) -> anyhow::Result<BTreeSet<String>> {
 }
 
 /// Runs a script in its own process group; `Ok` for exit status 0. After `limit`, the script is
-/// killed with all its children.
-async fn run_script(path: &Path, limit: Duration) -> anyhow::Result<()> {
-    let mut child = tokio::process::Command::new(path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .context("cannot be run")?;
+/// killed with all its children, and returned to be waited for.
+async fn run_script(path: &Path, limit: Duration) -> (anyhow::Result<()>, Option<Child>) {
+    let mut child = match spawn_script(path) {
+        Ok(child) => child,
+        Err(error) => return (Err(error), None),
+    };
     let group = child
         .id()
         .and_then(|id| i32::try_from(id).ok())
@@ -291,17 +338,29 @@ async fn run_script(path: &Path, limit: Duration) -> anyhow::Result<()> {
         Ok(ended) => {
             // Background processes started by the script may continue.
             group.0 = None;
-            let status = ended?;
-            ensure!(status.success(), "{status}");
-            Ok(())
+            (status_of(ended), None)
         }
         Err(_) => {
-            drop(group);
-            // Reap the killed process.
-            let _ = child.wait().await;
-            bail!("it did not exit within {limit:?}")
+            let late = anyhow!("it did not exit within {limit:?}");
+            (Err(late), Some(child))
         }
     }
+}
+
+fn spawn_script(path: &Path) -> anyhow::Result<Child> {
+    tokio::process::Command::new(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .context("cannot be run")
+}
+
+fn status_of(ended: io::Result<ExitStatus>) -> anyhow::Result<()> {
+    let status = ended?;
+    ensure!(status.success(), "{status}");
+    Ok(())
 }
 
 /// A process group that is killed on drop; `None` after its leader has exited.
@@ -407,7 +466,7 @@ mod tests {
         );
         let jobs = jobs(&path);
         let due = jobs.due_scripts();
-        jobs.record(&"bad".into(), Path::new("bad"), Err(anyhow::anyhow!("1")));
+        finish(&jobs, "bad", Err(anyhow!("1")));
         let failing = jobs.summary();
         assert!(!failing.all_healthy);
         // Reading a file as a folder fails as lack of descriptors does.
@@ -419,6 +478,22 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert_eq!(jobs.due_scripts(), []);
         assert!(jobs.summary().all_healthy);
+    }
+
+    #[test]
+    fn unread_folder_delays_the_first_report() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jobs");
+        fs::write(&path, "").unwrap();
+        let jobs = jobs(&path);
+        assert_eq!(jobs.due_scripts(), []);
+        assert!(!*jobs.ready.borrow());
+        fs::remove_file(&path).unwrap();
+        job(&path, "good", Some("#!/bin/sh\n"), None);
+        assert_eq!(jobs.due_scripts().len(), 1);
+        assert!(!*jobs.ready.borrow());
+        jobs.record(&"good".into(), Path::new("good"), Ok(()));
+        assert!(*jobs.ready.borrow());
     }
 
     #[tokio::test]
@@ -446,14 +521,14 @@ mod tests {
         assert_eq!(names(jobs.due_scripts()), ["a", "b"]);
         assert_eq!(jobs.due_scripts(), []);
         let is_ready = || *jobs.ready.borrow();
-        jobs.record(&"a".into(), Path::new("a"), Ok(()));
+        finish(&jobs, "a", Ok(()));
         assert!(!is_ready() && !jobs.summary().all_healthy);
-        jobs.record(
-            &"b".into(),
-            Path::new("b"),
-            Err(anyhow::anyhow!("exit status: 1")),
-        );
+        // The result counts while its killed process has not ended.
+        jobs.record(&"b".into(), Path::new("b"), Err(anyhow!("late")));
         assert!(is_ready() && !jobs.summary().all_healthy);
+        assert_eq!(names(jobs.due_scripts()), ["a"]);
+        jobs.end(&"a".into());
+        jobs.end(&"b".into());
         assert_eq!(names(jobs.due_scripts()), ["a", "b"]);
         // The last result counts until the next one.
         assert_eq!(
@@ -472,6 +547,12 @@ mod tests {
         jobs.record(&"a".into(), Path::new("a"), Err(anyhow::anyhow!("late")));
         jobs.record(&"b".into(), Path::new("b"), Err(anyhow::anyhow!("late")));
         assert!(jobs.summary().all_healthy && jobs.known.lock().len() == 1);
+    }
+
+    /// Records the result of a script whose process has ended.
+    fn finish(jobs: &Jobs, name: &str, outcome: anyhow::Result<()>) {
+        jobs.record(&name.into(), Path::new(name), outcome);
+        jobs.end(&name.into());
     }
 
     #[test]
@@ -507,11 +588,12 @@ mod tests {
         );
         job(folder.path(), "hangs", Some(&text), None);
         let script = folder.path().join("hangs/bin/dns/healthy");
-        let outcome = run_script(&script, Duration::from_secs(3)).await;
+        let (outcome, killed) = run_script(&script, Duration::from_secs(3)).await;
         assert_eq!(
             outcome.unwrap_err().to_string(),
             "it did not exit within 3s"
         );
+        assert!(!killed.unwrap().wait().await.unwrap().success());
         let child: i32 = fs::read_to_string(&children)
             .unwrap()
             .trim()
@@ -532,10 +614,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         job(folder.path(), "j", Some("#!/nowhere/sh\n"), None);
         let script = folder.path().join("j/bin/dns/healthy");
-        let outcome = run_script(&script, Duration::from_secs(9)).await;
+        let (outcome, _) = run_script(&script, Duration::from_secs(9)).await;
         assert_eq!(outcome.unwrap_err().to_string(), "cannot be run");
         fs::set_permissions(&script, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(run_script(&script, Duration::from_secs(9)).await.is_err());
+        let (outcome, _) = run_script(&script, Duration::from_secs(9)).await;
+        assert!(outcome.is_err());
         // Without the folder there are no jobs, so all are healthy.
         let none = jobs(&folder.path().join("none"));
         let work = tokio::spawn(none.clone().run());
@@ -586,6 +669,7 @@ mod tests {
         fs::create_dir_all(folder.path().join("odd").join(script)).unwrap();
         fs::write(folder.path().join("file"), "").unwrap();
         symlink("/nowhere", folder.path().join("dangling")).unwrap();
+        symlink("loop", folder.path().join("loop")).unwrap();
         let plain = Job {
             groups: BTreeSet::from(["1".to_owned()]),
             script: None,
@@ -603,9 +687,14 @@ mod tests {
             ("scripted", scripted),
         ]
         .map(|(name, job)| (OsString::from(name), job));
-        let found = find_jobs(folder.path(), script).unwrap();
+        let none = BTreeMap::new();
+        let found = find_jobs(folder.path(), script, &none).unwrap();
         assert_eq!(found, BTreeMap::from(expected));
-        let missing = find_jobs(&folder.path().join("none"), script).unwrap_err();
+        // A script that cannot be examined, here because of its name, leaves its job as it was.
+        let unexaminable = "x".repeat(300);
+        let kept = find_jobs(folder.path(), Path::new(&unexaminable), &found).unwrap();
+        assert_eq!(kept, found);
+        let missing = find_jobs(&folder.path().join("none"), script, &none).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
         // Without a folder there is nothing to run.
         let none = Jobs::new(None, script.to_owned(), Duration::from_secs(60));
@@ -619,8 +708,8 @@ mod tests {
         job(folder.path(), "b", Some("#!/bin/sh\nexit 3\n"), None);
         let limit = Duration::from_secs(600);
         let script = |name| folder.path().join(name).join("bin/dns/healthy");
-        run_script(&script("a"), limit).await.unwrap();
-        let failed = run_script(&script("b"), limit).await.unwrap_err();
+        run_script(&script("a"), limit).await.0.unwrap();
+        let failed = run_script(&script("b"), limit).await.0.unwrap_err();
         assert_eq!(failed.to_string(), "exit status: 3");
     }
 
