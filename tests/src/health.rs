@@ -86,6 +86,8 @@ pub struct Hit {
     pub ip: IpAddr,
     /// Time of the request.
     pub at: Instant,
+    /// Whether another request to the instance was in progress.
+    pub overlaps: bool,
 }
 
 /// All instances in 127.0.0.0/8, on one socket that is reachable over loopback only.
@@ -112,8 +114,6 @@ struct State {
     failed_handshakes: usize,
     /// Number of requests in progress, by instance.
     in_flight: HashMap<IpAddr, usize>,
-    /// Whether two requests to an instance ever overlapped.
-    overlapped: bool,
 }
 
 impl Fleet {
@@ -176,11 +176,6 @@ impl Fleet {
         self.state().failed_handshakes
     }
 
-    /// Returns whether an instance was ever queried again before it had answered.
-    pub fn overlapped(&self) -> bool {
-        self.state().overlapped
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state()
     }
@@ -239,7 +234,8 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
     let service = service_fn(|_| {
         let shared = shared.clone();
         async move {
-            let says = shared.begin(ip);
+            let _in_progress = InProgress::begin(&shared, ip);
+            let says = shared.says(ip);
             tokio::task::yield_now().await;
             let response = match says {
                 Says::Body(body) => Response::new(Full::new(Bytes::from(body))),
@@ -259,7 +255,6 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
                     response
                 }
             };
-            shared.end(ip);
             Ok::<_, std::convert::Infallible>(response)
         }
     });
@@ -298,28 +293,37 @@ async fn flood(
 }
 
 impl Shared {
-    /// Records the start of a request; returns the instance's response.
-    fn begin(&self, ip: IpAddr) -> Says {
-        let mut state = self.state();
-        state.hits.push(Hit {
-            ip,
-            at: Instant::now(),
-        });
-        let in_flight = state.in_flight.entry(ip).or_default();
-        *in_flight += 1;
-        if *in_flight > 1 {
-            state.overlapped = true;
-        }
-        state
-            .says
-            .get(&ip)
-            .cloned()
-            .unwrap_or_else(|| Says::state("running"))
+    /// Returns the response of an instance.
+    fn says(&self, ip: IpAddr) -> Says {
+        let says = self.state().says.get(&ip).cloned();
+        says.unwrap_or_else(|| Says::state("running"))
     }
+}
 
-    /// Records the end of a request.
-    fn end(&self, ip: IpAddr) {
-        *self.state().in_flight.entry(ip).or_default() -= 1;
+/// A request in progress. It also ends when its client gives up.
+struct InProgress {
+    shared: Arc<Shared>,
+    ip: IpAddr,
+}
+
+impl InProgress {
+    fn begin(shared: &Arc<Shared>, ip: IpAddr) -> Self {
+        let mut state = shared.state();
+        let in_flight = state.in_flight.entry(ip).or_default();
+        let overlaps = *in_flight > 0;
+        *in_flight += 1;
+        let at = Instant::now();
+        state.hits.push(Hit { ip, at, overlaps });
+        Self {
+            shared: Arc::clone(shared),
+            ip,
+        }
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        *self.shared.state().in_flight.entry(self.ip).or_default() -= 1;
     }
 }
 

@@ -70,29 +70,43 @@ fn thousand_instances_are_checked_once_per_interval() {
     until("first checks", || {
         service.states().counts()[0] == COUNT as usize
     });
-    // Every instance has settled into its slot one and a half intervals after its first check. How evenly the slots
-    // are spread is tested with the schedule, whose clock does not depend on the machine.
+    // First checks that took 200 ms, on a slow machine, were cut off where the slow lane was full, and then opened
+    // another connection. Instances that have answered are never cut off: the lane has a place for each of them.
+    let connections = fleet.connections();
+    // The fleet has noticed by then which checks were cut off. How evenly checks are spread is tested with the
+    // schedule, whose clock does not depend on the machine.
     std::thread::sleep(interval * 3 / 2);
     let from = Instant::now();
-    let hits = || {
-        let mut hits = BTreeMap::<IpAddr, u32>::new();
-        for hit in fleet.hits().into_iter().filter(|hit| hit.at >= from) {
-            *hits.entry(hit.ip).or_default() += 1;
-        }
-        hits
-    };
     until("three checks of each instance", || {
-        let hits = hits();
+        let hits = hits_since(fleet, from);
         hits.len() == COUNT as usize && hits.values().all(|&hits| hits >= 3)
     });
+    assert_one_check_per_interval(fleet, from, interval);
+    assert_eq!(fleet.connections(), connections, "connections are kept");
+}
+
+/// Returns the number of checks of each instance.
+fn hits_since(fleet: &Fleet, from: Instant) -> BTreeMap<IpAddr, u32> {
+    let mut hits = BTreeMap::new();
+    for hit in fleet.hits().into_iter().filter(|hit| hit.at >= from) {
+        *hits.entry(hit.ip).or_default() += 1;
+    }
+    hits
+}
+
+/// Asserts how often instances were checked, of which none was cut off.
+fn assert_one_check_per_interval(fleet: &Fleet, from: Instant, interval: Duration) {
+    let hits = hits_since(fleet, from);
+    // Read after the checks, of which there may be more meanwhile. The first one may be late, from the interval before.
     let intervals = (from.elapsed().as_secs_f64() / interval.as_secs_f64()).ceil() as u32;
-    let most = hits().into_values().max().unwrap_or_default();
-    assert!(
-        most <= intervals + 1,
-        "{most} checks of an instance in {intervals} intervals"
-    );
-    assert!(!fleet.overlapped());
-    assert_eq!(fleet.connections(), COUNT as usize, "connections are kept");
+    for (ip, count) in hits {
+        assert!(
+            count <= intervals + 1,
+            "{ip}: {count} checks in {intervals} intervals"
+        );
+    }
+    let since = fleet.hits().into_iter().filter(|hit| hit.at >= from);
+    assert_eq!(since.filter(|hit| hit.overlaps).count(), 0);
 }
 
 #[test]
@@ -288,34 +302,28 @@ fn longest_report_is_read() {
 
 #[test]
 fn silent_instances_delay_no_check() {
+    // More than the fast lane holds; with the live ones fewer than the slow lane holds of instances that never answered
+    // (192 with 4,096 files): however slow this machine is, no check of a live instance is cut off.
+    const FEW: u32 = 140;
     const SILENT: u32 = 3000;
     const LIVE: u32 = 50;
     let interval = Duration::from_secs(2);
     let mut checking = Checking::new(interval);
-    let timeout = Duration::from_secs(2);
-    let alone = timeout * SILENT / 64;
-    checking.settings.synchronous_check_timeout = alone / 3;
+    checking.settings.synchronous_check_timeout = LIMIT;
     let fleet = &checking.fleet;
     for number in 0..SILENT {
         fleet.says(instance(number), Says::Nothing);
     }
-    let service = checking.service(timeout);
+    // A check of a silent instance takes longer than this test.
+    let service = checking.service(LIMIT * 2);
     let (states, tracker) = (service.states(), service.tracker());
-    tracker.track(&name("silent"), &needs((0..SILENT).map(instance), false));
-    // Queued behind three thousand silent instances.
+    tracker.track(&name("few"), &needs((0..FEW).map(instance), false));
+    // Queued behind the silent ones.
     let live = || (SILENT..SILENT + LIVE).map(instance);
     tracker.track(&name("live"), &needs(live(), false));
     until("the live ones", || {
         live().all(|ip| states.state(ip, None) == HealthState::Running)
     });
-    // The service checks 64 instances at a time.
-    let checked = (0..SILENT).filter(|&n| states.is_checked(instance(n)));
-    let checked = checked.count();
-    println!("{checked} of {SILENT} silent instances were checked before the last live one");
-    assert!(
-        checked < SILENT as usize / 3,
-        "{checked}: the live ones waited for the silent ones"
-    );
     // A y1 query waits for the check of its instance, not for the silent ones.
     let first = instance(SILENT + LIVE);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -324,26 +332,24 @@ fn silent_instances_delay_no_check() {
         .unwrap();
     runtime.block_on(tracker.first_checks(&name("y1"), &needs([first], true)));
     assert_eq!(states.state(first, None), HealthState::Running);
-    // The responsive instances are still checked in every interval.
-    std::thread::sleep(interval * 2);
-    let from = Instant::now();
-    let hits = |ip| {
-        let hits = fleet.hits();
-        hits.iter()
-            .filter(|hit| hit.ip == ip && hit.at >= from)
-            .count()
-    };
-    until("three checks of each live instance", || {
-        live().all(|ip| hits(ip) >= 3)
+    // The responsive instances are still checked in every interval when thousands fill the slow lane.
+    let silent = needs((0..SILENT).map(instance), false);
+    tracker.track(&name("silent"), &silent);
+    until("a check of each silent instance", || {
+        fleet.connections() > (SILENT + LIVE) as usize
     });
-    let intervals = (from.elapsed().as_secs_f64() / interval.as_secs_f64()).ceil() as usize;
-    for ip in live() {
-        let count = hits(ip);
-        assert!(
-            count <= intervals + 1,
-            "{ip}: {count} checks in {intervals} intervals"
-        );
-    }
-    assert!(!fleet.overlapped());
-    until("the silent ones", || states.counts()[2] == SILENT as usize);
+    let from = Instant::now();
+    until("three checks of each live instance", || {
+        let hits = hits_since(fleet, from);
+        live().all(|ip| hits.get(&ip).is_some_and(|&hits| hits >= 3))
+    });
+    assert_one_check_per_interval(fleet, from, interval);
+    assert_eq!(states.counts()[2], 0, "the silent ones are still checked");
+    drop(service);
+    // All of them become unknown in time.
+    let service = checking.service(interval);
+    service.tracker().track(&name("silent"), &silent);
+    until("the silent ones", || {
+        service.states().counts()[2] == SILENT as usize
+    });
 }

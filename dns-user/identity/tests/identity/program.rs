@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Longer than any step takes on a busy machine.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_bosh-dns-identity"))
