@@ -33,12 +33,11 @@ use serde_json::Value;
 pub(super) use self::client::{SERVER_NAME, client_files, connect_tls, usual_config};
 use self::{
     client::{Client, Connection, escaped, get, wait_for},
-    table::Table,
     tap::query_type,
 };
 use super::manual;
 use dns_attacher::{Detached, FolderState, detach_all};
-use dns_command_line::{Completions, Man};
+use dns_command_line::{Completions, Man, table::Table};
 use dns_core::terminal;
 use dns_kit::logs::{parse_level, tags};
 use dns_resolver::ops::{
@@ -209,9 +208,9 @@ impl Instances {
         };
         let answer = get(&connection, &path)?;
         if json {
-            return print_json(&answer.text());
+            return print_json(&String::from_utf8_lossy(&answer.body));
         }
-        let mut table = Table::new(&[
+        let mut table = Table::new([
             "ID",
             "GROUP",
             "NETWORK",
@@ -265,9 +264,9 @@ impl LocalGroups {
         let Self { connection, json } = self;
         let answer = get(&connection, "/local-groups")?;
         if json {
-            return print_json(&answer.text());
+            return print_json(&String::from_utf8_lossy(&answer.body));
         }
-        let mut table = Table::new(&["JOB", "LINK", "TYPE", "GROUP", "HEALTH"]);
+        let mut table = Table::new(["JOB", "LINK", "TYPE", "GROUP", "HEALTH"]);
         for Group {
             job_name,
             link_name,
@@ -388,7 +387,7 @@ impl Log {
             "request lines a second: {}\n",
             table::plain(&levels["requests_per_second"])
         ));
-        let mut tags = Table::new(&["TAG", "LEVEL", "ABOUT"]);
+        let mut tags = Table::new(["TAG", "LEVEL", "ABOUT"]);
         for tag in shown["known_tags"].as_array().into_iter().flatten() {
             let name = table::plain(&tag["name"]);
             let mut own = "-".to_owned();

@@ -201,9 +201,10 @@ fn explanation(server: SocketAddr, config: &Path, name: &str, root: bool) -> Str
     let config = config.display();
     let address = server.ip();
     let port = server.port();
-    let path = match root {
-        true => "Hot names are answered at the interface lo; the FAST column of `top` counts them.",
-        false => "All answers come from userspace; run as root for the fast path.",
+    let path = if root {
+        "Hot names are answered at the interface lo; the FAST column of `top` counts them."
+    } else {
+        "All answers come from userspace; run as root for the fast path."
     };
     format!(
         "bosh-dns-xdp answers on {address}, port {port}, until Ctrl-C. In another terminal:\n\n  \

@@ -1,5 +1,7 @@
 //! The common parts of all programs' command lines: manual pages and completions, generated from their definitions;
-//! standard output; errors. Libraries do without it, and without clap.
+//! standard output; tables; errors. Libraries do without it, and without clap.
+
+pub mod table;
 
 use std::{
     ffi::OsString,

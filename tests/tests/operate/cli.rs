@@ -53,12 +53,18 @@ fn commands_serve_people_and_scripts() -> Result<()> {
     assert_eq!((code, text.lines().count()), (0, 5), "{text}");
     let (code, text, _) = running.cli(&["instances", "--json", "--address", "q-a1s0.q-g1.bosh"])?;
     assert_eq!((code, text.lines().count()), (0, 2), "{text}");
+    assert!(text.ends_with('\n'), "a shell's `read` omits the last line");
     let (code, _, problem) = running.cli(&["instances", "--address", "nosuch.q-g1.bosh"])?;
     assert_eq!(code, 1);
     assert!(problem.contains("no instance matches"), "{problem}");
 
     let (code, text, _) = running.cli(&["local-groups"])?;
     assert!(code == 0 && text.contains("web"), "{text}");
+    let (code, text, _) = running.cli(&["local-groups", "--json"])?;
+    assert!(code == 0 && text.ends_with('\n'), "{text}");
+    let longest = u64::MAX.to_string();
+    let (code, _, problem) = running.cli(&["tap", "--count", "0", "--seconds", &longest])?;
+    assert_eq!(code, 0, "{problem}");
 
     let (code, text, _) = running.cli(&["resolve", "web.alias"])?;
     assert_eq!(code, 0);

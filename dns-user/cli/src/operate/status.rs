@@ -6,13 +6,14 @@ use std::{
     io::{self, IsTerminal as _},
 };
 
+use dns_command_line::table::Table;
 use dns_core::terminal;
 
 use super::{
     Problem, WholeServer,
     client::get,
     print_json,
-    table::{self, Table, count, duration, lease, milliseconds, or_dash, percent},
+    table::{self, count, duration, lease, milliseconds, or_dash, percent},
     write,
 };
 use dns_fastpath::ProgramStatus;
@@ -200,7 +201,7 @@ fn replies_text(out: &mut String, replies: &RepliesStatus) {
 }
 
 fn certificates_text(out: &mut String, certificates: &[CertificateStatus]) {
-    let mut lines = Table::new(&["CERTIFICATE", "SUBJECT", "ENDS IN", "PROBLEM"]);
+    let mut lines = Table::new(["CERTIFICATE", "SUBJECT", "ENDS IN", "PROBLEM"]);
     for certificate in certificates {
         let left = certificate.not_after - seconds_since_1970();
         lines.line([
@@ -230,7 +231,7 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
         count(refused),
         count(*shed)
     );
-    let mut lines = Table::new(&[
+    let mut lines = Table::new([
         "WAITING FOR",
         "QUERIES",
         "LIMIT",
@@ -257,7 +258,7 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
         ]);
     }
     lines.add_to(out, 2);
-    let mut lines = Table::new(&[
+    let mut lines = Table::new([
         "LIMITED CLIENT",
         "WAITING FOR",
         "QUERIES",
@@ -299,7 +300,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         ("waiting", "WAITING FOR QUERIES"),
         ("refused", "LEFT TO USERSPACE"),
     ] {
-        let mut lines = Table::new(&[title, "HOOK", "REPLIES", "WHY"]);
+        let mut lines = Table::new([title, "HOOK", "REPLIES", "WHY"]);
         for group in InterfaceGroup::all(&fast_path.interfaces, state) {
             lines.line([
                 group.names(),
@@ -311,7 +312,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         lines.add_to(out, 2);
     }
     programs_text(out, &fast_path.programs);
-    let mut lines = Table::new(&["OUTCOME", "PACKETS"]);
+    let mut lines = Table::new(["OUTCOME", "PACKETS"]);
     for (outcome, packets) in &fast_path.outcomes {
         if *packets > 0 {
             lines.line([outcome.clone(), count(*packets)]);
@@ -322,7 +323,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
 
 /// Adds the section of programs, and what the verifier said of those that it refused.
 fn programs_text(out: &mut String, programs: &[ProgramStatus]) {
-    let mut lines = Table::new(&["PROGRAM", "STATE", "INSTRUCTIONS", "TOOK", "WHY"]);
+    let mut lines = Table::new(["PROGRAM", "STATE", "INSTRUCTIONS", "TOOK", "WHY"]);
     for program in programs {
         lines.line([
             program.name.to_string(),
@@ -406,7 +407,7 @@ impl<'a> InterfaceGroup<'a> {
 
 /// Adds the section of recursors, in the order in which they are queried.
 fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
-    let mut lines = Table::new(&[
+    let mut lines = Table::new([
         "RECURSOR",
         "ASKED",
         "QUERIES",
@@ -449,7 +450,7 @@ fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
 /// Adds the section of reloads and failures. Failures followed by a successful reload are omitted.
 fn reloads_text(out: &mut String, status: &ServerStatus) {
     let now = seconds_since_1970();
-    let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);
+    let mut lines = Table::new(["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);
     for (result, events) in [
         ("read", &status.last_reload),
         ("FAILED", &status.last_failure),

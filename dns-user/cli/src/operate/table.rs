@@ -1,66 +1,10 @@
-//! Formats tables and numbers for display.
+//! Formats numbers and JSON for display.
 
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 
+use dns_command_line::table::Table;
 use dns_core::terminal;
 use serde_json::Value;
-
-/// Text in aligned columns.
-pub(super) struct Table {
-    /// Rows, starting with the heading.
-    lines: Vec<Vec<String>>,
-}
-
-impl Table {
-    pub(super) fn new(heading: &[&str]) -> Self {
-        let mut cells = Vec::with_capacity(heading.len());
-        for &text in heading {
-            cells.push(text.to_owned());
-        }
-        Self { lines: vec![cells] }
-    }
-
-    /// Adds a row; control characters are escaped, so that it stays on one line.
-    pub(super) fn line(&mut self, cells: impl IntoIterator<Item = String>) {
-        let mut line = Vec::new();
-        for cell in cells {
-            line.push(terminal::line(&cell).into_owned());
-        }
-        self.lines.push(line);
-    }
-
-    /// Adds an empty line and the table, unless it has only a heading.
-    pub(super) fn add_to(&self, text: &mut String, indent: usize) {
-        if self.lines.len() > 1 {
-            text.push('\n');
-            text.push_str(&self.text(indent));
-        }
-    }
-
-    /// Returns the table as text, each line indented by `indent` spaces.
-    pub(super) fn text(&self, indent: usize) -> String {
-        let mut widths: Vec<usize> = Vec::new();
-        for line in &self.lines {
-            widths.resize(widths.len().max(line.len()), 0);
-            for (cell, width) in line.iter().zip(&mut widths) {
-                // Characters, since a byte count would misalign names with letters beyond ASCII.
-                *width = (*width).max(cell.chars().count());
-            }
-        }
-        let mut text = String::new();
-        for line in &self.lines {
-            let mut out = " ".repeat(indent);
-            for (cell, width) in line.iter().zip(&widths) {
-                // Writing to a string cannot fail.
-                let _ = write!(out, "{cell:<width$}  ");
-            }
-            // Spaces at the end would wrap on a narrow terminal and get into copied texts.
-            text.push_str(out.trim_end());
-            text.push('\n');
-        }
-        text
-    }
-}
 
 /// Formats a value, or a dash in place of none.
 pub(super) fn or_dash(value: Option<impl Display>) -> String {
@@ -144,18 +88,14 @@ pub(super) fn value(value: &Value, indent: usize) -> String {
         Value::Array(items) if !items.is_empty() && items.iter().all(is_flat_object) => {
             // Older and newer servers may leave out members.
             let mut keys = Vec::new();
-            let mut headings = Vec::new();
             for item in items {
                 for (key, _) in item.as_object().into_iter().flatten() {
                     if !keys.contains(&key) {
                         keys.push(key);
-                        headings.push(key.replace('_', " "));
                     }
                 }
             }
-            let mut table = Table {
-                lines: vec![headings],
-            };
+            let mut table = Table::new(keys.iter().map(|key| key.replace('_', " ")));
             for item in items {
                 let mut cells = Vec::new();
                 for &key in &keys {
@@ -228,14 +168,6 @@ mod tests {
         assert_eq!(duration(90_061.0), "1d 1h");
         assert_eq!(percent(1, 0), "-");
         assert_eq!(percent(973, 1000), "97.3 %");
-    }
-
-    #[test]
-    fn columns_are_aligned() {
-        let mut table = Table::new(&["NAME", "N"]);
-        table.line(["a\nb".into(), "1".into()]);
-        table.line(["longer".into(), "2".into()]);
-        assert_eq!(table.text(1), " NAME    N\n a\\nb    1\n longer  2\n");
     }
 
     #[test]

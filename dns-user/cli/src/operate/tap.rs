@@ -163,7 +163,9 @@ impl TapArgs {
                 .await?
                 .lines(&filter.path(every, rate, misses))
                 .await?;
-            let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+            let seconds = seconds.map(Duration::from_secs);
+            // Beyond the end of the clock there is no limit.
+            let end = seconds.and_then(|seconds| Instant::now().checked_add(seconds));
             let mut shown = 0;
             while count.is_none_or(|count| shown < count) {
                 let line = match end {

@@ -24,7 +24,7 @@ use crate::{
     http::{TlsFiles, TlsOptions},
     now_ms,
 };
-use dns_command_line::print;
+use dns_command_line::{print, table::Table};
 use dns_core::terminal;
 use dns_kit::{
     files::atomic::{self, Attributes},
@@ -331,33 +331,18 @@ fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
             registry.bytes_sent
         ),
     };
-    let mut rows = vec![
-        [
-            "AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR",
-        ]
-        .map(str::to_owned),
-    ];
+    let mut table = Table::new([
+        "AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR",
+    ]);
+    let mut is_empty = true;
     for (id, agent) in &registry.agents {
         if all || registry.state(agent) != AgentState::Synced {
-            rows.push(row(registry, id, agent, now));
+            table.line(row(registry, id, agent, now));
+            is_empty = false;
         }
     }
-    if rows.len() == 1 {
-        return text;
-    }
-    let mut widths = [0; 7];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.len());
-        }
-    }
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            line.push_str(&format!("{cell:width$}  "));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
+    if !is_empty {
+        text.push_str(&table.text(0));
     }
     text
 }

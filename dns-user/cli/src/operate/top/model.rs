@@ -8,9 +8,10 @@ use std::{
     time::Instant,
 };
 
+use dns_command_line::table::Table;
 use serde_json::{Value, json};
 
-use super::super::table::{Table, count, duration, percent};
+use super::super::table::{count, duration, percent};
 use dns_resolver::ops::{
     status::ServerStatus,
     tap::{TapLine, TapPath},
@@ -196,7 +197,7 @@ impl Model {
             count(self.rates.external as u64),
             duration(self.status.uptime_seconds)
         );
-        let mut names = Table::new(&["PER SECOND", "", "FAST", "TYPE", "NAME"]);
+        let mut names = Table::new(["PER SECOND", "", "FAST", "TYPE", "NAME"]);
         for Ranked {
             key: (name, query_type),
             queries,
@@ -212,7 +213,7 @@ impl Model {
                 name.clone(),
             ]);
         }
-        let mut clients = Table::new(&["PER SECOND", "", "FAST", "CLIENT"]);
+        let mut clients = Table::new(["PER SECOND", "", "FAST", "CLIENT"]);
         for Ranked {
             key: client,
             queries,
@@ -227,11 +228,11 @@ impl Model {
                 client.to_string(),
             ]);
         }
-        let mut outcomes = Table::new(&["PER SECOND", "PASSED ON BECAUSE"]);
+        let mut outcomes = Table::new(["PER SECOND", "PASSED ON BECAUSE"]);
         for (outcome, rate) in self.misses() {
             outcomes.line([format!("{rate:.0}"), outcome.to_owned()]);
         }
-        let mut limited = Table::new(&["REFUSED", "LIMITED CLIENT", "WAITING FOR"]);
+        let mut limited = Table::new(["REFUSED", "LIMITED CLIENT", "WAITING FOR"]);
         for (budget, client) in self.status.overload.limited().into_iter().take(PRINTED) {
             limited.line([
                 count(client.refused),

@@ -54,7 +54,7 @@ async fn follow(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> R
     loop {
         terminal
             .draw(|frame| draw(frame, &watch.model, watch.every))
-            // The terminal is gone, so there is nobody to tell.
+            // The terminal is gone, and with it the reader of an error.
             .map_err(|_| Problem::OutputClosed)?;
         let redraw = tokio::time::sleep(REDRAW);
         tokio::pin!(redraw);
