@@ -6,7 +6,7 @@
     reason = "a test that cannot follow the page has failed"
 )]
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use serde_json::{Value, json};
 use whole_system_tests::{process::wait_until, requires, server};
@@ -73,6 +73,16 @@ impl Migration {
         self.machine
             .run(&format!("{JOB}/bin/bosh_dns_ctl stop"))
             .unwrap();
+    }
+
+    /// Makes the configuration that of bosh-dns, which is deployed again.
+    fn forget_additional_objects(&self) {
+        let file = self.machine.vcap().join("jobs/bosh-dns/config/config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        for name in ["xdp", "control"] {
+            config.as_object_mut().unwrap().remove(name).unwrap();
+        }
+        fs::write(file, config.to_string()).unwrap();
     }
 
     /// Does what the director does for a command of its user.
@@ -175,6 +185,7 @@ fn migration_is_followed_and_undone() {
     }
 
     migration.stop();
+    migration.forget_additional_objects();
     let back = commands("Rolling back");
     assert_eq!(back.len(), 1, "{back:?}");
     for command in back {
