@@ -91,7 +91,7 @@ fn pool_yields_to_busy_process() {
         sched_setaffinity(thread, &cpus).unwrap();
         let before = sleeps(thread);
         // With room in the pool, its thread waits for nothing else. Not many pauses, because each takes a turn of the
-        // CPU: beside 20 busy threads the kernel gives one every 20 seconds to SCHED_IDLE.
+        // CPU, and SCHED_IDLE has a weight of 3 where other threads have 1,024 (kernel/sched/sched.h).
         until("pauses beside the busy process", || {
             sleeps(thread) >= before + 2
         });
