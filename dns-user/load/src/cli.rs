@@ -98,6 +98,28 @@ fn command_reference_is_current() {
 
 #[cfg(test)]
 #[test]
+fn bursts_have_a_rate_and_a_limit() {
+    for (arguments, expected) in [
+        ("run --server 10.9.0.2 --rate 9 --burst 16", None),
+        ("run --server 10.9.0.2 --rate 9 --burst 17", Some("1..=16")),
+        ("run --server 10.9.0.2 --rate 9 --burst 0", Some("1..=16")),
+        ("run --server 10.9.0.2 --burst 2", Some("--rate")),
+        ("compare 10.9.0.2 10.9.0.3 --burst 2", Some("--rate")),
+        ("search --server 10.9.0.2 --burst 2", None),
+    ] {
+        let all = format!("bosh-dns-xdp-load {arguments} --sockets --queries queries");
+        let problem = Cli::try_parse_from(all.split(' '))
+            .err()
+            .map(|error| error.to_string());
+        match expected {
+            Some(part) => assert!(problem.unwrap().contains(part), "{arguments}"),
+            None => assert_eq!(problem, None, "{arguments}"),
+        }
+    }
+}
+
+#[cfg(test)]
+#[test]
 fn generated_queries_are_printed() {
     const RECORDS: &str = r#"{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip",
         "domain"], "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "bosh"]]}"#;

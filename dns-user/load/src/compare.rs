@@ -7,12 +7,13 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::{
+    generator::MAX_BURST,
     measure::{self, Ended, Plan, measure},
     output::Output,
     plot,
     ratio::Ratio,
     report::{Kind, Report},
-    run::write,
+    run::ResultFile,
     search::percent,
     target::{Prepared, Target, endpoint},
 };
@@ -40,6 +41,9 @@ pub(crate) struct Compare {
     /// Queries per second; without it, as many as possible.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
+    /// Queries of each CPU that are due at the same moment, such as a client's A and AAAA: 1 to 16. The rate stays the mean.
+    #[arg(long, default_value_t = 1, requires = "rate", value_parser = clap::value_parser!(u32).range(1..=MAX_BURST))]
+    burst: u32,
     /// Ends the comparison when the 95 % interval of the ratio is at most this far from it on either side, in percent.
     /// The ratio is that of replies at full speed, and of median latencies at a rate. 0 takes all turns.
     #[arg(long, default_value_t = 1.0, value_parser = percent)]
@@ -100,6 +104,7 @@ impl Compare {
         );
         let servers = [self.first, self.second];
         let prepared = self.target.prepare(&servers, Duration::ZERO)?;
+        let drawing = ResultFile::create(self.plot.as_deref())?;
         measure::end_by_signals()?;
         let most_blocks = self.turns.div_ceil(2);
         let all_turns = self.length() * most_blocks * BLOCK.len() as u32;
@@ -114,8 +119,8 @@ impl Compare {
         let generator = &prepared.generator;
         let ended = generator.during(&|| Ok(()), || course.measure())?;
         course.output.finish();
-        if let Some(file) = &self.plot {
-            write(file, plot::over_turns(&course.turns)?)?;
+        if let Some(file) = drawing {
+            file.write(plot::over_turns(&course.turns)?)?;
         }
         let comparison = course.comparison(ended);
         if self.json {
@@ -225,6 +230,7 @@ impl Course<'_> {
         let plan = Plan {
             kind: Kind::Turn,
             rate: self.options.rate,
+            burst: self.options.burst,
             length,
             part: self.prepared.parts[server].clone(),
         };
@@ -237,7 +243,7 @@ impl Course<'_> {
         match ended {
             // Histograms of all turns would be large.
             Ended::InTime => Ok(Some(Report {
-                histogram: None,
+                histograms: Vec::new(),
                 ..report
             })),
             Ended::Interrupted => Ok(None),
@@ -530,7 +536,7 @@ mod tests {
             assert_eq!(course.turns.each_ref().map(Vec::len), [6, 6]);
             for turn in course.turns.iter().flatten() {
                 assert_eq!((turn.kind, turn.rate), (Kind::Turn, None));
-                assert!(turn.histogram.is_none());
+                assert!(turn.histograms.is_empty());
             }
             let comparison = course.comparison(End::Turns);
             assert_eq!((comparison.turns, comparison.received), (6, None));

@@ -72,6 +72,9 @@ const MAX_MOMENTS: u64 = 1 << 18;
 const MIN_BACKLOG: u64 = 64;
 const MAX_BACKLOG: u64 = 240;
 
+/// Maximum number of queries that are due at the same moment: what that ring has room for beside a backlog.
+pub(crate) const MAX_BURST: i64 = 16;
+
 /// Time whose queries may be late in any case. With the work of the kernel, and of a server's program that answers in it,
 /// a batch of frames takes that long: where less may be late, the generator idles in the rest of a batch, and sends a
 /// fifth less than it could.
@@ -89,7 +92,7 @@ pub enum Load {
     Rate {
         /// Queries per second on average, by all CPUs together.
         rate: u32,
-        /// Queries that leave together; 1 spaces them evenly.
+        /// Queries that are due at the same moment, of each CPU; 1 spaces them evenly.
         burst: u32,
     },
 }
@@ -174,6 +177,8 @@ pub struct Totals {
     pub cpus: BTreeMap<usize, Counts>,
     /// Replies by latency, see [`crate::orders::bucket_of`].
     pub latencies: Vec<u64>,
+    /// Replies by the time since their query was sent; empty without sockets: the kernel queues a program's frames.
+    pub service_times: Vec<u64>,
 }
 
 impl Totals {
@@ -306,6 +311,7 @@ impl Maps {
         Ok(Totals {
             cpus: self.counts()?,
             latencies,
+            service_times: Vec::new(),
         })
     }
 }
@@ -435,9 +441,9 @@ impl Generator {
         let (interval, burst) = match load {
             Load::Saturate => (0, 1),
             Load::Rate { rate, burst } => {
-                ensure!(rate > 0, "no rate");
+                ensure!(rate > 0 && burst > 0, "no rate");
                 let second = 1_000_000_000 << FRACTION_BITS;
-                (second / u64::from(rate) * generators, burst)
+                (second / u64::from(rate) * generators, burst.into())
             }
         };
         let due_in_batch = (BATCH_TIME.as_nanos() as u64) << FRACTION_BITS;
@@ -450,9 +456,9 @@ impl Generator {
                 load: number,
                 first: part.start,
                 interval,
-                // Else all CPUs would send at the same moments, and the queries come in bunches.
-                delay: interval / generators * turn,
-                burst: burst.into(),
+                // Else the bursts of all CPUs would come at the same moments.
+                delay: interval * burst / generators * turn,
+                burst,
                 backlog: backlog.clamp(MIN_BACKLOG, MAX_BACKLOG),
                 port: self.replies.port + turn * self.replies.ports,
                 ports: self.replies.ports,
@@ -512,10 +518,7 @@ impl Generator {
     pub fn totals(&self) -> Result<Totals> {
         match &self.engine {
             Engine::Kernel(programs) => programs.maps.totals(),
-            Engine::Sockets(sockets) => Ok(Totals {
-                cpus: sockets.counts(),
-                latencies: sockets.latencies(),
-            }),
+            Engine::Sockets(sockets) => Ok(sockets.totals()),
         }
     }
 
@@ -530,6 +533,14 @@ impl Generator {
             sum.add(counts);
         }
         Ok(sum)
+    }
+
+    /// Returns the number of replies that the sockets had no room for.
+    pub(crate) fn dropped(&self) -> Result<u64> {
+        match &self.engine {
+            Engine::Kernel(_) => Ok(0),
+            Engine::Sockets(sockets) => sockets.dropped(),
+        }
     }
 
     /// Returns the number of each error of the sockets.
@@ -1012,7 +1023,7 @@ mod tests {
                         load,
                         first: 1,
                         interval,
-                        delay: turn * interval / 2,
+                        delay: turn * interval * burst / 2,
                         burst,
                         backlog: 64,
                         port: 2048 + 8 * turn,
@@ -1034,8 +1045,10 @@ mod tests {
             for (cpu, expected) in (0..).zip(paused) {
                 assert_eq!(generator.orders(cpu).unwrap(), expected, "{cpu}");
             }
-            let none = Load::Rate { rate: 0, burst: 1 };
-            assert!(generator.order(none, 0..3).is_err());
+            for (rate, burst) in [(0, 1), (1, 0)] {
+                let none = Load::Rate { rate, burst };
+                assert!(generator.order(none, 0..3).is_err());
+            }
             assert_eq!(generator.whole(), 0..3);
         });
     }
@@ -1267,7 +1280,9 @@ mod tests {
         // Its thread has ended.
         let counts = generator.counts().unwrap();
         assert_eq!(generator.frames().unwrap()[0].sent, counts.sent);
-        assert_eq!(generator.totals().unwrap().sum(), counts);
+        let totals = generator.totals().unwrap();
+        assert_eq!(totals.sum(), counts);
+        assert_eq!(totals.service_times.iter().sum::<u64>(), counts.received());
     }
 
     fn until(is_done: impl Fn() -> Result<bool>) -> Result<()> {
@@ -1391,12 +1406,13 @@ mod tests {
                 frames: &[frame],
                 sequence: &[0],
             };
-            let generator = Generator::new(&settings).unwrap();
+            let generator = Generator::recording(&settings, Duration::from_secs(1)).unwrap();
             let responder = Responder::new("other", [53; 2], false).unwrap();
             let load = Load::Rate {
                 rate: 1000,
-                burst: 1,
+                burst: 4,
             };
+            let first = generator.begin_record().unwrap();
             let until_answered = || {
                 generator.order(load, 0..1)?;
                 for _ in 0..60_000 {
@@ -1409,6 +1425,10 @@ mod tests {
                 bail!("no replies: {:?}", generator.counts())
             };
             generator.during(&|| Ok(()), until_answered).unwrap();
+            // The end of the load may cut the last burst.
+            let record = generator.record_since(first).unwrap();
+            let cut = record.iter().filter(|moment| moment.sent % 4 != 0);
+            assert!(cut.count() <= 1);
             let counts = generator.counts().unwrap();
             let frame = generator.frames().unwrap()[0];
             assert!(counts.received() >= 5 && counts.received() <= counts.sent);

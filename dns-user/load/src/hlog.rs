@@ -2,28 +2,31 @@
 
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use hdrhistogram::{
     Histogram,
     serialization::{
         V2DeflateSerializer,
-        interval_log::{IntervalLogWriter, IntervalLogWriterBuilder},
+        interval_log::{IntervalLogWriter, IntervalLogWriterBuilder, Tag},
     },
 };
 
-use crate::report::Report;
+use crate::report::{Report, empty_histogram};
 
 /// Nanoseconds in the unit of the log's maxima: milliseconds, as other programs write them.
 const MAX_VALUE_DIVISOR: f64 = 1e6;
+
+/// Tag of service times; latencies have none, and are what the tools read by default.
+const SERVICE_TIME: &str = "service";
 
 /// A log that is being written.
 pub(crate) struct LatencyLog<'a> {
     writer: IntervalLogWriter<'a, 'a, Vec<u8>, V2DeflateSerializer>,
     /// Not written yet: replies to its last queries will be added.
     last: Option<Report>,
-    /// Seconds and latencies of the intervals that were written.
+    /// Seconds and [`Report::histograms`] of the intervals that were written.
     seconds: f64,
-    written: Histogram<u64>,
+    written: [Histogram<u64>; 2],
 }
 
 impl<'a> LatencyLog<'a> {
@@ -45,7 +48,7 @@ impl<'a> LatencyLog<'a> {
             writer,
             last: None,
             seconds: 0.0,
-            written: crate::report::empty_histogram()?,
+            written: [empty_histogram()?, empty_histogram()?],
         })
     }
 
@@ -55,26 +58,29 @@ impl<'a> LatencyLog<'a> {
         let Some(last) = self.last.replace(report.clone()) else {
             return Ok(());
         };
-        let histogram = last.histogram.context("a report without a histogram")?;
-        self.write(&histogram, last.seconds)?;
-        self.written.add(histogram)?;
+        self.write(&last.histograms, last.seconds)?;
+        for (written, histogram) in self.written.iter_mut().zip(last.histograms) {
+            written.add(histogram)?;
+        }
         self.seconds += last.seconds;
         Ok(())
     }
 
     /// Ends the log: its last interval has what the load has and the others have not.
     pub(crate) fn end(mut self, total: &Report) -> Result<()> {
-        let all = total.histogram.as_ref();
-        let mut rest = all.context("a report without a histogram")?.clone();
-        rest.subtract(&self.written)?;
+        let mut rest = total.histograms.clone();
+        for (rest, written) in rest.iter_mut().zip(&self.written) {
+            rest.subtract(written)?;
+        }
         self.write(&rest, (total.seconds - self.seconds).max(0.0))
     }
 
-    fn write(&mut self, histogram: &Histogram<u64>, seconds: f64) -> Result<()> {
+    fn write(&mut self, histograms: &[Histogram<u64>], seconds: f64) -> Result<()> {
         let begin = Duration::from_secs_f64(self.seconds);
         let length = Duration::from_secs_f64(seconds);
-        self.writer
-            .write_histogram(histogram, begin, length, None)?;
+        for (histogram, tag) in histograms.iter().zip([None, Tag::new(SERVICE_TIME)]) {
+            self.writer.write_histogram(histogram, begin, length, tag)?;
+        }
         Ok(())
     }
 }
@@ -88,15 +94,17 @@ mod tests {
     };
 
     use super::*;
-    use crate::report::{empty_histogram, tests::report};
+    use crate::report::tests::report;
 
+    /// Returns a report of these latencies, and of service times that are half as long.
     fn with_latencies(latencies: &[u64]) -> Report {
-        let mut histogram = empty_histogram().unwrap();
+        let mut histograms = vec![empty_histogram().unwrap(); 2];
         for &latency in latencies {
-            histogram.record(latency).unwrap();
+            histograms[0].record(latency).unwrap();
+            histograms[1].record(latency / 2).unwrap();
         }
         Report {
-            histogram: Some(histogram),
+            histograms,
             ..report(10, 10)
         }
     }
@@ -126,12 +134,26 @@ mod tests {
                 .unwrap();
             let begin = interval.start_timestamp().as_secs_f64();
             let length = interval.duration().as_secs_f64();
-            intervals.push((begin, length, histogram.len()));
+            let tag = interval.tag().map(|tag| tag.as_str());
+            intervals.push((begin, length, histogram.len(), tag));
         }
-        assert_eq!(intervals, [(0.0, 2.0, 2), (2.0, 2.5, 3)]);
+        let service = Some("service");
+        assert_eq!(
+            intervals,
+            [
+                (0.0, 2.0, 2, None),
+                (0.0, 2.0, 2, service),
+                (2.0, 2.5, 3, None),
+                (2.0, 2.5, 3, service)
+            ]
+        );
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("#[BaseTime: "), "{text}");
-        // 5 ms, as far as two digits say.
-        assert!(text.lines().last().unwrap().contains(",5.0"), "{text}");
+        // 2.5 ms, as far as two digits say.
+        let last = text.lines().last().unwrap();
+        assert!(
+            last.starts_with("Tag=service,") && last.contains(",2.5"),
+            "{text}"
+        );
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) kind: Kind,
     /// Queries per second; none for as many as possible.
     pub(crate) rate: Option<u32>,
+    /// Queries that are due at the same moment at this rate.
+    pub(crate) burst: u32,
     pub(crate) length: Duration,
     /// Part of the sequence.
     pub(crate) part: Range<u64>,
@@ -120,7 +122,10 @@ pub(crate) fn measure(
 ) -> Result<(Report, Ended)> {
     let load = match plan.rate {
         None => Load::Saturate,
-        Some(rate) => Load::Rate { rate, burst: 1 },
+        Some(rate) => Load::Rate {
+            rate,
+            burst: plan.burst,
+        },
     };
     // Before the order, so that the total has its first query.
     let first = Reading::take(generator, interface)?;
@@ -144,6 +149,10 @@ pub(crate) fn measure(
             tick(&now.since(&last, Kind::Interval, plan.rate)?)?;
             last = now;
             next += interval;
+            // Intervals that this process missed, such as while it was stopped, are one.
+            if next < elapsed {
+                next = elapsed + interval;
+            }
         }
         if elapsed >= plan.length {
             break Ended::InTime;
@@ -271,6 +280,7 @@ mod tests {
             let plan = Plan {
                 kind: Kind::Turn,
                 rate: Some(1000),
+                burst: 1,
                 length: Duration::from_millis(60),
                 part: generator.whole(),
             };
@@ -299,6 +309,32 @@ mod tests {
             // A slow machine misses some, and none is of the second load.
             assert!((1..=3).contains(&ticks.len()), "{ticks:?}");
             assert!(ticks.iter().all(|kind| *kind == Kind::Interval));
+        });
+    }
+
+    #[test]
+    fn missed_intervals_are_one() {
+        alone(&[0], |generator| {
+            let plan = Plan {
+                kind: Kind::Turn,
+                rate: Some(1000),
+                burst: 1,
+                length: Duration::from_millis(200),
+                part: generator.whole(),
+            };
+            let interface = Interface::open("lo").unwrap();
+            let interval = Duration::from_millis(20);
+            let mut ticks = 0;
+            let mut tick = |_: &Report| {
+                if ticks == 0 {
+                    thread::sleep(7 * interval);
+                }
+                ticks += 1;
+                Ok(())
+            };
+            measure(&generator, &interface, &plan, interval, &mut tick).unwrap();
+            // The first one, the missed ones, the last two.
+            assert!(ticks <= 4, "{ticks}");
         });
     }
 

@@ -57,11 +57,11 @@ pub struct Orders {
     pub load: u64,
     /// First element of `SEQUENCE`.
     pub first: u64,
-    /// Time between two queries in nanoseconds times 2^[`FRACTION_BITS`]; 0: as many as possible.
+    /// Time between two queries on average, in nanoseconds times 2^[`FRACTION_BITS`]; 0: as many as possible.
     pub interval: u64,
     /// Time before the first one, so that the CPUs take turns.
     pub delay: u64,
-    /// Number of queries sent together when a rate is set.
+    /// Number of queries that are due at the same moment when a rate is set, at least 1.
     pub burst: u64,
     /// Maximum number of queries that are sent late; those before them are skipped.
     pub backlog: u64,

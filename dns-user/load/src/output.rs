@@ -147,10 +147,16 @@ fn table(report: &Report) -> String {
         report.different,
         rcodes(report),
     );
-    if let Some(latency) = &report.latency {
+    for (name, times) in [
+        ("latency", report.latency),
+        ("service", report.service_time),
+    ] {
+        let Some(times) = times else {
+            continue;
+        };
         text += &format!(
-            "latency   mean {:.1} µs, p50 {:.1} µs, p90 {:.1} µs, p99 {:.1} µs, p99.9 {:.1} µs, max {:.1} µs\n",
-            latency.mean, latency.p50, latency.p90, latency.p99, latency.p999, latency.max
+            "{name}   mean {:.1} µs, p50 {:.1} µs, p90 {:.1} µs, p99 {:.1} µs, p99.9 {:.1} µs, max {:.1} µs\n",
+            times.mean, times.p50, times.p90, times.p99, times.p999, times.max
         );
     }
     for of_cpu in &report.cpus {
@@ -252,6 +258,10 @@ mod tests {
             line.contains(" all ") && line.ends_with("  2.0       4.0  NOERROR 1600, REFUSED 3\n"),
             "{line}"
         );
+        found.service_time = Some(Latency {
+            p50: 1.5,
+            ..found.latency.unwrap()
+        });
         found.cpu_waited = 0.125;
         found.counters.insert("rx_queue_0_drops".to_owned(), 7);
         found.pauses = Some(Pauses {
@@ -267,7 +277,8 @@ mod tests {
         );
         let text = table(&found);
         for part in [
-            "mean 1.0 µs, p50 2.0 µs, p90 3.0 µs, p99 4.0 µs, p99.9 5.0 µs, max 6.0 µs",
+            "latency   mean 1.0 µs, p50 2.0 µs, p90 3.0 µs, p99 4.0 µs, p99.9 5.0 µs, max 6.0 µs",
+            "service   mean 1.0 µs, p50 1.5 µs, ",
             "CPU 1     sent 2000, skipped 0, received 1600\n",
             "waited for its CPU 12.5 % of the time",
             "interface dropped 0 received and 0 sent packets\ncounter rx_queue_0_drops 7\n",

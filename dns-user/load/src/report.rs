@@ -60,12 +60,16 @@ pub(crate) struct Report {
     pub(crate) rcodes: BTreeMap<String, u64>,
     pub(crate) sent_per_second: f64,
     pub(crate) received_per_second: f64,
+    /// From the moment at which a query was due.
     pub(crate) latency: Option<Latency>,
+    /// From the moment at which a query was sent, of a load at a rate through sockets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) service_time: Option<Latency>,
     /// CPU time of the generating threads for each query, waiting for its time included.
     pub(crate) cpu_per_query: f64,
     /// Share of the time in which the generating threads waited for their CPU.
     pub(crate) cpu_waited: f64,
-    /// Packets that the interface dropped.
+    /// Packets that the interface dropped, and replies that the sockets had no room for.
     pub(crate) dropped: Drops,
     /// Counters of losses of the interface's driver that have changed.
     pub(crate) counters: BTreeMap<String, u64>,
@@ -76,11 +80,12 @@ pub(crate) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pauses: Option<Pauses>,
     pub(crate) cpus: Vec<OfCpu>,
+    /// Latencies and, where they are known, service times.
     #[serde(skip)]
-    pub(crate) histogram: Option<Histogram<u64>>,
+    pub(crate) histograms: Vec<Histogram<u64>>,
 }
 
-/// Latency from the moment at which a query was due.
+/// Distribution of the times of replies.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Latency {
     pub(crate) mean: f64,
@@ -111,11 +116,14 @@ pub(crate) struct Reading {
 
 impl Reading {
     pub(crate) fn take(generator: &Generator, interface: &Interface) -> Result<Self> {
+        let mut losses = interface.read()?;
+        // Else the server would be blamed.
+        losses.drops.received += generator.dropped()?;
         Ok(Self {
             time: Instant::now(),
             totals: generator.totals()?,
             cpu: generator.cpu_use(),
-            losses: interface.read()?,
+            losses,
             errors: generator.errors(),
         })
     }
@@ -144,11 +152,13 @@ impl Reading {
                 received: of_cpu.received(),
             });
         }
-        let mut latencies = Vec::new();
-        for (now, before) in self.totals.latencies.iter().zip(&earlier.totals.latencies) {
-            latencies.push(now - before);
+        let now = &self.totals;
+        let before = &earlier.totals;
+        let mut histograms = vec![histogram_since(&before.latencies, &now.latencies)?];
+        // At full speed a query is due when it is sent.
+        if rate.is_some() && !now.service_times.is_empty() {
+            histograms.push(histogram_since(&before.service_times, &now.service_times)?);
         }
-        let histogram = histogram(&latencies)?;
         let used = (self.cpu.used.saturating_sub(earlier.cpu.used)).as_secs_f64();
         // A thread that has ended since is no longer in the sum.
         let waited = (self.cpu.waited.saturating_sub(earlier.cpu.waited)).as_secs_f64();
@@ -178,7 +188,8 @@ impl Reading {
             rcodes: rcodes(&counts),
             sent_per_second: counts.sent as f64 / seconds,
             received_per_second: received as f64 / seconds,
-            latency: Latency::of(&histogram),
+            latency: histograms.first().and_then(Latency::of),
+            service_time: histograms.get(1).and_then(Latency::of),
             cpu_per_query: used * 1e6 / counts.sent.max(1) as f64,
             cpu_waited: waited / seconds,
             dropped: losses.drops,
@@ -186,7 +197,7 @@ impl Reading {
             errors,
             pauses: None,
             cpus,
-            histogram: Some(histogram),
+            histograms,
         })
     }
 }
@@ -246,6 +257,15 @@ fn histogram(buckets: &[u64]) -> Result<Histogram<u64>> {
         }
     }
     Ok(histogram)
+}
+
+/// Returns the histogram of what was counted since an earlier reading.
+fn histogram_since(earlier: &[u64], now: &[u64]) -> Result<Histogram<u64>> {
+    let mut buckets = Vec::new();
+    for (now, before) in now.iter().zip(earlier) {
+        buckets.push(now - before);
+    }
+    histogram(&buckets)
 }
 
 /// Returns the middle of a bucket of [`crate::orders::bucket_of`].
@@ -312,6 +332,7 @@ pub(crate) mod tests {
             Totals {
                 cpus: [(1, counts)].into(),
                 latencies: vec![0; BUCKETS],
+                service_times: Vec::new(),
             }
         };
         let begun = Instant::now();
@@ -409,12 +430,15 @@ pub(crate) mod tests {
         let reading = |seconds: u64, base: u64, cpus: &[usize]| {
             let mut latencies = vec![0; BUCKETS];
             latencies[100] = 6 * base;
+            let mut service_times = vec![0; BUCKETS];
+            service_times[50] = 5 * base;
             let milliseconds = std::time::Duration::from_millis;
             Reading {
                 time: begun + std::time::Duration::from_secs(seconds),
                 totals: Totals {
                     cpus: cpus.iter().map(|&cpu| (cpu, counts(base))).collect(),
                     latencies,
+                    service_times,
                 },
                 cpu: CpuUse {
                     used: milliseconds(100 * base),
@@ -466,9 +490,23 @@ pub(crate) mod tests {
             .map(|of| (of.cpu, of.sent, of.skipped, of.received))
             .collect();
         assert_eq!(cpus, [(1, 20, 6, 12), (2, 30, 9, 18)]);
-        assert_eq!(found.histogram.unwrap().len(), 12);
+        let counted = |report: &Report| -> Vec<u64> {
+            report.histograms.iter().map(Histogram::len).collect()
+        };
+        assert_eq!(counted(&found), [12]);
+        assert!(json.get("service_time").is_none());
         let latency = found.latency.unwrap();
         assert_eq!((latency.mean, latency.p50, latency.max), (0.1, 0.1, 0.1));
+        // At a rate, what a query waited before it was sent is part of one and not of the other.
+        let found = reading(6, 3, &[1])
+            .since(&reading(2, 1, &[1]), Kind::Interval, Some(10))
+            .unwrap();
+        assert_eq!(counted(&found), [12, 10]);
+        let json = serde_json::to_value(&found).unwrap();
+        assert_eq!(
+            (&json["latency"]["p50"], &json["service_time"]["p50"]),
+            (&0.1.into(), &0.05.into())
+        );
         // The end of a load with the replies that came later.
         let end = reading(2, 1, &[1]).with_replies_of(reading(6, 3, &[1]));
         assert_eq!(

@@ -1,13 +1,19 @@
 //! The command `run`: one load.
 
-use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    fs::File,
+    io::Write as _,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use hdrhistogram::serialization::V2DeflateSerializer;
 
 use crate::{
-    generator::Generator,
+    generator::{Generator, MAX_BURST},
     hlog::LatencyLog,
     measure::{self, Ended, Plan, measure},
     output::Output,
@@ -27,6 +33,9 @@ pub(crate) struct Run {
     /// Queries per second by all CPUs together; without it, as many as possible.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
+    /// Queries of each CPU that are due at the same moment, such as a client's A and AAAA: 1 to 16. The rate stays the mean.
+    #[arg(long, default_value_t = 1, requires = "rate", value_parser = clap::value_parser!(u32).range(1..=MAX_BURST))]
+    burst: u32,
     /// Length of the measurement.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
@@ -39,7 +48,7 @@ pub(crate) struct Run {
     /// Writes a table of percentiles, in the text format of HdrHistogram.
     #[arg(long, value_name = "FILE")]
     percentiles: Option<PathBuf>,
-    /// Writes the latencies of each interval as a log that HdrHistogram's tools read.
+    /// Writes the latencies of each interval as a log that HdrHistogram's tools read; service times have the tag `service`.
     #[arg(long, value_name = "FILE")]
     hlog: Option<PathBuf>,
     /// Writes a line for each different query: name, type, queries sent, replies, answers in the first reply.
@@ -53,10 +62,15 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn run(&self) -> Result<()> {
         let prepared = self.target.prepare(&[self.server], Duration::ZERO)?;
+        let percentiles = ResultFile::create(self.percentiles.as_deref())?;
+        let hlog = ResultFile::create(self.hlog.as_deref())?;
+        let counts = ResultFile::create(self.names.as_deref())?;
+        let drawing = ResultFile::create(self.plot.as_deref())?;
         measure::end_by_signals()?;
         let plan = Plan {
             kind: Kind::Total,
             rate: self.rate,
+            burst: self.burst,
             length: Duration::from_secs(self.seconds),
             part: prepared.generator.whole(),
         };
@@ -71,7 +85,7 @@ impl Run {
                 log.add(report)?;
                 // An hour of histograms would be large.
                 intervals.push(Report {
-                    histogram: None,
+                    histograms: Vec::new(),
                     ..report.clone()
                 });
                 output.line(report)
@@ -79,20 +93,20 @@ impl Run {
             let interval = Duration::from_secs(self.interval);
             measure(generator, &prepared.interface, &plan, interval, &mut tick)
         })?;
-        // Before the files: one that cannot be written hides no figures.
+        // Before the files: a full disk hides no figures.
         output.total(&total)?;
-        if let (Some(file), Some(histogram)) = (&self.percentiles, &total.histogram) {
-            write(file, report::percentiles(histogram))?;
+        if let (Some(file), Some(histogram)) = (percentiles, total.histograms.first()) {
+            file.write(report::percentiles(histogram))?;
         }
         log.end(&total)?;
-        if let Some(file) = &self.hlog {
-            write(file, log_text)?;
+        if let Some(file) = hlog {
+            file.write(log_text)?;
         }
-        if let Some(file) = &self.names {
-            write(file, names(generator, &prepared.queries)?)?;
+        if let Some(file) = counts {
+            file.write(names(generator, &prepared.queries)?)?;
         }
-        if let Some(file) = &self.plot {
-            write(file, plot::over_time(&intervals)?)?;
+        if let Some(file) = drawing {
+            file.write(plot::over_time(&intervals)?)?;
         }
         // Last, so that the files have what was measured until then.
         if let Ended::Silent(unanswered) = ended {
@@ -106,9 +120,27 @@ impl Run {
     }
 }
 
-/// Writes a result to a file.
-pub(crate) fn write(file: &PathBuf, text: impl AsRef<[u8]>) -> Result<()> {
-    fs::write(file, text).with_context(|| file.display().to_string())
+/// A file for a result, created before the load: an hour of it would be for nothing if it could not be.
+pub(crate) struct ResultFile<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> ResultFile<'a> {
+    /// Creates the file, if one is named.
+    pub(crate) fn create(path: Option<&'a Path>) -> Result<Option<Self>> {
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let file = File::create(path).with_context(|| path.display().to_string())?;
+        Ok(Some(Self { path, file }))
+    }
+
+    /// Writes the result.
+    pub(crate) fn write(mut self, text: impl AsRef<[u8]>) -> Result<()> {
+        let written = self.file.write_all(text.as_ref());
+        written.with_context(|| self.path.display().to_string())
+    }
 }
 
 /// Returns the counts of each query.
@@ -126,16 +158,19 @@ fn names(generator: &Generator, queries: &[Query]) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
     fn unwritable_results_name_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("result");
-        write(&file, "text").unwrap();
+        let created = ResultFile::create(Some(&file)).unwrap().unwrap();
+        created.write("text").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "text");
         let missing = folder.path().join("missing/result");
-        let problem = format!("{:#}", write(&missing, "text").unwrap_err());
+        let problem = format!("{:#}", ResultFile::create(Some(&missing)).err().unwrap());
         let expected = format!(
             "{}: No such file or directory (os error 2)",
             missing.display()

@@ -7,12 +7,13 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::{
+    generator::MAX_BURST,
     measure::{self, Ended, Plan, measure},
     output::Output,
     pauses::Pauses,
     plot,
     report::{Kind, Report},
-    run::write,
+    run::ResultFile,
     target::{Prepared, Target, endpoint},
 };
 
@@ -57,6 +58,9 @@ pub(crate) struct Search {
     /// First rate.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     from: u32,
+    /// Queries of each CPU that are due at the same moment, such as a client's A and AAAA: 1 to 16. The rate stays the mean.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_BURST))]
+    burst: u32,
     /// Highest rate. Without it, 20,000,000/s, and loads at full speed between the trials, once a rate has failed.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     to: Option<u32>,
@@ -261,7 +265,7 @@ impl fmt::Display for Limit {
             Self::Generator => "the generator, which cannot send more: give it more CPUs (--cpu)",
             Self::OwnCpu => "the generator's CPU, which has other work: choose another one (--cpu)",
             Self::Interface => {
-                "the interface, which drops packets: see its rings and queues (of a veth pair: the other end's queue)"
+                "the interface, which drops packets: see its rings and queues (of a veth pair: the other end's queue; of sockets: net.core.rmem_default)"
             }
             Self::Pauses => {
                 "pauses, in which nothing was answered: other work on the server's CPU, or its own (--max-pauses)"
@@ -376,6 +380,7 @@ struct Course<'a> {
 impl Search {
     pub(crate) fn run(&self) -> Result<()> {
         let prepared = self.target.prepare(&[self.server], self.length())?;
+        let drawing = ResultFile::create(self.plot.as_deref())?;
         measure::end_by_signals()?;
         let mut course = Course {
             options: self,
@@ -391,8 +396,8 @@ impl Search {
         let mut progress = Progress::new(self.from, to, self.precision / 100.0);
         let generator = &prepared.generator;
         generator.during(&|| Ok(()), || course.measure(&mut progress))?;
-        if let Some(file) = &self.plot {
-            write(file, plot::over_rates(&course.loads.trials)?)?;
+        if let Some(file) = drawing {
+            file.write(plot::over_rates(&course.loads.trials)?)?;
         }
         let found = Found::of(&progress, &course.loads, course.tolerance);
         if self.json {
@@ -496,13 +501,14 @@ impl Course<'_> {
         let plan = Plan {
             kind,
             rate,
+            burst: self.options.burst,
             length,
             part: generator.whole(),
         };
         let (load, ended) = measure(generator, interface, &plan, length, &mut |_| Ok(()))?;
         // Histograms of all loads would be large.
         let load = Report {
-            histogram: None,
+            histograms: Vec::new(),
             ..load
         };
         Ok((load, ended))

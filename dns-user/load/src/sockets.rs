@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     os::fd::{AsFd as _, AsRawFd as _},
     sync::{
@@ -14,21 +13,22 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use dns_kit::mmsg::{Incoming, ReceiveMetadata};
 use nix::{
     errno::Errno,
-    libc,
+    getsockopt_impl, libc,
     net::if_::if_nametoindex,
-    poll::{PollFd, PollFlags, ppoll},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sockopt_impl,
     sys::{
-        prctl::set_timerslack,
-        socket::{MsgFlags, send, setsockopt, sockopt},
+        socket::{MsgFlags, getsockopt, recv, send, setsockopt, sockopt},
+        timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
     },
     time::{ClockId, clock_gettime},
 };
 
 use crate::{
     frames::{Route, message},
+    generator::Totals,
     orders::{
         BUCKETS, Counts, FRACTION_BITS, Frame, MAX_FRAME_LEN, Orders, STALL_BITS, Slot, bucket_of,
         sets,
@@ -45,18 +45,27 @@ const MAX_OUTSTANDING: usize = 100;
 /// Time after which a query is given up at full speed, and makes room for the next one. Its reply is a late one.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// Maximum number of queries sent, and of replies taken from a socket, before the thread does the other.
+/// Maximum number of queries sent before the thread looks for replies.
 const MAX_BATCH: usize = 32;
 
 /// Length of the part of a reply that is read: its header.
 const HEADER_LEN: usize = 12;
 
-/// Time for which a thread stays awake before a query is due. A timer of a virtual machine (AMD EPYC, Linux 6.18) woke it 23 µs
+/// Nanoseconds for which a thread stays awake before a query is due. A timer of a virtual machine (AMD EPYC, Linux 6.18) woke it 23 µs
 /// late, which would be latencies of the server; a thread that never sleeps sees none of the wake-ups that an application has.
-const AWAKE: Duration = Duration::from_micros(20);
+const AWAKE: u64 = 20_000;
 
-/// Maximum time until a thread looks at its orders.
-const MAX_SLEEP: Duration = Duration::from_micros(250);
+/// Maximum nanoseconds until a thread looks at its orders.
+const MAX_SLEEP: u64 = 250_000;
+
+sockopt_impl!(
+    /// Memory of a socket, and how many datagrams found no room (linux/sock_diag.h).
+    MemoryInfo,
+    GetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_MEMINFO,
+    [u32; 9]
+);
 
 /// Queries, and the threads that send them.
 pub(crate) struct Sockets {
@@ -85,6 +94,7 @@ struct SocketThread {
     /// Locked while queries are sent, so that none leaves after its load has ended.
     exchange: Mutex<Exchange>,
     latencies: Vec<AtomicU64>,
+    service_times: Vec<AtomicU64>,
 }
 
 /// Orders of a thread, and its counts so far.
@@ -138,12 +148,11 @@ impl Sockets {
         for &source in sources {
             sockets.push(open(source, interface)?);
         }
-        let mut latencies = Vec::new();
-        latencies.resize_with(BUCKETS, AtomicU64::default);
         let thread = SocketThread {
             sockets,
             exchange: Mutex::default(),
-            latencies,
+            latencies: buckets(),
+            service_times: buckets(),
         };
         self.threads.insert(cpu, thread);
         Ok(())
@@ -180,15 +189,18 @@ impl Sockets {
         cpus
     }
 
-    /// Returns the replies by latency.
-    pub(crate) fn latencies(&self) -> Vec<u64> {
-        let mut sums = vec![0; BUCKETS];
+    /// Returns the counters of all loads so far.
+    pub(crate) fn totals(&self) -> Totals {
+        let mut totals = Totals {
+            cpus: self.counts(),
+            latencies: vec![0; BUCKETS],
+            service_times: vec![0; BUCKETS],
+        };
         for thread in self.threads.values() {
-            for (sum, count) in sums.iter_mut().zip(&thread.latencies) {
-                *sum += count.load(Ordering::Relaxed);
-            }
+            add_all(&mut totals.latencies, &thread.latencies);
+            add_all(&mut totals.service_times, &thread.service_times);
         }
-        sums
+        totals
     }
 
     /// Returns the frames with their counters.
@@ -202,6 +214,18 @@ impl Sockets {
         frames
     }
 
+    /// Returns the number of replies that the sockets had no room for.
+    pub(crate) fn dropped(&self) -> Result<u64> {
+        let mut dropped = 0;
+        for thread in self.threads.values() {
+            for socket in &thread.sockets {
+                let info = getsockopt(socket, MemoryInfo)?;
+                dropped += u64::from(info[libc::SK_MEMINFO_DROPS as usize]);
+            }
+        }
+        Ok(dropped)
+    }
+
     /// Returns the number of each error of sending or receiving.
     pub(crate) fn errors(&self) -> BTreeMap<i32, u64> {
         lock(&self.errors).clone()
@@ -213,35 +237,55 @@ impl Sockets {
 
     /// Sends and receives as the thread of a CPU until the load is over.
     pub(crate) fn run(&self, cpu: usize, moments: Moments<'_>, over: &AtomicBool) -> Result<()> {
-        // Timers may be 50 µs late by default, as long as a query takes.
-        set_timerslack(1)?;
+        let clock = timerfd::ClockId::CLOCK_MONOTONIC;
+        let timer = TimerFd::new(clock, TimerFlags::TFD_CLOEXEC)?;
+        let mut set_to = 0;
         let thread = self.thread(cpu)?;
         let mut polled = Vec::with_capacity(thread.sockets.len());
         for socket in &thread.sockets {
             polled.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
         }
-        let mut incoming = Incoming::<MAX_BATCH, HEADER_LEN>::new(ReceiveMetadata::Nothing);
+        polled.push(PollFd::new(timer.as_fd(), PollFlags::POLLIN));
         let mut flight = Flight::new(self, thread, moments);
         while !over.load(Ordering::Relaxed) {
-            let pause = {
+            let wake_up = {
                 let mut exchange = lock(&thread.exchange);
-                let pause = flight.send_due(&exchange.orders)?;
+                let wake_up = flight.send_due(&exchange.orders)?;
                 exchange.counts = flight.counts;
-                pause
+                wake_up
             };
-            match ppoll(&mut polled, Some(pause.into()), None) {
-                Ok(0) | Err(Errno::EINTR) => continue,
+            // The kernel cancels a timeout of poll(2) when a reply comes. In a virtual machine that takes 3 to 5 µs, before the
+            // reply is read. A timer of its own stays.
+            if wake_up != set_to {
+                set_to = wake_up;
+                let expiration = Expiration::OneShot(Duration::from_nanos(wake_up).into());
+                timer.set(expiration, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+            }
+            match poll(&mut polled, PollTimeout::NONE) {
                 Ok(_) => {}
+                Err(Errno::EINTR) => continue,
                 Err(error) => return Err(error).context("cannot wait for replies"),
             }
-            for (port, socket) in polled.iter().enumerate() {
+            for (port, socket) in polled[..thread.sockets.len()].iter().enumerate() {
                 if socket.any() != Some(false) {
-                    flight.receive(port, &mut incoming)?;
+                    flight.receive(port)?;
                 }
             }
         }
         lock(&thread.exchange).counts = flight.counts;
         Ok(())
+    }
+}
+
+fn buckets() -> Vec<AtomicU64> {
+    let mut buckets = Vec::new();
+    buckets.resize_with(BUCKETS, AtomicU64::default);
+    buckets
+}
+
+fn add_all(sums: &mut [u64], counts: &[AtomicU64]) {
+    for (sum, count) in sums.iter_mut().zip(counts) {
+        *sum += count.load(Ordering::Relaxed);
     }
 }
 
@@ -279,13 +323,16 @@ struct Flight<'a> {
     counts: Counts,
     /// By set and id, see [`sets`].
     slots: Vec<Slot>,
+    /// When the query of each slot was sent.
+    sent_at: Vec<u64>,
     set_mask: u64,
     /// Slots with a query whose reply is awaited.
     awaited: usize,
     /// Queries sent in all loads: their lowest 16 bits are ids. None before the oldest one is awaited at full speed.
     number: u64,
     oldest: u64,
-    /// The current load, when it began, and when its next query is due: nanoseconds since then times 2^[`FRACTION_BITS`].
+    /// The current load, when it began, and when its current or next burst is due: nanoseconds since then times
+    /// 2^[`FRACTION_BITS`].
     load: u64,
     began: u64,
     due: u64,
@@ -304,6 +351,7 @@ impl<'a> Flight<'a> {
             moments,
             counts: lock(&thread.exchange).counts,
             slots: vec![Slot::default(); (sets as usize) << 16],
+            sent_at: vec![0; (sets as usize) << 16],
             set_mask: sets - 1,
             awaited: 0,
             number: 0,
@@ -316,10 +364,10 @@ impl<'a> Flight<'a> {
         }
     }
 
-    /// Sends a batch of what is due; returns for how long nothing else will be.
-    fn send_due(&mut self, orders: &Orders) -> Result<Duration> {
+    /// Sends a batch of what is due; returns the time of the next look at it.
+    fn send_due(&mut self, orders: &Orders) -> Result<u64> {
         if orders.length == 0 {
-            return Ok(MAX_SLEEP);
+            return Ok(next_look(now()?));
         }
         if self.load != orders.load {
             self.begin(orders)?;
@@ -327,11 +375,11 @@ impl<'a> Flight<'a> {
         for _ in 0..MAX_BATCH {
             let now = now()?;
             let Some(due) = self.due(orders, now) else {
-                return Ok(self.pause(orders, now));
+                return Ok(self.wake_up(orders, now));
             };
-            self.send(orders, due);
+            self.send(orders, due, now);
         }
-        Ok(Duration::ZERO)
+        now()
     }
 
     /// Begins another load.
@@ -381,11 +429,13 @@ impl<'a> Flight<'a> {
                 let skipped = (late - backlog) / orders.interval;
                 self.skip(skipped, skipped * orders.interval, late >> FRACTION_BITS);
             }
-            self.left = orders.burst.max(1);
+            self.left = orders.burst;
         }
         self.left -= 1;
         let due = self.began + (self.due >> FRACTION_BITS);
-        self.due += orders.interval;
+        if self.left == 0 {
+            self.due += orders.interval * orders.burst;
+        }
         Some(due)
     }
 
@@ -415,18 +465,17 @@ impl<'a> Flight<'a> {
         true
     }
 
-    /// Returns for how long nothing is due.
-    fn pause(&self, orders: &Orders, now: u64) -> Duration {
+    /// Returns when the thread has to be awake if nothing is due now.
+    fn wake_up(&self, orders: &Orders, now: u64) -> u64 {
         if orders.interval == 0 {
-            return MAX_SLEEP;
+            return next_look(now);
         }
-        let next = self.began + (self.due >> FRACTION_BITS);
-        let until = Duration::from_nanos(next.saturating_sub(now));
-        until.saturating_sub(AWAKE).min(MAX_SLEEP)
+        let due = self.began + (self.due >> FRACTION_BITS);
+        due.saturating_sub(AWAKE).min(next_look(now))
     }
 
     /// Sends the next query.
-    fn send(&mut self, orders: &Orders, due: u64) {
+    fn send(&mut self, orders: &Orders, due: u64, now: u64) {
         let at = if self.next < orders.length {
             self.next
         } else {
@@ -459,30 +508,23 @@ impl<'a> Flight<'a> {
             frame,
             port: port as u32 + 1,
         };
+        self.sent_at[slot] = now;
         self.awaited += 1;
         self.counts.sent += 1;
         add(&self.sockets.counters[frame as usize].sent, 1);
         self.moments.count(self.moments.sent_at, due);
     }
 
-    /// Receives replies to one of our ports.
-    fn receive(
-        &mut self,
-        port: usize,
-        incoming: &mut Incoming<MAX_BATCH, HEADER_LEN>,
-    ) -> Result<()> {
+    /// Receives a reply to one of our ports. Those behind it wait for the next look at all ports: no port delays the others.
+    fn receive(&mut self, port: usize) -> Result<()> {
         let socket = self.thread.sockets[port].as_raw_fd();
-        match incoming.receive(socket, libc::MSG_DONTWAIT) {
-            Ok(count) => {
-                let now = now()?;
-                for reply in incoming.datagrams(count) {
-                    self.count(port, reply.bytes, now);
-                }
-            }
+        let mut reply = [0; HEADER_LEN];
+        match recv(socket, &mut reply, MsgFlags::MSG_DONTWAIT) {
+            Ok(length) => self.count(port, &reply[..length], now()?),
             // A reply with a wrong checksum makes a socket readable, and is dropped when it is read.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(Errno::EAGAIN) => {}
             // Such as ECONNREFUSED, of an ICMP message. The load goes on: a server may restart.
-            Err(error) => self.sockets.note(error.raw_os_error().unwrap_or(0)),
+            Err(error) => self.sockets.note(error as i32),
         }
         Ok(())
     }
@@ -509,6 +551,8 @@ impl<'a> Flight<'a> {
         self.free(place);
         let latency = now.saturating_sub(slot.time);
         add(&self.thread.latencies[bucket_of(latency)], 1);
+        let service_time = now.saturating_sub(self.sent_at[place]);
+        add(&self.thread.service_times[bucket_of(service_time)], 1);
         self.counts.rcodes[(flags & 0xf) as usize] += 1;
         let counters = &self.sockets.counters[slot.frame as usize];
         let answers = (header & 0xffff) + 1;
@@ -523,6 +567,11 @@ impl<'a> Flight<'a> {
         add(&counters.received, 1);
         self.moments.count(self.moments.received_at, slot.time);
     }
+}
+
+/// Returns when a thread looks at its orders again: the same time for all waits until then, so that its timer is rarely set.
+fn next_look(now: u64) -> u64 {
+    (now / MAX_SLEEP + 1) * MAX_SLEEP
 }
 
 /// Returns the nanoseconds of the clock that `bpf_ktime_get_ns` reads.
@@ -588,7 +637,7 @@ mod tests {
     /// Sends all that is due.
     fn send_all(flight: &mut Flight<'_>, orders: &Orders, now: u64) {
         while let Some(due) = flight.due(orders, now) {
-            flight.send(orders, due);
+            flight.send(orders, due, now);
         }
     }
 
@@ -602,7 +651,7 @@ mod tests {
             let orders = orders(0);
             flight.begin(&orders).unwrap();
             for due in [100, 200, 300, 400] {
-                flight.send(&orders, due);
+                flight.send(&orders, due, due + 50);
             }
             assert_eq!((flight.counts.sent, flight.awaited), (4, 4));
             for nothing in [
@@ -626,8 +675,12 @@ mod tests {
             flight.count(3, &reply(3, 0x8000, 0), 1000);
             assert_eq!((flight.counts.no_error(), flight.counts.different), (2, 1));
             assert_eq!(flight.awaited, 1);
-            let latency = &flight.thread.latencies[bucket_of(800)];
-            assert_eq!(latency.load(Ordering::Relaxed), 1);
+            for (times, time) in [
+                (&flight.thread.latencies, 800),
+                (&flight.thread.service_times, 750),
+            ] {
+                assert_eq!(times[bucket_of(time)].load(Ordering::Relaxed), 1);
+            }
             let counted: Vec<[u64; 3]> = flight
                 .sockets
                 .frames()
@@ -650,7 +703,7 @@ mod tests {
             send_all(flight, &orders, SECOND);
             assert_eq!(flight.counts.sent, 100);
             assert_eq!(flight.due(&orders, SECOND + age - 1), None);
-            assert_eq!(flight.pause(&orders, SECOND), MAX_SLEEP);
+            assert_eq!(flight.wake_up(&orders, SECOND), SECOND + MAX_SLEEP);
             // A reply makes room, and so does age.
             flight.count(3, &reply(7, 0x8000, 0), SECOND + 1);
             send_all(flight, &orders, SECOND + 2);
@@ -679,12 +732,14 @@ mod tests {
             let at = |milliseconds: u64| SECOND + milliseconds * MILLISECOND;
             send_all(flight, &orders, at(1) - 1);
             assert_eq!((flight.counts.sent, flight.load), (1, 1));
-            assert_eq!(flight.pause(&orders, at(0)), MAX_SLEEP);
-            assert_eq!(
-                flight.pause(&orders, at(1) - AWAKE.as_nanos() as u64 - 5),
-                Duration::from_nanos(5)
-            );
-            assert_eq!(flight.pause(&orders, at(3)), Duration::ZERO);
+            for (now, expected) in [
+                (at(0), at(0) + MAX_SLEEP),
+                (at(0) + 1, at(0) + MAX_SLEEP),
+                (at(1) - AWAKE - 5, at(1) - AWAKE),
+                (at(3), at(1) - AWAKE),
+            ] {
+                assert_eq!(flight.wake_up(&orders, now), expected, "{now}");
+            }
             // From when they were due, and no more of them than the backlog.
             assert_eq!(flight.due(&orders, at(3)), Some(at(1)));
             assert_eq!(flight.due(&orders, at(1000)), Some(at(935)));
@@ -699,9 +754,55 @@ mod tests {
                 length: 0,
                 ..orders
             };
-            assert_eq!(flight.send_due(&ended).unwrap(), MAX_SLEEP);
+            let next = flight.send_due(&ended).unwrap();
+            assert!(next % MAX_SLEEP == 0 && next <= now().unwrap() + MAX_SLEEP);
             assert_eq!(flight.counts.sent, 1);
         });
+    }
+
+    #[test]
+    fn burst_is_due_at_once() {
+        with_flight(|flight| {
+            let orders = Orders {
+                burst: 3,
+                ..orders(SECOND)
+            };
+            flight.begin(&orders).unwrap();
+            flight.began = 0;
+            for (now, sent) in [(0, 3), (3 * SECOND - 1, 3), (9 * SECOND, 12)] {
+                let mut due = Vec::new();
+                while let Some(moment) = flight.due(&orders, now) {
+                    flight.send(&orders, moment, now);
+                    due.push(moment);
+                }
+                for burst in due.chunks(3) {
+                    assert_eq!(burst, [burst[0]; 3]);
+                }
+                assert_eq!(flight.counts.sent, sent, "{now}");
+            }
+            // At the same mean rate.
+            assert_eq!(flight.due >> FRACTION_BITS, 12 * SECOND);
+        });
+    }
+
+    #[test]
+    fn replies_without_room_are_counted() {
+        let mut sockets = Sockets::new(&[], &[], &[]);
+        let loopback = "127.0.0.1:0".parse().unwrap();
+        sockets.add_thread(0, &[loopback; 2], None).unwrap();
+        assert_eq!(sockets.dropped().unwrap(), 0);
+        let full = &sockets.threads[&0].sockets[1];
+        // As little as the kernel allows.
+        setsockopt(full, sockopt::RcvBuf, &0).unwrap();
+        let server = UdpSocket::bind(loopback).unwrap();
+        let mut sent = 0;
+        while sockets.dropped().unwrap() == 0 {
+            server
+                .send_to(&[0; 12], full.local_addr().unwrap())
+                .unwrap();
+            sent += 1;
+            assert!(sent < 1_000_000, "room for all");
+        }
     }
 
     #[test]

@@ -288,6 +288,9 @@ fn load_through_sockets_is_answered() -> Result<()> {
     let said = lab.run("Through sockets", "--rate")?;
     ensure!(said.contains("RCODEs    NOERROR "), "{said}");
     ensure!(said.contains("latency   mean "), "{said}");
+    ensure!(said.contains("service   mean "), "{said}");
+    let said = lab.run("In bursts", "--burst")?;
+    ensure!(said.contains("service   mean "), "{said}");
     // A mistyped address is refused by the interface of its route.
     lab.shell("ip -n client route add 192.0.2.0/24 via 10.9.0.2")?;
     let (said, succeeded) = lab.load_by("run --sockets --server 192.0.2.1", "--queries queries")?;
@@ -332,11 +335,15 @@ fn measurements_go_through_sockets() -> Result<()> {
         load.args(command.split(' ')).args(usual.split(' '));
         objects(&capture(load.arg(&file))?)
     };
-    let run = load(&format!("run --server {first} --seconds 2 --rate 100"))?;
+    let run = load(&format!(
+        "run --server {first} --seconds 2 --rate 100 --burst 2"
+    ))?;
     let total = run.last().context("no total")?;
     ensure!(total["kind"] == "total" && run.len() > 1, "{run:?}");
     ensure!(total["received"].as_u64() > Some(0), "{total}");
-    ensure!(total["latency"]["p50"].as_f64() > Some(0.0), "{total}");
+    for times in ["latency", "service_time"] {
+        ensure!(total[times]["p50"].as_f64() > Some(0.0), "{total}");
+    }
     let search = load(&format!(
         "search --server {first} --seconds 1 --from 100 --to 200 --max-loss 100"
     ))?;
@@ -1158,6 +1165,15 @@ fn refusing_server_gets_no_load() -> Result<()> {
         lab.load("--queries queries --rate 1000 --seconds 1 --expect refused")?;
     ensure!(succeeded, "{said}");
     ensure!(received(&lab, server)?.count > 1, "{said}");
+    // Nor is there a load whose result could not be kept.
+    let server = answers(&lab, Answers::of(0))?;
+    let (said, succeeded) =
+        lab.load("--queries queries --rate 1000 --seconds 3600 --hlog missing/log")?;
+    ensure!(
+        !succeeded && said.contains("missing/log: No such"),
+        "{said}"
+    );
+    ensure!(received(&lab, server)?.count == 1, "{said}");
     Ok(())
 }
 

@@ -80,7 +80,7 @@ struct Memory {
     load: u64,
     /// Start of the load (`bpf_ktime_get_ns`).
     began: u64,
-    /// When the next query is due: nanoseconds since the start times 2^[`FRACTION_BITS`].
+    /// When the current or next burst is due: nanoseconds since the start times 2^[`FRACTION_BITS`].
     due: u64,
     /// Queries of the current burst that are left.
     left: u64,
@@ -321,11 +321,13 @@ fn due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> Option<u64>
             // Else a stall of the CPU, which may be the server's work on it, would improve the latencies.
             record(late >> FRACTION_BITS, skipped)?;
         }
-        memory.left = orders.burst.max(1);
+        memory.left = orders.burst;
     }
     memory.left -= 1;
     let due = memory.began + (memory.due >> FRACTION_BITS);
-    memory.due += orders.interval;
+    if memory.left == 0 {
+        memory.due += orders.interval * orders.burst;
+    }
     Some(due)
 }
 
