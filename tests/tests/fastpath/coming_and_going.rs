@@ -407,8 +407,10 @@ fn thousand_veths_share_a_program() -> Result<()> {
         "made in {made:?}, all served {all_served:?} after the first, left in {:?}",
         begun.elapsed()
     );
-    assert_eq!(host.attached_programs()?, NOTHING);
-    Ok(())
+    // The server stops without waiting for the last ones on a busy machine, and the attacher goes on.
+    wait_until("all programs to be detached", ALL_ATTACHED, || {
+        host.attached_programs().is_ok_and(|left| left == NOTHING)
+    })
 }
 
 #[test]
