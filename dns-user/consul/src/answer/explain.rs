@@ -125,7 +125,7 @@ impl Zone {
         let reach = match self.catalog.reach(datacenter) {
             Reach::Reachable => "",
             Reach::Unreachable => ", which is unreachable",
-            Reach::Unknown => ", which nobody knows",
+            Reach::Unknown => ", which Consul does not list",
         };
         format!("in the datacenter {datacenter:?}{reach}")
     }
@@ -314,7 +314,7 @@ mod tests {
         ),
         (
             "far.node.dc3.consul.",
-            r#"  asks for: the node "far" in the datacenter "dc3", which nobody knows
+            r#"  asks for: the node "far" in the datacenter "dc3", which Consul does not list
   NXDOMAIN"#,
         ),
         (

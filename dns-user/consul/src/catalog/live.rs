@@ -205,7 +205,7 @@ impl Live {
                 .is_some_and(|service| service.instances.is_none());
         }
         match place {
-            // Of a datacenter that nobody answers for, nothing will arrive.
+            // Nothing will arrive from an unreachable datacenter.
             Place::Datacenter(name) => self.is_reachable(name),
             // Peers are known once their list is loaded.
             Place::Peer(_) => self.places.contains_key(place),

@@ -71,33 +71,30 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses `key = value`, or keys followed by an object.
+    /// Parses `key = value`, or a block.
     fn member(&mut self) -> Result<(String, Json), SyntaxError> {
         let name = self.key()?;
-        let mut labels = Vec::new();
-        loop {
+        self.skip_blank()?;
+        // Version 2 and JSON also have a colon.
+        let value = if self.take('=') || self.take(':') {
             self.skip_blank()?;
-            match self.peek() {
-                // Version 2 and JSON also have a colon.
-                Some('=' | ':') if labels.is_empty() => {
-                    self.at += 1;
-                    self.skip_blank()?;
-                    return Ok((name, self.value()?));
-                }
-                Some('{') => {
-                    let block = self.value()?;
-                    // `a "b" "c" { }` is `a = { b = { c = { } } }`.
-                    let mut inner = block;
-                    for label in labels.into_iter().rev() {
-                        inner = Json::Object(vec![(label, inner)]);
-                    }
-                    return Ok((name, inner));
-                }
-                Some(letter) if letter == '"' || is_key_start(letter) => labels.push(self.key()?),
-                _ => {
-                    return Err(self.error(&format!("\"=\" or \"{{\" was expected after {name:?}")));
-                }
-            }
+            self.value()?
+        } else {
+            self.block(&name)?
+        };
+        Ok((name, value))
+    }
+
+    /// Parses the object of a block and the labels before it: `a "b" "c" { }` is `a = { b = { c = { } } }`.
+    fn block(&mut self, name: &str) -> Result<Json, SyntaxError> {
+        self.skip_blank()?;
+        match self.peek() {
+            Some('{') => self.value(),
+            Some(letter) if letter == '"' || is_key_start(letter) => self.nested(|parser| {
+                let label = parser.key()?;
+                Ok(Json::Object(vec![(label, parser.block(name)?)]))
+            }),
+            _ => Err(self.error(&format!("\"=\" or \"{{\" was expected after {name:?}"))),
         }
     }
 
@@ -143,15 +140,14 @@ impl<'a> Parser<'a> {
             )));
         }
         self.depth += 1;
-        // The bracket.
-        self.at += 1;
         let parsed = parse(self)?;
         self.depth -= 1;
         Ok(parsed)
     }
 
     fn object(&mut self) -> Result<Json, SyntaxError> {
-        let start = self.at - 1;
+        let start = self.at;
+        self.at += 1;
         let members = self.members()?;
         if self.take('}') {
             return Ok(Json::Object(members));
@@ -161,6 +157,7 @@ impl<'a> Parser<'a> {
     }
 
     fn list(&mut self) -> Result<Json, SyntaxError> {
+        self.at += 1;
         let mut items = Vec::new();
         loop {
             self.skip_blank()?;

@@ -297,9 +297,16 @@ fn only_depth_is_limited() {
         parse(&nested(65)).unwrap_err().to_string(),
         "line 1, column 69: more than 64 objects and lists in each other"
     );
-    let beside = "a = [[], {}] b { }\n".repeat(200);
+    // The labels of a block are objects too.
+    let labels = |count: usize| format!("a {}{{ }}", "b ".repeat(count));
+    assert!(parse(&labels(63)).is_ok());
+    assert_eq!(
+        parse(&labels(64)).unwrap_err().to_string(),
+        "line 1, column 131: more than 64 objects and lists in each other"
+    );
+    let beside = "a = [[], {}] b { } c \"d\" { }\n".repeat(200);
     let Json::Object(members) = parse(&beside).unwrap() else {
         panic!("an object")
     };
-    assert_eq!(members.len(), 400);
+    assert_eq!(members.len(), 600);
 }
