@@ -13,11 +13,11 @@ use hyper::{HeaderMap, Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
-    api::Token,
+    api::{TOKEN_CHECK_INTERVAL, Token},
     connections::{ConnectionError, Connections},
 };
 use dns_consul::config::{ApiAddress, HttpApi};
@@ -109,9 +109,9 @@ impl Agent {
                 break permit;
             }
         };
+        let token = self.usable_token().await;
         let at = self.current.load(Ordering::Relaxed);
         let address = &self.addresses[at % self.addresses.len()];
-        let token = self.token.now().await;
         let limit = time_limit(wait);
         self.requests.fetch_add(1, Ordering::Relaxed);
         let answer = self
@@ -128,6 +128,13 @@ impl Agent {
         match &result {
             // The agent answers; what it refuses concerns this request alone.
             Ok(_) | Err(AgentError::NotFound { .. } | AgentError::Forbidden { .. }) => {
+                permit.succeeded()
+            }
+            // Consul's texts for another datacenter that it cannot reach.
+            Err(AgentError::Status { text, .. })
+                if text.contains("No path to datacenter")
+                    || text.contains("no server currently reachable") =>
+            {
                 permit.succeeded()
             }
             // The agent's limits are for a client as a whole, so all requests pause.
@@ -152,6 +159,19 @@ impl Agent {
             Err(error) => self.count_failure(error),
         }
         result
+    }
+
+    /// Returns the token once its file can be read; `None` without a file.
+    async fn usable_token(&self) -> Option<String> {
+        loop {
+            match self.token.now().await {
+                Ok(token) => return token,
+                // To a client without a token Consul's lists may be empty (ACLs that deny by default), and all names
+                // would be denied.
+                Err(problem) => *self.problem.lock() = Some(problem),
+            }
+            sleep(TOKEN_CHECK_INTERVAL).await;
+        }
     }
 
     fn check_status(
@@ -594,6 +614,10 @@ mod tests {
             ("403 Forbidden", "{}"),
             ("404 Not Found", "{}"),
             ("500 Internal Server Error", "{}"),
+            (
+                "500 Internal Server Error",
+                "rpc error making call: No path to datacenter",
+            ),
             ("200 OK", "{}"),
             ("429 Too Many Requests", "{}"),
         ])
@@ -609,8 +633,16 @@ mod tests {
             ),
             (3, 2, Some("not found (404)"), false),
             (4, 3, Some("status 500 Internal Server Error: {}"), false),
-            (5, 3, None, false),
-            (6, 4, Some("too many requests (429)"), true),
+            (
+                5,
+                4,
+                Some(
+                    "status 500 Internal Server Error: rpc error making call: No path to datacenter",
+                ),
+                false,
+            ),
+            (6, 4, None, false),
+            (7, 5, Some("too many requests (429)"), true),
         ] {
             let reply = agent.get("/v1/x", None).await;
             assert_eq!(reply.is_ok(), problem.is_none(), "{reply:?}");

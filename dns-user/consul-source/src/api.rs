@@ -671,7 +671,7 @@ impl From<ApiQuery> for PreparedQuery {
 // The ACL token, read from a file that may change at any time.
 
 /// Time between two checks of the file.
-const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum size of the file in bytes.
 const MAX_TOKEN_FILE: u64 = 64 << 10;
@@ -690,8 +690,8 @@ struct TokenState {
     token: Option<String>,
     /// Time of the last check of the file.
     at: Option<Instant>,
-    /// Whether the last read failed; a failure is logged once.
-    failed: bool,
+    /// Reason why the last read failed; logged once.
+    problem: Option<String>,
     reading: Reading<io::Result<Vec<u8>>>,
 }
 
@@ -703,8 +703,11 @@ impl Token {
         }
     }
 
-    pub(crate) async fn now(&self) -> Option<String> {
-        let path = self.path.as_deref()?;
+    /// Returns the token, `None` if there is no file. The error says why no token was ever read.
+    pub(crate) async fn now(&self) -> Result<Option<String>, String> {
+        let Some(path) = self.path.as_deref() else {
+            return Ok(None);
+        };
         let mut last = self.last.lock().await;
         if last
             .at
@@ -714,7 +717,10 @@ impl Token {
             // Also after a failure, so that an unreadable file is not tried with every request.
             last.at = Some(Instant::now());
         }
-        last.token.clone()
+        match (&last.token, &last.problem) {
+            (None, Some(problem)) => Err(problem.clone()),
+            (token, _) => Ok(token.clone()),
+        }
     }
 }
 
@@ -729,25 +735,25 @@ impl TokenState {
         let problem = match read.as_deref().map(<[u8]>::trim_ascii) {
             // Other characters are invalid in a header.
             Ok(token) if !token.is_empty() && token.iter().all(u8::is_ascii_graphic) => {
-                if self.failed {
+                if self.problem.take().is_some() {
                     tracing::info!("consul.token_file: {}: readable again", path.display());
                 }
-                self.failed = false;
                 self.token = Some(String::from_utf8_lossy(token).into_owned());
                 return;
             }
             Ok(_) => "holds no token: one line of printable ASCII is needed".to_owned(),
             Err(error) => format!("cannot be read: {error}"),
         };
-        if !self.failed {
-            let stays = if self.token.is_some() {
+        let problem = format!("consul.token_file: {}: {problem}", path.display());
+        if self.problem.is_none() {
+            let consequence = if self.token.is_some() {
                 "the last token stays in use"
             } else {
-                "requests go without"
+                "Consul is not asked until it can be read"
             };
-            tracing::warn!("consul.token_file: {}: {problem}; {stays}", path.display());
+            tracing::warn!("{problem}; {consequence}");
         }
-        self.failed = true;
+        self.problem = Some(problem);
     }
 }
 
@@ -1280,19 +1286,21 @@ mod tests {
                 std::fs::remove_file(&path).unwrap();
             }
             let token = Token::new(Some(path.clone()));
-            assert_eq!(token.now().await.as_deref(), expected, "{content:?}");
+            let found = token.now().await.ok().flatten();
+            assert_eq!(found.as_deref(), expected, "{content:?}");
             // Until the next check the file is not read again.
             std::fs::write(&path, "next").unwrap();
             let mut state = token.last.lock().await;
-            assert_eq!(state.failed, expected.is_none());
+            assert_eq!(state.problem.is_some(), expected.is_none());
             state.read(&path).await;
             assert_eq!(
-                (state.token.as_deref(), state.failed),
-                (Some("next"), false)
+                (state.token.as_deref(), &state.problem),
+                (Some("next"), &None)
             );
             std::fs::write(&path, "").unwrap();
             state.read(&path).await;
-            assert_eq!((state.token.as_deref(), state.failed), (Some("next"), true));
+            assert_eq!(state.token.as_deref(), Some("next"));
+            assert!(state.problem.is_some());
         }
     }
 }
@@ -1306,13 +1314,17 @@ mod token_tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("token");
         let token = Token::new(Some(path.clone()));
-        assert_eq!(token.now().await, None);
+        let missing = format!(
+            "consul.token_file: {}: cannot be read: No such file or directory (os error 2)",
+            path.display()
+        );
+        assert_eq!(token.now().await, Err(missing));
         for (text, expected) in [("first\n", "first"), ("", "first"), ("second", "second")] {
             std::fs::write(&path, text).expect("written");
             tokio::time::sleep(TOKEN_CHECK_INTERVAL).await;
-            assert_eq!(token.now().await.as_deref(), Some(expected));
+            assert_eq!(token.now().await, Ok(Some(expected.to_owned())));
         }
-        assert_eq!(Token::new(None).now().await, None);
+        assert_eq!(Token::new(None).now().await, Ok(None));
     }
 
     #[tokio::test]
@@ -1322,8 +1334,7 @@ mod token_tests {
         let made = std::process::Command::new("mkfifo").arg(&path).status();
         assert!(made.expect("mkfifo runs").success());
         let token = Token::new(Some(path));
-        assert_eq!(token.now().await, None);
-        assert!(token.last.lock().await.failed);
+        assert!(token.now().await.is_err());
     }
 
     #[test]

@@ -168,13 +168,8 @@ impl Connections {
         match lease {
             Lease::Own(mut sender, permit) => {
                 let answer = read(sender.send_request(request), limit).await?;
-                // HTTP/1.1 keeps a connection open unless one end says otherwise (RFC 9112, section
-                // 9.3).
-                let closes = answer
-                    .headers()
-                    .get("connection")
-                    .is_some_and(|value| value == "close");
-                if !closes && matches!(timeout(READY_TIMEOUT, sender.ready()).await, Ok(Ok(()))) {
+                // Not after a response that ends the connection.
+                if matches!(timeout(READY_TIMEOUT, sender.ready()).await, Ok(Ok(()))) {
                     self.idle.lock().push((address.clone(), sender));
                 }
                 // After the connection is idle again, so that the next request finds it.

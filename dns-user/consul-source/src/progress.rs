@@ -2,9 +2,8 @@
 //! a response that is still used because no newer one arrives. No I/O.
 
 use std::{
-    collections::HashMap,
     fmt::Display,
-    hash::{BuildHasher as _, Hash, Hasher as _},
+    hash::{BuildHasher as _, Hasher as _},
     time::Duration,
 };
 
@@ -104,8 +103,8 @@ pub(crate) struct Summary {
 
 impl Summary {
     /// Summarises the topics. `is_catalog` selects the topics on which the whole catalog depends.
-    pub(crate) fn of<Q: Display + Eq + Hash>(
-        questions: &HashMap<Q, Freshness>,
+    pub(crate) fn of<'a, Q: Display + 'a>(
+        questions: impl IntoIterator<Item = (&'a Q, &'a Freshness)>,
         limit: Duration,
         now: Instant,
         is_catalog: impl Fn(&Q) -> bool,
@@ -191,6 +190,8 @@ impl Tracked {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     #[test]

@@ -72,21 +72,34 @@ impl Topic {
         }
     }
 
+    /// Returns the datacenter that it is about, if it is one.
+    pub(crate) fn datacenter(&self) -> Option<&str> {
+        match self {
+            Self::Nodes(name)
+            | Self::Services(name)
+            | Self::Queries(name)
+            | Self::NodeCoordinates(name) => Some(name),
+            Self::Health {
+                place: Place::Datacenter(name),
+                ..
+            } => Some(name),
+            _ => None,
+        }
+    }
+
     /// Returns the path of the request; `index` holds the index and the maximum wait of a blocking query.
     pub(crate) fn path(&self, options: &QueryOptions, index: Option<(u64, Duration)>) -> String {
         let mut parameters = Vec::new();
-        match self {
-            Self::Nodes(datacenter)
-            | Self::Services(datacenter)
-            | Self::Queries(datacenter)
-            | Self::NodeCoordinates(datacenter) => {
-                parameters.extend(options.datacenter(datacenter))
-            }
-            Self::Health { place, .. } => match place {
-                Place::Datacenter(datacenter) => parameters.extend(options.datacenter(datacenter)),
-                Place::Peer(peer) => parameters.push(format!("peer={}", percent_encoded(peer))),
-            },
-            _ => {}
+        // Always named: the next agent of the list may be in another datacenter, which it would answer for.
+        if let Some(datacenter) = self.datacenter() {
+            parameters.push(format!("dc={}", percent_encoded(datacenter)));
+        }
+        if let Self::Health {
+            place: Place::Peer(peer),
+            ..
+        } = self
+        {
+            parameters.push(format!("peer={}", percent_encoded(peer)));
         }
         if self.can_be_watched() {
             if let Some((index, wait)) = index {
@@ -223,19 +236,12 @@ pub(crate) enum FetchError {
 /// Parameters common to all requests.
 #[derive(Clone, Debug)]
 pub(crate) struct QueryOptions {
-    /// The agent's datacenter, which requests need not name.
-    pub(crate) own: Option<String>,
     pub(crate) wait: Duration,
     /// Whether any Consul server may answer, not only the leader.
     pub(crate) stale: bool,
 }
 
 impl QueryOptions {
-    /// Returns the parameter that selects a datacenter. The agent's own one is the default.
-    fn datacenter(&self, name: &str) -> Option<String> {
-        (self.own.as_deref() != Some(name)).then(|| format!("dc={}", percent_encoded(name)))
-    }
-
     /// Sends one request, starting at the position of `cursor`, and parses the response. After a malformed one,
     /// the next request starts over.
     async fn request(
@@ -394,26 +400,22 @@ mod tests {
             place: Place::Datacenter("dc1".into()),
             service: service.into(),
         };
-        let options = |own: Option<&str>, stale| QueryOptions {
-            own: own.map(str::to_owned),
+        let options = |stale| QueryOptions {
             wait: Duration::from_secs(300),
             stale,
         };
         let wait = Some((7, Duration::from_secs(300)));
         assert_eq!(
-            topic("a b/c").path(&options(Some("dc1"), false), None),
-            "/v1/health/service/a%20b%2Fc"
+            topic("a b/c").path(&options(false), None),
+            "/v1/health/service/a%20b%2Fc?dc=dc1"
         );
         assert_eq!(
-            topic("web").path(&options(Some("dc2"), true), wait),
+            topic("web").path(&options(true), wait),
             "/v1/health/service/web?dc=dc1&index=7&wait=300000ms&stale"
         );
+        assert_eq!(Topic::Agent.path(&options(true), wait), "/v1/agent/self");
         assert_eq!(
-            Topic::Agent.path(&options(None, true), wait),
-            "/v1/agent/self"
-        );
-        assert_eq!(
-            Topic::Queries("dc2".into()).path(&options(Some("dc1"), true), wait),
+            Topic::Queries("dc2".into()).path(&options(true), wait),
             "/v1/query?dc=dc2"
         );
         let imported = Topic::Health {
@@ -421,7 +423,7 @@ mod tests {
             service: "web".into(),
         };
         assert_eq!(
-            imported.path(&options(Some("dc1"), false), wait),
+            imported.path(&options(false), wait),
             "/v1/health/service/web?peer=east&index=7&wait=300000ms"
         );
     }
@@ -511,9 +513,8 @@ mod tests {
     }
 
     #[test]
-    fn paths_omit_the_own_datacenter() {
+    fn paths_name_the_datacenter() {
         let options = QueryOptions {
-            own: Some("dc1".to_owned()),
             wait: Duration::from_secs(300),
             stale: true,
         };
@@ -528,18 +529,13 @@ mod tests {
             (Topic::Datacenters, "/v1/catalog/datacenters", ""),
             (
                 Topic::Nodes(name("dc1")),
-                "/v1/catalog/nodes?stale",
-                "?index=7&wait=1500ms&stale",
+                "/v1/catalog/nodes?dc=dc1&stale",
+                "?dc=dc1&index=7&wait=1500ms&stale",
             ),
             (
                 Topic::Nodes(name("d 2")),
                 "/v1/catalog/nodes?dc=d%202&stale",
                 "?dc=d%202&index=7&wait=1500ms&stale",
-            ),
-            (
-                Topic::Services(name("dc1")),
-                "/v1/catalog/services?stale",
-                "?index=7&wait=1500ms&stale",
             ),
             (
                 Topic::Services(name("dc2")),
@@ -561,14 +557,8 @@ mod tests {
                 "/v1/config/ingress-gateway?stale",
                 "?index=7&wait=1500ms&stale",
             ),
-            (Topic::Queries(name("dc1")), "/v1/query", ""),
             (Topic::Queries(name("dc2")), "/v1/query?dc=dc2", "?dc=dc2"),
             (Topic::Peerings, "/v1/peerings", ""),
-            (
-                Topic::NodeCoordinates(name("dc1")),
-                "/v1/coordinate/nodes",
-                "",
-            ),
             (
                 Topic::NodeCoordinates(name("dc2")),
                 "/v1/coordinate/nodes?dc=dc2",
@@ -581,16 +571,6 @@ mod tests {
             let parameters = path.find('?').map_or("", |at| &path[at..]);
             assert_eq!(parameters, watched, "{path}");
         }
-        let unknown = QueryOptions {
-            own: None,
-            stale: false,
-            ..options
-        };
-        let path = Topic::Nodes(name("dc1")).path(&unknown, None);
-        assert_eq!(
-            path, "/v1/catalog/nodes?dc=dc1",
-            "the agent has not told its datacenter yet"
-        );
     }
 
     #[test]
@@ -673,7 +653,6 @@ mod tests {
 
     fn options() -> QueryOptions {
         QueryOptions {
-            own: Some("dc1".to_owned()),
             wait: Duration::from_secs(32),
             stale: false,
         }
@@ -732,11 +711,12 @@ mod tests {
                 panic!("{paths:?}")
             };
             let Some(index) = index else {
-                assert_eq!(path, "/v1/catalog/nodes");
+                assert_eq!(path, "/v1/catalog/nodes?dc=dc1");
                 continue;
             };
             // Up to a sixteenth shorter, so that watches that began together do not return together.
-            let wait = path.strip_prefix(&format!("/v1/catalog/nodes?index={index}&wait="));
+            let start = format!("/v1/catalog/nodes?dc=dc1&index={index}&wait=");
+            let wait = path.strip_prefix(&start);
             let wait: u64 = wait.unwrap().strip_suffix("ms").unwrap().parse().unwrap();
             assert!((30_000..=32_000).contains(&wait), "{wait}");
         }
@@ -781,9 +761,9 @@ mod tests {
             assert_eq!(nodes.len(), length);
         }
         let paths = scripted.take_paths();
-        assert_eq!(paths[0], "/v1/catalog/nodes");
+        assert_eq!(paths[0], "/v1/catalog/nodes?dc=dc1");
         assert!(
-            paths[1].starts_with("/v1/catalog/nodes?index=7&wait="),
+            paths[1].starts_with("/v1/catalog/nodes?dc=dc1&index=7&wait="),
             "{paths:?}"
         );
         watch.abort();
@@ -812,6 +792,6 @@ mod tests {
         assert_eq!(update.cursor.index(), Some(7));
         assert!(matches!(update.content, Ok(Content::Nodes(_))));
         assert!(updated.recv().await.is_none());
-        assert_eq!(scripted.take_paths(), ["/v1/catalog/nodes"]);
+        assert_eq!(scripted.take_paths(), ["/v1/catalog/nodes?dc=dc1"]);
     }
 }

@@ -61,7 +61,7 @@ pub(crate) struct CatalogWatcher {
     agent: Arc<Agent>,
     settings: LiveSettings,
     known: Known,
-    /// The agent's datacenter, which requests need not name.
+    /// The datacenter that an agent told last.
     agent_datacenter: Option<String>,
     updates: mpsc::Sender<Update>,
     /// Running watches, except watches of services.
@@ -189,11 +189,15 @@ impl CatalogWatcher {
             content,
             invalid,
         } = update;
-        self.note_outcome(&topic, &content, invalid);
         if let Topic::Health { place, service } = &topic {
             let key = (place.clone(), service.to_ascii_lowercase());
+            // The last response about a service that was deregistered must not leave it in the maps for good.
+            if self.tracked.contains_key(&key) {
+                self.note_outcome(&topic, &content, invalid);
+            }
             return self.handle_instances(&key, cursor, once, content);
         }
+        self.note_outcome(&topic, &content, invalid);
         let content = match content {
             Ok(content) => content,
             Err(problem) => {
@@ -551,11 +555,16 @@ impl CatalogWatcher {
         }
     }
 
-    /// Summarises failing topics. Topics of other datacenters count, because their names are also served.
+    /// Summarises failing topics. Topics of other datacenters count, because their names are also served, while Consul
+    /// lists them.
     fn summary(&self) -> Summary {
         let own = self.known.own.as_deref();
+        let is_listed = |topic: &Topic| {
+            let datacenter = topic.datacenter();
+            datacenter.is_none_or(|name| self.known.is_datacenter(name))
+        };
         Summary::of(
-            &self.freshness,
+            self.freshness.iter().filter(|(topic, _)| is_listed(topic)),
             self.settings.api.stale_after,
             Instant::now(),
             |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter)),
@@ -638,7 +647,6 @@ impl CatalogWatcher {
             api, allow_stale, ..
         } = &self.settings;
         QueryOptions {
-            own: self.agent_datacenter.clone(),
             wait: api.wait,
             stale: *allow_stale,
         }

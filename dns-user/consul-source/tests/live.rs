@@ -201,6 +201,53 @@ async fn revoked_token_is_reported_and_expires() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_request_goes_without_its_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    let rules = DoubleRules {
+        token: Some("good".to_owned()),
+        ..DoubleRules::default()
+    };
+    let double = start(World::generated(5, 3), rules);
+    let mut settings = settings(&[double.address], |_| {});
+    settings.token_file = Some(token.clone());
+    let source = LiveConsul::start(settings, &Arc::default());
+    let missing = format!("consul.token_file: {}: cannot be read: ", token.display());
+    until("the status names the file", || {
+        let problem = source.status().problem.unwrap_or_default();
+        problem.starts_with(&missing)
+    })
+    .await;
+    assert_eq!(double.tally().requests, 0);
+    fs::write(&token, "good\n").unwrap();
+    until_same(&source, &double).await;
+    assert_eq!(source.status().failures, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_of_another_datacenter_answers_for_ours() {
+    let near = start(World::generated(5, 2), DoubleRules::default());
+    let elsewhere = World {
+        datacenter: "dc2".to_owned(),
+        ..World::generated(3, 1)
+    };
+    let far = start(elsewhere, DoubleRules::default());
+    far.change_other("dc1", |world| *world = World::generated(5, 2));
+    let settings = settings(&[near.address, far.address], |_| {});
+    let source = LiveConsul::start(settings, &Arc::default());
+    until_same(&source, &near).await;
+    drop(near);
+    let mut ours = World::generated(5, 2);
+    ours.set_status("service-3", 1, "critical");
+    far.change_other("dc1", |world| world.set_status("service-3", 1, "critical"));
+    until("the change of our datacenter", || {
+        same(&source, &ours).is_ok()
+    })
+    .await;
+    assert_eq!(far.tally().violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn revoked_token_ends_blocking_queries() {
     let rules = || DoubleRules {
         token: None,

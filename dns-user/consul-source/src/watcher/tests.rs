@@ -200,7 +200,6 @@ async fn agent_tells_its_datacenter() {
     assert!(!bench.agent_is_in("dc1", "one"), "nothing changed");
     assert!(bench.agent_is_in("dc1", "two"), "the node's name did");
     assert_eq!(bench.watcher.known.own.as_deref(), Some("dc1"));
-    assert_eq!(bench.watcher.options().own.as_deref(), Some("dc1"));
 
     let mut other = Bench::new(Some("dc2"), 8, 10);
     assert!(!other.agent_is_in("dc1", ""));
@@ -208,8 +207,10 @@ async fn agent_tells_its_datacenter() {
     assert_eq!(other.watcher.known.own.as_deref(), Some("dc2"));
     assert_eq!(other.watched(), [""; 0]);
     let options = other.watcher.options();
-    assert_eq!((options.own.as_deref(), options.stale), (Some("dc2"), true));
-    assert_eq!(options.wait, Duration::from_secs(30));
+    assert_eq!(
+        (options.wait, options.stale),
+        (Duration::from_secs(30), true)
+    );
 }
 
 #[tokio::test]
@@ -438,6 +439,7 @@ async fn old_answers_expire() {
         freshness
     };
     bench.register("", &["a"]);
+    bench.watcher.known.datacenters = vec!["dc2".to_owned()];
     for (expire_after, of, answered, since, unconfirmed, expired) in [
         (None, nodes("dc1"), 3300, 10, false, false),
         (None, nodes("dc1"), 3300, 70, true, false),
@@ -708,8 +710,30 @@ async fn removed_services_leave_no_trace() {
     assert_eq!(bench.status().invalid_entries, 1);
     let problem = Some("service b of dc1: b: no port".to_owned());
     assert_eq!(bench.status().invalid_problem, problem);
+    // The watch of a reported its end as well.
+    for content in [
+        Ok(Content::Health(ServiceInstances::default())),
+        Err(not_found()),
+    ] {
+        bench.is_news(health("a"), content);
+    }
     assert!(bench.watcher.freshness.contains_key(&health("b")));
     assert!(!bench.watcher.freshness.contains_key(&health("a")));
+}
+
+#[tokio::test]
+async fn gone_datacenters_are_not_stale() {
+    let mut bench = Bench::new(Some("dc1"), 8, 10);
+    bench.watcher.settings.api.stale_after = Duration::ZERO;
+    for name in ["dc1", "dc2"] {
+        bench.is_news(nodes(name), Ok(Content::Nodes(Vec::new())));
+        bench.is_news(nodes(name), Err(no_path()));
+    }
+    for (listed, stale) in [(&["dc1", "dc2"] as &[&str], 2), (&["dc1"], 1), (&[], 1)] {
+        let names = listed.iter().map(|&name| name.to_owned()).collect();
+        bench.is_news(Topic::Datacenters, Ok(Content::Datacenters(names)));
+        assert_eq!(bench.status().stale, stale, "{listed:?}");
+    }
 }
 
 #[tokio::test]

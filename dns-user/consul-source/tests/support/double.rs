@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio_rustls::TlsAcceptor;
 
-use super::world::{DATACENTER, World};
+use super::world::World;
 
 /// Fault injected into one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -374,9 +374,10 @@ impl Shared {
                 "No cluster leader",
             ));
         }
+        let own = lock(&self.world).datacenter().to_owned();
         let datacenter = parameters
             .get("dc")
-            .filter(|datacenter| *datacenter != DATACENTER)
+            .filter(|datacenter| **datacenter != own)
             .cloned();
         let place = datacenter.or(parameters.get("peer").map(|peer| format!("peer:{peer}")));
         if place
@@ -498,14 +499,15 @@ impl Shared {
         Some(match path {
             "/v1/agent/self" => (
                 None,
-                json!({"Config": {"Datacenter": DATACENTER, "NodeName": "agent", "Server": false}}),
+                json!({"Config": {"Datacenter": world.datacenter(), "NodeName": "agent", "Server": false}}),
             ),
             "/v1/catalog/datacenters" => {
                 let others = others
                     .keys()
                     .map(String::as_str)
                     .filter(|name| !name.starts_with("peer:"));
-                let names: BTreeSet<&str> = [DATACENTER, "dc2"].into_iter().chain(others).collect();
+                let own = world.datacenter();
+                let names: BTreeSet<&str> = [own, "dc2"].into_iter().chain(others).collect();
                 (None, json!(names))
             }
             "/v1/catalog/nodes" => (Some(world.nodes_index), world.list_nodes()),

@@ -75,6 +75,14 @@ impl World {
         world
     }
 
+    pub(crate) fn datacenter(&self) -> &str {
+        if self.datacenter.is_empty() {
+            DATACENTER
+        } else {
+            &self.datacenter
+        }
+    }
+
     /// Changes the health of an instance.
     pub(crate) fn set_status(&mut self, service: &str, number: usize, status: &'static str) {
         self.change(service, |service| {
@@ -219,13 +227,8 @@ impl World {
     }
 
     fn node(&self, name: &str, address: &str) -> Value {
-        let datacenter = if self.datacenter.is_empty() {
-            DATACENTER
-        } else {
-            &self.datacenter
-        };
         json!({
-            "ID": "", "Node": name, "Address": address, "Datacenter": datacenter,
+            "ID": "", "Node": name, "Address": address, "Datacenter": self.datacenter(),
             "TaggedAddresses": {"lan": address}, "Meta": null,
         })
     }
