@@ -45,7 +45,7 @@ use crate::{
 /// A CA that passed every check.
 #[derive(Debug)]
 pub struct Authority {
-    key: PrivateKey,
+    pub(crate) key: PrivateKey,
     /// The CA's certificate followed by its issuers, DER.
     pub chain: Vec<CertificateDer<'static>>,
     /// Subject of the CA's certificate, DER.

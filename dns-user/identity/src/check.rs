@@ -83,7 +83,7 @@ pub fn authority_certificate(path: &Path, now: SystemTime) -> Findings {
 }
 
 fn read_chain(path: &Path) -> anyhow::Result<Vec<Certificate>> {
-    let (_, parsed) = parse_chain(&fs::read(path)?)?;
+    let (_, parsed) = parse_chain(&bounded::read(path)?)?;
     Ok(parsed)
 }
 
@@ -112,14 +112,8 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
         }
     }
     let bundle = path.join("ca.crt");
-    let text = match fs::read(&bundle) {
-        Ok(text) => text,
-        Err(error) => {
-            found.error(&bundle, error);
-            return found;
-        }
-    };
-    match certificates(&text) {
+    let text = bounded::read(&bundle).map_err(anyhow::Error::from);
+    match text.and_then(|text| Ok(certificates(&text)?)) {
         Ok(roots) => {
             // Instances of the same cell verify each other with this bundle.
             if issuer(path).is_some_and(|issuer| !roots.contains(&issuer)) {
@@ -129,7 +123,7 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
                 );
             }
         }
-        Err(fault) => found.error(&bundle, fault),
+        Err(problem) => found.error(&bundle, problem),
     }
     found
 }
@@ -238,15 +232,17 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     bounded::read(path).with_context(|| path.display().to_string())
 }
 
+/// Returns whether a common name looks like a host name. It may be any text, such as `My Application Server`.
+pub(crate) fn is_host_name(name: &str) -> bool {
+    name.contains('.') && !name.contains(' ')
+}
+
 /// Returns the DNS names and addresses among the SANs, and the common name if it looks like a host name.
 fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
     let certificate = certificate.tbs_certificate();
     let mut names = Vec::new();
     let mut addresses = Vec::new();
-    names.extend(
-        first_common_name(certificate.subject())
-            .filter(|name| name.contains('.') && !name.contains(' ')),
-    );
+    names.extend(first_common_name(certificate.subject()).filter(|name| is_host_name(name)));
     if let Ok(Some((_, alternative))) = certificate.get_extension::<SubjectAltName>() {
         for name in alternative.0 {
             match name {

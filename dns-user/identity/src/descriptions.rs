@@ -104,9 +104,13 @@ impl Descriptions {
                 }
             }
         }
-        self.problems
-            .retain(|path, _| *path == folder || path.exists());
         let known = rotator.guids();
+        self.problems.retain(|path, _| {
+            *path == folder
+                || path.exists()
+                // Of an identity that cannot be removed: it would be logged again every time.
+                || known.iter().any(|guid| folder.join(guid.as_str()) == *path)
+        });
         let missing: Vec<&Guid> = known.difference(&present).collect();
         if let Err(held) = self.guard.check(known.len(), missing.len(), now) {
             self.report(folder, held, now);
@@ -484,6 +488,32 @@ mod tests {
         assert_eq!(cell.problems(), [(String::new(), message.to_owned())]);
         fs::rename(&away, &cell.path).unwrap();
         assert_eq!(cell.reconcile(START + 2), ["a"]);
+        assert_eq!(cell.problems(), []);
+    }
+
+    #[test]
+    fn failing_removal_is_logged_once() {
+        let mut cell = Cell::new();
+        cell.write("a.json", r#"{"guid":"a"}"#);
+        cell.reconcile(START);
+        // The name that the folder gets while it is removed.
+        fs::write(cell.world.path(".removed-a"), "").unwrap();
+        fs::remove_file(cell.path.join("a.json")).unwrap();
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(std::sync::Arc::new(log.reopen().unwrap()))
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            for second in 1..4 {
+                assert_eq!(cell.reconcile(START + second), ["a"]);
+                assert_eq!(cell.problems().len(), 1);
+            }
+        });
+        let lines = fs::read_to_string(log.path()).unwrap();
+        assert_eq!(lines.matches("Not a directory").count(), 1, "{lines}");
+        fs::remove_file(cell.world.path(".removed-a")).unwrap();
+        assert_eq!(cell.reconcile(START + 4), [""; 0]);
+        cell.reconcile(START + 5);
         assert_eq!(cell.problems(), []);
     }
 

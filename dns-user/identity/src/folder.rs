@@ -345,10 +345,10 @@ pub fn make_folders(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-/// Locks a folder for one process until the returned file is closed; `None` if another has it.
-pub fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
-    // A lock on the folder itself leaves no file, and even a kill ends it (flock(2)).
-    match Flock::lock(File::open(path)?, FlockArg::LockExclusiveNonblock) {
+/// Locks a file or a folder for one process until the returned file is closed; `None` if another has it.
+pub fn lock(file: File) -> io::Result<Option<Flock<File>>> {
+    // A lock on a folder itself leaves no file, and even a kill ends it (flock(2)).
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),
         Err((_, Errno::EWOULDBLOCK)) => Ok(None),
         Err((_, error)) => Err(error.into()),
@@ -507,11 +507,11 @@ mod tests {
     #[test]
     fn folder_is_locked_once() {
         let place = tempfile::tempdir().unwrap();
-        let first = lock(place.path()).unwrap();
-        assert!(first.is_some() && lock(place.path()).unwrap().is_none());
+        let open = || File::open(place.path()).unwrap();
+        let first = lock(open()).unwrap();
+        assert!(first.is_some() && lock(open()).unwrap().is_none());
         drop(first);
-        assert!(lock(place.path()).unwrap().is_some());
-        assert!(lock(&place.path().join("none")).is_err());
+        assert!(lock(open()).unwrap().is_some());
     }
 
     #[test]

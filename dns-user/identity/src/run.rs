@@ -21,6 +21,7 @@ use nix::fcntl::Flock;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use prometheus::proto::MetricFamily;
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 use crate::{
     authority::CaFiles,
@@ -38,6 +39,9 @@ use dns_kit::unix_socket::{self, Access};
 const RESCAN: Duration = Duration::from_secs(10);
 const RESCAN_SHARE: u32 = 500;
 const MAX_RESCAN: Duration = Duration::from_secs(60);
+
+/// Maximum wait for the rotator at the end.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Maximum number of events between two steps.
 const MAX_EVENTS: usize = 64;
@@ -176,20 +180,31 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         metrics::serve(address, move || families(&events)).await?;
     }
     let descriptions = containers.map(Descriptions::new);
-    let worker = thread::Builder::new()
-        .name("rotator".to_owned())
-        .spawn(move || work(rotator, descriptions, &inbox, &pending_rescan))?;
+    // Dropped when the thread ends.
+    let (running, mut ended) = oneshot::channel::<()>();
+    let worker = thread::Builder::new().name("rotator".to_owned());
+    worker.spawn(move || {
+        let _running = running;
+        work(rotator, descriptions, &inbox, &pending_rescan);
+    })?;
     tracing::info!("rotator started");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-    dns_kit::until_ended().await;
+    tokio::select! {
+        // A supervisor starts the program again.
+        _ = &mut ended => bail!("the rotator panicked"),
+        () = dns_kit::until_ended() => {}
+    }
     let _ = events.send(Event::Stop);
-    worker.join().map_err(|_| anyhow!("the rotator panicked"))
+    // Its folder may hang; then it ends with the process, because files are replaced atomically.
+    let _ = tokio::time::timeout(STOP_LIMIT, ended).await;
+    Ok(())
 }
 
 /// Takes the lock of a rotator's folder, which is created if it is missing.
 fn lock_folder(folder: &Path) -> anyhow::Result<Flock<File>> {
     make_folders(folder).with_context(|| folder.display().to_string())?;
-    lock(folder)
+    File::open(folder)
+        .and_then(lock)
         .with_context(|| folder.display().to_string())?
         .with_context(|| {
             format!(

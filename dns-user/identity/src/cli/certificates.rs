@@ -12,15 +12,16 @@ use anyhow::{Context, bail};
 use dns_command_line::print;
 use dns_core::{catalog::Snapshot, link_address::canonical};
 
+use super::order;
 use crate::{
     authority::CaFiles,
     certificate::Validity,
-    check::{self, Findings, snapshot, unresolved},
+    check::{self, Findings, is_host_name, snapshot, unresolved},
     descriptions::read_any,
     fleet::state::StateFolder,
     folder::{IdentityFolder, Pair},
     keys::PrivateKey,
-    run::{self, ControlCommand, LeafOptions, Reply},
+    run::{ControlCommand, LeafOptions},
     san::{self, Ids, Link, Names, Provider},
 };
 
@@ -65,7 +66,7 @@ pub(super) struct Check {
 }
 
 impl Issue {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self) -> anyhow::Result<()> {
         let Self {
             ca,
             container,
@@ -85,8 +86,8 @@ impl Issue {
             certificate: issued.pem,
             key: key.to_pem()?,
         };
-        IdentityFolder::new(folder).replace_pair(&pair, &authority.chain_pem(), container.owner)?;
-        Ok(ExitCode::SUCCESS)
+        let folder = IdentityFolder::new(folder);
+        Ok(folder.replace_pair(&pair, &authority.chain_pem(), container.owner)?)
     }
 }
 
@@ -165,7 +166,7 @@ pub(super) struct Token {
 }
 
 impl Token {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self) -> anyhow::Result<()> {
         let Self {
             state,
             instance,
@@ -190,8 +191,7 @@ impl Token {
         )?;
         // Nothing else is printed, so that scripts can capture it.
         print(token.as_bytes())?;
-        print(b"\n")?;
-        Ok(ExitCode::SUCCESS)
+        Ok(print(b"\n")?)
     }
 }
 
@@ -210,7 +210,7 @@ pub(super) struct ConfirmRemovals {
 }
 
 impl ConfirmRemovals {
-    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(super) fn run(self) -> anyhow::Result<()> {
         let Self {
             number,
             control,
@@ -220,13 +220,10 @@ impl ConfirmRemovals {
         if let Some(state) = state {
             StateFolder::open(state)?.confirm_removals(number)?;
         }
-        if let Some(control) = control
-            && let Reply::Error(problem) =
-                run::send_command(&control, &ControlCommand::ConfirmRemovals { number })?
-        {
-            anyhow::bail!(problem);
+        if let Some(control) = control {
+            order(&control, &ControlCommand::ConfirmRemovals { number })?;
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(())
     }
 }
 
@@ -425,14 +422,7 @@ fn show(variable: &san::Variable, text: &mut String) {
 fn report(fleet: Option<&Snapshot>, names: &Names, text: &mut String) -> bool {
     let Some(fleet) = fleet else { return false };
     let mut dns = names.dns.clone();
-    // A common name may be any text, such as `My Application Server`.
-    dns.extend(
-        names
-            .common_name
-            .iter()
-            .filter(|name| name.contains('.') && !name.contains(' '))
-            .cloned(),
-    );
+    dns.extend(names.common_name.clone().filter(|name| is_host_name(name)));
     let missing = unresolved(fleet, &dns, &names.addresses);
     for name in &missing {
         *text += &format!("warning: {name}\n");
@@ -498,11 +488,12 @@ mod tests {
     /// Runs a command line; returns whether it succeeded, or its error.
     fn run(words: &str) -> Result<bool, String> {
         let words = std::iter::once("identity").chain(words.split_whitespace());
+        let done = |done: anyhow::Result<()>| done.map(|()| ExitCode::SUCCESS);
         let code = match CommandLine::parse_from(words).command {
-            Command::Issue(issue) => issue.run(),
+            Command::Issue(issue) => done(issue.run()),
             Command::Check(check) => check.run(),
-            Command::Token(token) => token.run(),
-            Command::ConfirmRemovals(confirm) => confirm.run(),
+            Command::Token(token) => done(token.run()),
+            Command::ConfirmRemovals(confirm) => done(confirm.run()),
             Command::San(san) => san.run(),
         };
         code.map(|code| code == ExitCode::SUCCESS)

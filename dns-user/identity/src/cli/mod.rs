@@ -4,7 +4,7 @@ mod certificates;
 
 use std::{
     io::{self, IsTerminal},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -117,80 +117,74 @@ pub fn main() -> ExitCode {
 impl Command {
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Run(options) => block_on(run::run(*options)),
-            Self::Issue(issue) => issue.run(),
-            Self::Check(check) => check.run(),
+            Self::Check(check) => return check.run(),
+            Self::Status(status) => return status.run(),
+            Self::San(san) => return san.run(),
+            Self::Run(options) => block_on(run::run(*options))?,
+            Self::Issue(issue) => issue.run()?,
             Self::Create(describe) => {
-                describe.send(|container| ControlCommand::Create { container })
+                describe.send(|container| ControlCommand::Create { container })?;
             }
             Self::Update(describe) => {
-                describe.send(|container| ControlCommand::Update { container })
+                describe.send(|container| ControlCommand::Update { container })?;
             }
-            Self::Destroy(Destroy { control, guid }) => done(run::send_command(
-                &control,
-                &ControlCommand::Destroy {
-                    guid: Guid::try_from(guid)?,
-                },
-            )?),
-            Self::Status(status) => status.run(),
-            Self::San(san) => san.run(),
-            Self::Issuer(options) => block_on(issuer::run(*options)),
-            Self::Token(token) => token.run(),
-            Self::ConfirmRemovals(confirm) => confirm.run(),
-            Self::Agent(options) => block_on(agent::run(*options)),
-            Self::RotateCa(options) => block_on(rotate_ca(options)),
-            Self::Man(man) => {
-                man.run(CommandLine::command())?;
-                Ok(ExitCode::SUCCESS)
+            Self::Destroy(Destroy { control, guid }) => {
+                let guid = Guid::try_from(guid)?;
+                order(&control, &ControlCommand::Destroy { guid })?;
             }
-            Self::Completions(completions) => {
-                completions.run(CommandLine::command())?;
-                Ok(ExitCode::SUCCESS)
-            }
+            Self::Issuer(options) => block_on(issuer::run(*options))?,
+            Self::Token(token) => token.run()?,
+            Self::ConfirmRemovals(confirm) => confirm.run()?,
+            Self::Agent(options) => block_on(agent::run(*options))?,
+            Self::RotateCa(options) => block_on(rotate_ca(options))?,
+            Self::Man(man) => man.run(CommandLine::command())?,
+            Self::Completions(completions) => completions.run(CommandLine::command())?,
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
 /// Runs a future to its end on a new runtime.
-fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     // Not a runtime of one thread, because the metrics of the rotator use `block_in_place`.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.block_on(future)?;
-    Ok(ExitCode::SUCCESS)
+    let done = runtime.block_on(future);
+    // A folder that hangs holds threads for good, which must not delay the end.
+    runtime.shutdown_background();
+    done
 }
 
 impl Describe {
     fn send(
         self,
-        order: impl FnOnce(crate::profile::Container) -> ControlCommand,
-    ) -> anyhow::Result<ExitCode> {
+        command: impl FnOnce(crate::profile::Container) -> ControlCommand,
+    ) -> anyhow::Result<()> {
         let Self {
             control,
             description,
         } = self;
         let container =
             read_any(&description).with_context(|| description.display().to_string())?;
-        done(run::send_command(&control, &order(container))?)
+        order(&control, &command(container)).map(drop)
     }
 }
 
-fn done(reply: Reply) -> anyhow::Result<ExitCode> {
-    match reply {
+/// Sends a command to a rotator; an error in the reply is an error.
+fn order(control: &Path, command: &ControlCommand) -> anyhow::Result<Reply> {
+    match run::send_command(control, command)? {
         Reply::Error(problem) => anyhow::bail!(problem),
-        Reply::Done | Reply::Status(_) => Ok(ExitCode::SUCCESS),
+        reply => Ok(reply),
     }
 }
 
 impl StatusOptions {
     fn run(self) -> anyhow::Result<ExitCode> {
         let Self { control, json } = self;
-        let status = match run::send_command(&control, &ControlCommand::Status)? {
-            Reply::Status(status) => status,
-            Reply::Error(problem) => anyhow::bail!(problem),
-            Reply::Done => anyhow::bail!("the rotator did not return its status"),
+        let Reply::Status(status) = order(&control, &ControlCommand::Status)? else {
+            anyhow::bail!("the rotator did not return its status")
         };
         let mut identities = status.identities.iter();
         let failing = identities.any(|identity| identity.failure.is_some());

@@ -16,9 +16,11 @@ use parking_lot::Mutex;
 use prometheus::proto::MetricFamily;
 use zeroize::Zeroizing;
 
-use super::{Credentials, DesiredTrust, IssuerClient, Member, PairReply, PairRequest, Proof};
+use super::{
+    Credentials, DesiredTrust, IssuerClient, Member, PairReply, PairRequest, Proof, trusted_roots,
+};
 use crate::{
-    authority::{Fingerprint, certificates, parse_chain, validity},
+    authority::{Fingerprint, parse_chain, validity},
     certificate::{Validity, ValidityState, seconds, signing_request},
     folder::{IdentityFolder, Pair, make_folders, read_pair},
     keys::{KeyType, PrivateKey},
@@ -64,7 +66,7 @@ pub(crate) struct AgentOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
     /// Seconds over which the fleet's agents renew after a change of the CA
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     spread: u64,
     /// Serve Prometheus metrics at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
@@ -114,39 +116,21 @@ struct AgentStatus {
 
 /// Runs an agent until SIGTERM or SIGINT.
 pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
-    let mut agent = Agent::open(options)?;
+    let agent = Agent::open(options)?;
     agent.show();
     if let Some(address) = agent.options.metrics {
         let status = agent.status.clone();
         metrics::serve(address, move || status.lock().metrics()).await?;
     }
-    let mut ticks = tokio::time::interval(Duration::from_secs(agent.options.interval));
-    // A round in which the issuer is silent takes longer than the interval; missed rounds need not
-    // be made up.
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let ended = dns_kit::until_ended();
-    tokio::pin!(ended);
-    let mut ready = false;
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = &mut ended => return Ok(()),
-        }
-        tokio::select! {
-            // May be dropped while it waits for the issuer: files only change between two awaits.
-            () = agent.round() => {}
-            () = &mut ended => return Ok(()),
-        }
-        if !ready
-            && agent
-                .pairs
-                .values()
-                .all(|managed| managed.schedule.validity.is_some())
-        {
-            ready = true;
-            let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-        }
+    let runtime = tokio::runtime::Handle::current();
+    let interrupted = dns_kit::until_ended();
+    // A thread of its own, because a folder may hang. The process may end at any time: files are replaced atomically.
+    let rounds = tokio::task::spawn_blocking(move || runtime.block_on(agent.rounds()));
+    tokio::select! {
+        ended = rounds => ended?,
+        () = interrupted => {}
     }
+    Ok(())
 }
 
 impl ManagedPair {
@@ -198,11 +182,8 @@ impl ManagedPair {
         if hash.is_some() && hash == self.verified {
             return;
         }
-        let usable = match &pair {
-            Ok(pair) if pair.is_matching() => facts(pair),
-            _ => None,
-        };
-        match usable {
+        let matching = pair.ok().filter(Pair::is_matching);
+        match matching.as_ref().and_then(facts) {
             Some((validity, issuer)) => {
                 self.schedule = Schedule::new(self.share, Some(validity));
                 self.issuer = Some(issuer);
@@ -262,6 +243,23 @@ impl Agent {
             problem: None,
             status: Arc::new(Mutex::new(AgentStatus::default())),
         })
+    }
+
+    async fn rounds(mut self) {
+        let mut ticks = tokio::time::interval(Duration::from_secs(self.options.interval));
+        // A round in which the issuer is silent takes longer than the interval; missed rounds need not
+        // be made up.
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ready = false;
+        loop {
+            ticks.tick().await;
+            self.round().await;
+            let mut pairs = self.pairs.values();
+            if !ready && pairs.all(|managed| managed.schedule.validity.is_some()) {
+                ready = true;
+                let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
+            }
+        }
     }
 
     /// Reports to the issuer, applies the fleet's trust, and renews pairs that are due.
@@ -363,16 +361,19 @@ impl Agent {
             .issuer
             .call("/v1/report", &report, &self.with_pair()?)
             .await?;
-        self.measure_skew(&desired);
+        self.check(&desired)?;
         Ok(desired)
     }
 
-    fn measure_skew(&self, desired: &DesiredTrust) {
+    /// Measures the issuer's clock, and checks its trust bundle: with an unusable one, peers would refuse all connections.
+    fn check(&self, desired: &DesiredTrust) -> anyhow::Result<()> {
         if let Some(theirs) = desired.now {
             let theirs = i64::try_from(theirs).unwrap_or(i64::MAX);
             let own = i64::try_from(seconds(SystemTime::now())).unwrap_or(i64::MAX);
             self.status.lock().skew = theirs.saturating_sub(own);
         }
+        trusted_roots(&desired.bundle).context("the issuer's trust bundle is unusable")?;
+        Ok(())
     }
 
     /// Returns this instance's pair, with the trust bundle in use; a damaged bundle is replaced by `--trust`.
@@ -380,7 +381,7 @@ impl Agent {
         let own = &self.pairs[&None];
         let bundle = fs::read_to_string(own.folder.path.join("ca.crt"));
         let roots = match bundle {
-            Ok(bundle) if certificates(bundle.as_bytes()).is_ok() => bundle,
+            Ok(bundle) if trusted_roots(&bundle).is_ok() => bundle,
             _ => self.read_trust()?,
         };
         Ok(Credentials {
@@ -420,14 +421,14 @@ impl Agent {
         if role.is_some() {
             return Ok(vec![self.with_pair()?]);
         }
-        Ok(match (validity.standing(now), self.with_token()) {
-            // Expired by this machine's clock, which may be wrong: the issuer decides about the
-            // pair.
-            (ValidityState::Expired, Ok(token)) => vec![token, self.with_pair()?],
-            // The token comes second, because it works only once.
-            (_, Ok(token)) => vec![self.with_pair()?, token],
-            (_, Err(_)) => vec![self.with_pair()?],
-        })
+        // The token comes second, because it works only once.
+        let mut ways = vec![self.with_pair()?];
+        ways.extend(self.with_token());
+        // Expired by this machine's clock, which may be wrong: the issuer decides about the pair.
+        if validity.standing(now) == ValidityState::Expired {
+            ways.reverse();
+        }
+        Ok(ways)
     }
 
     /// Writes a changed trust bundle, and requests renewals if another CA issues now.
@@ -471,11 +472,8 @@ impl Agent {
                 managed.adopt(now);
                 self.status.lock().renewals += 1;
                 let ends = managed.schedule.ends();
-                if is_first {
-                    tracing::info!(pair = name, ends, "certificate issued");
-                } else {
-                    tracing::info!(pair = name, ends, "certificate renewed");
-                }
+                let done = if is_first { "issued" } else { "renewed" };
+                tracing::info!(pair = name, ends, "certificate {done}");
                 true
             }
             Err(error) => {
@@ -539,7 +537,7 @@ impl Agent {
         reply: PairReply,
         key: &PrivateKey,
     ) -> anyhow::Result<()> {
-        self.measure_skew(&reply.desired);
+        self.check(&reply.desired)?;
         let pair = Pair {
             certificate: reply.certificate,
             key: key.to_pem()?,
@@ -600,7 +598,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        authority::Authority,
+        authority::{Authority, certificates},
         fleet::issuer::tests::Served,
         profile::Profile,
         tests::{START, TestCa, at},
@@ -757,6 +755,14 @@ mod tests {
             refused("x"),
             "the issuer's reply holds no certificate with its CA"
         );
+        let mut own = reply(&pair.certificate);
+        own.desired.bundle = "x".to_owned();
+        let key = PrivateKey::from_pem(pair.key.as_bytes()).unwrap();
+        let done = agent.install(&None, own, &key);
+        assert_eq!(
+            done.unwrap_err().to_string(),
+            "the issuer's trust bundle is unusable"
+        );
         assert_eq!(
             agent.pairs[&None].read().unwrap().certificate,
             pair.certificate
@@ -828,11 +834,14 @@ mod tests {
         fs::remove_file(&token).unwrap();
         assert_eq!(shown(&agent, None, START + 7201), [by_pair]);
         // A damaged bundle is replaced by the first one.
-        fs::write(place.path().join("pairs/instance/ca.crt"), "x").unwrap();
-        assert_eq!(
-            shown(&agent, None, START),
-            ["pair, first contact".to_owned()]
-        );
+        let no_certificate = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
+        for bundle in ["x", no_certificate] {
+            fs::write(place.path().join("pairs/instance/ca.crt"), bundle).unwrap();
+            assert_eq!(
+                shown(&agent, None, START),
+                ["pair, first contact".to_owned()]
+            );
+        }
         agent.options.token = None;
         assert_eq!(
             agent.read_token().unwrap_err().to_string(),
@@ -964,18 +973,18 @@ mod tests {
         let place = tempfile::tempdir_in("/dev/shm").unwrap();
         let agent = agent(place.path(), "");
         let ca = TestCa::new("ca");
-        let mut desired = desired(&ca, 1, "");
-        agent.measure_skew(&desired);
+        let mut desired = desired(&ca, 1, &ca.chain);
+        agent.check(&desired).unwrap();
         assert_eq!(agent.status.lock().skew, 0);
         let now = seconds(SystemTime::now());
         desired.now = Some(now + 100_000);
-        agent.measure_skew(&desired);
+        agent.check(&desired).unwrap();
         assert!((90_000..=100_000).contains(&agent.status.lock().skew));
         desired.now = Some(now - 100_000);
-        agent.measure_skew(&desired);
+        agent.check(&desired).unwrap();
         assert!((-110_000..=-100_000).contains(&agent.status.lock().skew));
         desired.now = Some(u64::MAX);
-        agent.measure_skew(&desired);
+        agent.check(&desired).unwrap();
         assert!(agent.status.lock().skew > i64::MAX / 2);
     }
 

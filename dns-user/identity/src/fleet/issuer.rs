@@ -29,10 +29,10 @@ use dns_kit::{
 use nix::fcntl::Flock;
 use parking_lot::Mutex;
 use prometheus::proto::MetricFamily;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::ServerConfig;
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use serde::Serialize;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore};
 
 use super::{
     DesiredTrust, Member, Members, PairReply, PairRequest, Refused,
@@ -105,6 +105,8 @@ struct IssuerService {
     /// Locked before the shared state, so that older members never replace newer ones.
     file: Mutex<MembersFile>,
     shared: Mutex<IssuerState>,
+    /// Permits for calls that are executed, of clients that have disconnected as well.
+    calls: Arc<Semaphore>,
 }
 
 struct IssuerState {
@@ -265,13 +267,10 @@ fn server_config(
     let issued = authority.issue(&profile, key.public_key_info(), validity)?;
     let chain = certificates(issued.pem.as_bytes())?;
     let key = PrivateKeyDer::from_pem_slice(key.to_pem()?.as_bytes())?;
-    let mut roots = RootCertStore::empty();
-    for root in certificates(bundle.as_bytes())? {
-        roots.add(root)?;
-    }
+    let roots = Arc::new(super::trusted_roots(bundle)?);
     let identity = tls::certified_key(chain, key)?;
     let clients = tls::ClientCertificates::Optional;
-    Ok(tls::server_config(identity, Arc::new(roots), clients)?)
+    Ok(tls::server_config(identity, roots, clients)?)
 }
 
 impl IssuerService {
@@ -328,25 +327,28 @@ impl IssuerService {
             options,
             file: Mutex::new(file),
             shared: Mutex::new(shared),
+            // Each connection has one call at a time, so only a disk that hangs uses up all.
+            calls: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         })
     }
 
     /// Reads changed files; if a file cannot be used, the last good state stays.
     fn follow(&self, now: SystemTime) {
-        if let Err(error) = self.try_follow(now) {
-            let problem = format!("{error:#}");
-            let mut shared = self.shared.lock();
-            if shared.problem.as_ref() != Some(&problem) {
-                tracing::error!("the last good state stays in use: {problem}");
-            }
-            shared.problem = Some(problem);
-        } else {
-            self.shared.lock().problem = None;
+        let trust = self.follow_trust(now);
+        // Also without a usable trust: new machines need certificates, by the last good one.
+        let records = self.follow_records(now);
+        let problem = trust.and(records).err();
+        let problem = problem.map(|error| format!("{error:#}"));
+        let before = std::mem::replace(&mut self.shared.lock().problem, problem.clone());
+        if problem != before
+            && let Some(problem) = problem
+        {
+            tracing::error!("the last good state stays in use: {problem}");
         }
         self.save();
     }
 
-    fn try_follow(&self, now: SystemTime) -> anyhow::Result<()> {
+    fn follow_trust(&self, now: SystemTime) -> anyhow::Result<()> {
         let trust = self
             .state
             .trust()?
@@ -373,6 +375,10 @@ impl IssuerService {
             (shared.trust, shared.authority, shared.bundle) = (trust, authority, bundle);
             (shared.tls, shared.tls_until) = (tls, now + OWN_VALIDITY / 2);
         }
+        Ok(())
+    }
+
+    fn follow_records(&self, now: SystemTime) -> anyhow::Result<()> {
         let stamp = FileStamp::of(&self.options.records);
         if stamp != self.shared.lock().fleet_stamp {
             let fleet = Arc::new(Fleet::read(&self.options.records)?);
@@ -432,13 +438,12 @@ impl IssuerService {
         };
         // Repeated every second.
         shared.unsaved.extend(changes.into_keys());
-        let problem = format!("{error:#}");
-        if shared.save_problem.as_ref() != Some(&problem) {
+        let before = shared.save_problem.replace(format!("{error:#}"));
+        if shared.save_problem != before {
             tracing::error!(
-                "members not saved; rotate-ca misses the newest reports, and a restart forgets them: {problem}"
+                "members not saved; rotate-ca misses the newest reports, and a restart forgets them: {error:#}"
             );
         }
-        shared.save_problem = Some(problem);
         false
     }
 
@@ -665,8 +670,17 @@ async fn reply<T: Serialize + Send + 'static>(
     service: Arc<IssuerService>,
     answer: impl FnOnce(&IssuerService) -> Result<T, Refusal> + Send + 'static,
 ) -> Response {
+    // A call whose client has disconnected goes on. If the disk hangs, agents would add calls without end.
+    let Ok(permit) = service.calls.clone().try_acquire_owned() else {
+        let error = "too many calls wait for the issuer's disk";
+        return service.refused(Refusal::unable(error));
+    };
     let worker = service.clone();
-    match tokio::task::spawn_blocking(move || answer(&worker)).await {
+    let called = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        answer(&worker)
+    });
+    match called.await {
         Ok(Ok(reply)) => Json(reply).into_response(),
         Ok(Err(refusal)) => service.refused(refusal),
         // The task panicked, which is logged.

@@ -186,6 +186,7 @@ pub(crate) struct Refused {
 
 /// An instance that holds certificates; its agent's body of `POST /v1/report`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Member {
     /// Generation of the trust bundle that all its folders have; 0 before the first.
     pub generation: u64,
@@ -244,11 +245,10 @@ impl IssuerClient {
         // One limit for connecting, handshake and call: an issuer may accept connections and do
         // nothing.
         let reply = tokio::time::timeout(TIMEOUT, call).await;
-        let Self { address, name: _ } = self;
         reply
             .context("no reply within 30 s")
             .flatten()
-            .with_context(|| format!("issuer {address}"))
+            .with_context(|| format!("issuer {}", self.address))
     }
 
     async fn try_call<T: DeserializeOwned>(
@@ -308,10 +308,6 @@ fn explain(error: std::io::Error) -> anyhow::Error {
 
 fn client_config(credentials: &Credentials) -> anyhow::Result<ClientConfig> {
     let Credentials { proof, roots } = credentials;
-    let mut store = RootCertStore::empty();
-    for root in certificates(roots.as_bytes())? {
-        store.add(root)?;
-    }
     let identity = match proof {
         Proof::Token(_) => ClientIdentity::Anonymous,
         Proof::Pair(pair) => {
@@ -320,7 +316,17 @@ fn client_config(credentials: &Credentials) -> anyhow::Result<ClientConfig> {
             ClientIdentity::Pair(chain, key)
         }
     };
-    Ok(tls::client_config(ServerTrust::Roots(store), identity)?)
+    let trust = ServerTrust::Roots(trusted_roots(roots)?);
+    Ok(tls::client_config(trust, identity)?)
+}
+
+/// Parses a trust bundle, PEM, as connections use it.
+fn trusted_roots(bundle: &str) -> anyhow::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for root in certificates(bundle.as_bytes())? {
+        roots.add(root)?;
+    }
+    Ok(roots)
 }
 
 //----------- Rotation -------------------------------------------------------
@@ -430,8 +436,9 @@ impl Steps {
             self.state.authority(&self.target, SystemTime::now())?;
             let Some((step, next)) = trust.next(&self.target) else {
                 let trust = trust.completed();
-                self.state.set_trust(&trust)?;
+                // First: a rotation that is recorded as complete cannot be resumed, and after a kill the keys would stay.
                 self.state.forget_keys(&trust)?;
+                self.state.set_trust(&trust)?;
                 say(format_args!("done: only CA {} is trusted", self.target));
                 return Ok(());
             };
@@ -566,6 +573,39 @@ mod tests {
         refused(&ask("i9", None, &[]), "no instance");
         // An instance named like a role could pose as any instance.
         refused(&ask("health.bosh-dns", None, &[]), "no instance");
+    }
+
+    #[tokio::test]
+    async fn rotation_ends_with_its_keys() {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (state, _lock) = StateFolder::create(place.path().join("state")).unwrap();
+        let [old, new] = ["old", "new"].map(|name| {
+            let files = TestCa::new(name).write(place.path());
+            state.import(&files, SystemTime::now()).unwrap()
+        });
+        let begun = Trust::new(old);
+        let rotation = begun.rotation_to(Direction::To(new.clone())).unwrap();
+        let begun = Trust {
+            rotation: Some(rotation.clone()),
+            ..begun
+        };
+        state.set_trust(&begun).unwrap();
+        // A key that cannot be removed.
+        let key = place.path().join("state/authorities/other/ca.key");
+        std::fs::create_dir_all(&key).unwrap();
+        let steps = Steps {
+            state,
+            target: new.clone(),
+            settle: Duration::ZERO,
+            patience: None,
+        };
+        assert!(steps.run().await.is_err());
+        let trust = steps.state.trust().unwrap().unwrap();
+        assert_eq!(trust.rotation, Some(rotation), "it can be resumed");
+        std::fs::remove_dir(&key).unwrap();
+        steps.run().await.unwrap();
+        let trust = steps.state.trust().unwrap().unwrap();
+        assert_eq!((trust.rotation, trust.trusted), (None, vec![new]));
     }
 
     #[test]

@@ -15,11 +15,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use dns_kit::files::atomic::{self, Attributes};
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeroize::Zeroizing;
 
@@ -77,7 +77,8 @@ impl StateFolder {
         ] {
             make_private(&folder)?;
         }
-        let locked = lock(&this.path)
+        let locked = File::open(&this.path)
+            .and_then(lock)
             .map_err(in_file(&this.path))?
             .with_context(|| {
                 let folder = this.path.display();
@@ -186,10 +187,11 @@ impl StateFolder {
             return Ok(fingerprint);
         }
         make_private(&folder)?;
-        // The certificate is written last: its presence marks the CA as complete.
-        for (from, name) in [(&files.key, "ca.key"), (&files.certificate, "ca.crt")] {
-            let contents = Zeroizing::new(fs::read(from).map_err(in_file(from))?);
-            atomic::replace_own(&folder.join(name), &contents, Attributes::PRIVATE)?;
+        // What was verified: the files may have been replaced since. The certificate is written last: its presence
+        // marks the CA as complete.
+        let (key, chain) = (authority.key.to_pem()?, authority.chain_pem());
+        for (text, name) in [(key.as_str(), "ca.key"), (chain.as_str(), "ca.crt")] {
+            atomic::replace_own(&folder.join(name), text.as_bytes(), Attributes::PRIVATE)?;
         }
         Ok(fingerprint)
     }
@@ -208,7 +210,16 @@ impl StateFolder {
         fingerprint: &Fingerprint,
         now: SystemTime,
     ) -> anyhow::Result<Authority> {
-        Ok(self.files(fingerprint).load(now)?)
+        let files = self.files(fingerprint);
+        let authority = files.load(now)?;
+        // Agents report the CA that issued: with another one, no rotation would end.
+        ensure!(
+            authority.fingerprint == *fingerprint,
+            "{}: it is another CA, {}; restore the folder from a backup",
+            files.certificate.display(),
+            authority.fingerprint
+        );
+        Ok(authority)
     }
 
     /// Returns the certificates of an imported CA, PEM; works even after it expired.
@@ -259,7 +270,7 @@ impl StateFolder {
             .mode(0o600)
             .open(&path);
         let file = open.map_err(in_file(&path))?;
-        Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
+        lock(file).map_err(in_file(&path))
     }
 
     /// Creates a token with which one instance can request its first pair.
@@ -683,6 +694,27 @@ mod tests {
     }
 
     #[test]
+    fn exchanged_ca_is_refused() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let state = StateFolder::create(folder.path().join("state")).unwrap().0;
+        let [first, second] = ["first", "second"].map(|name| {
+            let files = TestCa::new(name).write(folder.path());
+            state.import(&files, at(START)).unwrap()
+        });
+        for name in ["ca.crt", "ca.key"] {
+            let path = |ca: &Fingerprint| {
+                let authorities = state.path.join("authorities");
+                authorities.join(ca.as_str()).join(name)
+            };
+            fs::copy(path(&second), path(&first)).unwrap();
+        }
+        let error = state.authority(&first, at(START)).unwrap_err().to_string();
+        let text = format!("ca.crt: it is another CA, {second}; restore the folder from a backup");
+        assert!(error.ends_with(&text), "{error}");
+        assert!(state.authority(&second, at(START)).is_ok());
+    }
+
+    #[test]
     fn only_a_missing_file_is_empty() {
         let (_folder, state, _) = written();
         assert_eq!(state.read::<u64>("none.json").unwrap(), None);
@@ -743,7 +775,7 @@ mod tests {
         );
         assert_eq!(state.chain(&imported).unwrap_err().to_string(), missing);
         state.import(&files, at(START)).unwrap();
-        assert_eq!(fs::read_to_string(folder.join("ca.key")).unwrap(), ca.key);
+        assert!(state.authority(&imported, at(START)).is_ok());
         // A faulty CA is not imported.
         fs::write(&files.key, TestCa::new("other").key).unwrap();
         assert!(state.import(&files, at(START)).is_err());

@@ -192,6 +192,7 @@ impl Rotator {
             container,
             IdentityFolder::new(self.settings.folder.join(guid.as_str())),
         );
+        let has_pair = identity.folder.current().is_some();
         match self.issue(&mut identity, now, Renew::All) {
             Ok(()) => {
                 // The folder was reported at the start as one without an identity; now all its
@@ -202,9 +203,9 @@ impl Rotator {
                 Ok(())
             }
             Err(error) => {
-                // The caller learns that there is no identity, so no folder may remain that looks
-                // like one.
-                if let Err(rest) = identity.folder.destroy() {
+                // The caller learns that there is no identity, so no folder may remain that looks like one. A folder
+                // that could not be taken over stays: its pair may be in use.
+                if !has_pair && let Err(rest) = identity.folder.destroy() {
                     tracing::warn!("files of the refused identity {guid} remain: {rest}");
                 }
                 Err(error)
@@ -333,11 +334,7 @@ impl Rotator {
         // Early in the window, a renewal waits for the pool, so that no key is generated at normal
         // priority, and for trust bundles, so that peers accept the new pair.
         let can_wait = identity.schedule.can_wait(now, REISSUE_SPREAD);
-        let keys = if identity.container.internal_routes.is_some() {
-            2
-        } else {
-            1
-        };
+        let keys = 1 + usize::from(identity.container.internal_routes.is_some());
         // A pool of a single key never has two at once.
         let has_key = !can_wait || self.pool.call_when(keys.min(self.pool.size()));
         if !has_key || can_wait && distributed == Distributed::InPart {
@@ -482,12 +479,11 @@ impl Rotator {
                 self.request_reissue(now);
             }
             Err(error) => {
-                let problem = error.to_string();
-                if self.ca_problem.as_ref() != Some(&problem) {
+                let before = self.ca_problem.replace(error.to_string());
+                if self.ca_problem != before {
                     *self.failures.entry("authority").or_default() += 1;
-                    tracing::error!("new CA refused; the last good one stays in use: {problem}");
+                    tracing::error!("new CA refused; the last good one stays in use: {error}");
                 }
-                self.ca_problem = Some(problem);
             }
         }
         self.stamps = stamps;

@@ -602,6 +602,30 @@ fn restart_renews_damaged_pair() {
 }
 
 #[test]
+fn failed_creation_keeps_pair_in_use() {
+    let mut world = World::new();
+    world.create_all(&["g1"]);
+    fs::write(world.path("g1").join("container.json"), "{").unwrap();
+    let settings = settings(world.folder.path());
+    world.rotator = Rotator::open(settings, world.files.clone(), pool(2), at(START)).unwrap();
+    assert_eq!(world.rotator.status(at(START)).problems.len(), 1);
+    // 4096, after the end of the CA.
+    let late = at(67_090_118_401);
+    let failed = world
+        .rotator
+        .create(container(json!({"guid": "g1"})), late)
+        .unwrap_err();
+    assert!(matches!(failed, RotatorError::Authority { .. }));
+    assert!(
+        read_pair(&world.path("g1"), "instance")
+            .unwrap()
+            .is_matching()
+    );
+    world.create_all(&["g1"]);
+    assert_eq!(world.rotator.status(at(START)).problems, []);
+}
+
+#[test]
 fn meanwhile_replaced_ca_stays_trusted() {
     for (keep, expected) in [(Duration::ZERO, false), (HOUR, true)] {
         let mut world = World::new();

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -69,14 +70,14 @@ impl Trusted {
         // Without the list, at worst a peer refuses a pair of a former CA; no identity may lose its
         // renewals for that.
         let mut former = Vec::new();
-        if let Ok(text) = bounded::read(&path) {
-            match serde_json::from_slice(&text) {
-                Ok(saved) => former = saved,
-                Err(error) => tracing::warn!(
-                    "{}: {error}; former CAs are no longer trusted",
-                    path.display()
-                ),
-            }
+        let saved = bounded::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+        match saved {
+            Ok(saved) => former = saved,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(
+                "{}: {error}; former CAs are no longer trusted",
+                path.display()
+            ),
         }
         // Taken before the files are read, so that no change in between is missed.
         let stamps = files.iter().map(FileStamp::of).collect();
@@ -107,8 +108,8 @@ impl Trusted {
             self.save();
         }
         let stamps: Vec<_> = self.files.iter().map(FileStamp::of).collect();
-        if stamps != self.stamps {
-            // Also if the files cannot be used: they are reported once, not in every step.
+        // An unusable file may become readable without a change of its stamp.
+        if stamps != self.stamps || self.problem.is_some() {
             self.stamps = stamps;
             match read(&self.files) {
                 Ok(others) => {
@@ -116,11 +117,12 @@ impl Trusted {
                     (self.others, self.problem) = (others, None);
                 }
                 Err(error) => {
-                    let problem = error.to_string();
-                    tracing::error!(
-                        "CAs of --also-trust refused; the last good ones stay trusted: {problem}"
-                    );
-                    self.problem = Some(problem);
+                    let before = self.problem.replace(error.to_string());
+                    if self.problem != before {
+                        tracing::error!(
+                            "CAs of --also-trust refused; the last good ones stay trusted: {error}"
+                        );
+                    }
                 }
             }
         }
@@ -228,6 +230,7 @@ fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::{START, TestCa, at};
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -300,5 +303,19 @@ mod tests {
         trusted.add(&"a".into());
         assert_eq!(trusted.others_in_use("own"), ["a".into()]);
         Ok(())
+    }
+
+    #[test]
+    fn unusable_file_is_read_again() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("other.crt");
+        std::fs::write(&path, TestCa::new("other").chain).unwrap();
+        let mut trusted = Trusted::open(place.path(), vec![path], at(START)).unwrap();
+        // As after a read error of the disk, which leaves the file's stamp as it is.
+        trusted.problem = Some("Input/output error".to_owned());
+        trusted.others.clear();
+        assert!(trusted.reload(at(START + 1)), "the bundle changes");
+        assert_eq!(trusted.problem(), None);
+        assert!(!trusted.reload(at(START + 2)));
     }
 }

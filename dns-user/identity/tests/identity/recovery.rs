@@ -1,6 +1,10 @@
 //! Lost files and wrong clocks: the program refuses what would shut machines out, and recovers by itself.
 
-use std::{fs, path::Path};
+use std::{
+    fs::{self, File},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use dns_identity::{
@@ -60,33 +64,15 @@ fn lost_trust_is_not_replaced() {
     assert!(fleet.follows("i1", &fleet.authority, &[&fleet.authority]));
 }
 
-/// Sets the clock of processes that read this file.
-fn set_clock(file: &Path, offset: &str) {
-    fs::write(file, offset).unwrap();
-}
-
-/// A clock that is forty days ahead for a while, beyond the end of the CA.
-#[test]
-fn failure_of_a_wrong_clock_ends_with_it() {
-    if !has_faketime() {
-        return;
-    }
-    let (authority, folder) = (
-        TestAuthority::with("short", SOUND, CaKey::P256, 30),
-        memory(),
-    );
+/// Starts a rotator with the identity `g1`; returns it and its control socket.
+fn start_rotator(
+    authority: &TestAuthority,
+    folder: &Path,
+    environment: &[(&str, String)],
+) -> (Running, PathBuf) {
     let (ca, key) = (authority.certificate_path(), authority.key_path());
-    let path = |name: &str| folder.path().join(name);
-    let (identities, control, clock) = (path("identities"), path("control"), path("clock"));
-    set_clock(&clock, "+0");
-    let environment = [
-        ("LD_PRELOAD", FAKETIME.to_owned()),
-        ("FAKETIME_TIMESTAMP_FILE", text(&clock).to_owned()),
-        ("FAKETIME_NO_CACHE", "1".to_owned()),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
-        ("NO_FAKE_STAT", "1".to_owned()),
-    ];
-    let _rotator = Running::start_with(
+    let (identities, control) = (folder.join("identities"), folder.join("control"));
+    let rotator = Running::start_with(
         &[
             "run",
             "--ca",
@@ -102,8 +88,8 @@ fn failure_of_a_wrong_clock_ends_with_it() {
             "--pool",
             "2",
         ],
-        &path("log"),
-        &environment,
+        &folder.join("log"),
+        environment,
     );
     until("the control socket", || {
         run::send_command(&control, &Order::Status).is_ok()
@@ -111,6 +97,90 @@ fn failure_of_a_wrong_clock_ends_with_it() {
     let container = serde_json::from_value(json!({"guid": "g1"})).unwrap();
     let created = run::send_command(&control, &Order::Create { container }).unwrap();
     assert!(matches!(created, Reply::Done), "{created:?}");
+    (rotator, control)
+}
+
+/// Replaces a file by one whose readers hang, as on a mount that does not respond.
+fn hang(path: &Path) {
+    fs::remove_file(path).unwrap();
+    nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+}
+
+/// Waits until a process reads the file; it hangs until the returned file is closed.
+fn reader(path: &Path) -> File {
+    let mut opening = File::options();
+    opening.write(true).custom_flags(libc::O_NONBLOCK);
+    let mut opened = None;
+    until("a read", || {
+        // Refused without a reader (fifo(7)).
+        opened = opening.open(path).ok();
+        opened.is_some()
+    });
+    opened.unwrap()
+}
+
+fn ends(process: &mut Running) {
+    let id = nix::unistd::Pid::from_raw(process.0.id().cast_signed());
+    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
+    let mut status = None;
+    until("the end", || {
+        status = process.0.try_wait().unwrap();
+        status.is_some()
+    });
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn hanging_folder_delays_no_end() {
+    let mut fleet = converged(&["i1"]);
+    let pair = fleet.pair("i1", "instance").join("..data/instance.key");
+    hang(&pair);
+    let _agent_reads = reader(&pair);
+    ends(&mut fleet.agents[0]);
+    let trust = fleet.path("state/trust.json");
+    hang(&trust);
+    let _issuer_reads = reader(&trust);
+    ends(&mut fleet.issuer);
+
+    let (authority, folder) = (TestAuthority::new("cell"), memory());
+    let (mut rotator, control) = start_rotator(&authority, folder.path(), &[]);
+    let pair = folder.path().join("identities/g1/..data/instance.key");
+    hang(&pair);
+    let update = json!({"guid": "g1", "internal_routes": ["a.internal"]});
+    std::thread::spawn(move || {
+        let container = serde_json::from_value(update).unwrap();
+        // Never answered.
+        let _ = run::send_command(&control, &Order::Update { container });
+    });
+    let _rotator_reads = reader(&pair);
+    ends(&mut rotator);
+}
+
+/// Sets the clock of processes that read this file.
+fn set_clock(file: &Path, offset: &str) {
+    fs::write(file, offset).unwrap();
+}
+
+/// A clock that is forty days ahead for a while, beyond the end of the CA.
+#[test]
+fn failure_of_a_wrong_clock_ends_with_it() {
+    if !has_faketime() {
+        return;
+    }
+    let (authority, folder) = (
+        TestAuthority::with("short", SOUND, CaKey::P256, 30),
+        memory(),
+    );
+    let clock = folder.path().join("clock");
+    set_clock(&clock, "+0");
+    let environment = [
+        ("LD_PRELOAD", FAKETIME.to_owned()),
+        ("FAKETIME_TIMESTAMP_FILE", text(&clock).to_owned()),
+        ("FAKETIME_NO_CACHE", "1".to_owned()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+        ("NO_FAKE_STAT", "1".to_owned()),
+    ];
+    let (_rotator, control) = start_rotator(&authority, folder.path(), &environment);
     let failure = || match run::send_command(&control, &Order::Status).unwrap() {
         Reply::Status(mut status) => {
             assert_eq!(status.identities[0].guid, guid("g1"));

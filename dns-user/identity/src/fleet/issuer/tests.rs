@@ -535,6 +535,50 @@ fn state_is_shown_in_metrics() {
 }
 
 #[test]
+fn records_are_followed_without_trust() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let service = service(folder.path());
+    fs::write(folder.path().join("state/trust.json"), "{").unwrap();
+    write_records(folder.path(), 0..MEMBERS + 1);
+    service.follow(at(START));
+    let problem = service.shared.lock().problem.clone().unwrap();
+    assert!(problem.contains("trust.json: EOF"), "{problem}");
+    let done = service.pair(&peer(MEMBERS), None, &request(MEMBERS), at(START));
+    assert_eq!(told(done), None);
+}
+
+#[tokio::test]
+async fn waiting_calls_are_limited() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let service = Arc::new(service(folder.path()));
+    let free = || service.calls.available_permits();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let call = tokio::spawn(reply(service.clone(), move |_: &IssuerService| {
+        // Ends when the other side is dropped.
+        let _ = held.recv();
+        Ok(())
+    }));
+    while free() == MAX_CONNECTIONS {
+        tokio::task::yield_now().await;
+    }
+    // The client disconnects; the call still waits for the disk.
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    assert_eq!(free(), MAX_CONNECTIONS - 1);
+    let others = service.calls.clone();
+    let others = others.try_acquire_many_owned(MAX_CONNECTIONS as u32 - 1);
+    let answer = |_: &IssuerService| Ok(());
+    let refused = reply(service.clone(), answer).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    drop((release, others));
+    // Once the disk answers.
+    let all = service.calls.acquire_many(MAX_CONNECTIONS as u32).await;
+    drop(all);
+    let answered = reply(service.clone(), answer).await;
+    assert_eq!(answered.status(), StatusCode::OK);
+}
+
+#[test]
 fn members_follow_the_records() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let service = service(folder.path());
@@ -832,6 +876,15 @@ async fn calls_are_answered_over_tls() {
     let desired: DesiredTrust = client.call("/v1/report", &report, &pair).await.unwrap();
     assert_eq!(desired.generation, 1);
     assert_eq!(served.member(), (1, BTreeSet::new()));
+    let mut extended = serde_json::to_value(&report).unwrap();
+    extended["generaton"] = json!(2);
+    let refused = client
+        .call::<DesiredTrust>("/v1/report", &extended, &pair)
+        .await;
+    assert_eq!(
+        format!("{:#}", refused.unwrap_err()),
+        format!("issuer {address}: 422 Unprocessable Entity: no reason given")
+    );
     let unknown = client
         .call::<DesiredTrust>("/v1/none", &report, &pair)
         .await;
