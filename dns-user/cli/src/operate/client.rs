@@ -196,8 +196,8 @@ impl Client {
 
     fn unreachable(&self, error: &(dyn std::error::Error + 'static)) -> Problem {
         let place = self.place();
-        // Without a listener certificates are not the cause.
-        let remedy = if is_refused(error) {
+        // Without a listener certificates are not the cause, and the control socket has none.
+        let remedy = if matches!(self, Self::Socket(_)) || is_refused(error) {
             "is the server running (systemctl status bosh-dns-xdp)? --config names another one"
         } else {
             "does the server accept the certificates of this configuration (`api`)? On its machine, as root, \
@@ -809,6 +809,26 @@ mod tests {
         assert_eq!(target.files.private_key, file("client.key"));
         // Without a server_ca.crt both sides use the same CA.
         assert_eq!(target.files.ca, file("client_ca.crt"));
+    }
+
+    #[tokio::test]
+    async fn killed_server_is_no_question_of_certificates() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let client = Client::Socket(path);
+        // Accepts the connection and ends, as a server that is killed.
+        let (answer, _) = tokio::join!(client.get("/status"), async {
+            drop(listener.accept().await.unwrap());
+        });
+        let Err(problem) = answer else {
+            panic!("nobody answers");
+        };
+        let text = problem.to_string();
+        assert!(
+            text.contains("is the server running") && !text.contains("certificates"),
+            "{text}"
+        );
     }
 
     #[tokio::test]
