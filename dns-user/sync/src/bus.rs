@@ -221,7 +221,7 @@ pub fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
         .require_tls(true)
         .tls_client_config(config)
         .connection_timeout(MAX_ATTEMPT)
-        // An agent without a connection is of no use, and nobody would restart it.
+        // An agent without a connection is of no use, and nothing would restart it.
         .max_reconnects(None)
         // Names that a cluster announces may lead nowhere from this network.
         .ignore_discovered_servers()

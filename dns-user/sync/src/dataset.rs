@@ -233,18 +233,22 @@ impl<'a> Read<'a> {
     }
 }
 
-pub(crate) fn instance_ids(bytes: &[u8]) -> Result<HashSet<String>, serde_json::Error> {
-    #[derive(Deserialize)]
-    struct Rows {
-        record_infos: Vec<Vec<serde_json::Value>>,
+/// The rows of a written dataset.
+#[derive(Deserialize)]
+pub(crate) struct Rows {
+    record_infos: Vec<Vec<serde_json::Value>>,
+}
+
+impl Rows {
+    /// Returns the ids of the instances in lower case.
+    pub(crate) fn instance_ids(&self) -> HashSet<String> {
+        // The id is the first of [`RECORD_KEYS`]. Earlier versions kept the case of the inventory.
+        let ids = self
+            .record_infos
+            .iter()
+            .filter_map(|row| row.first()?.as_str());
+        ids.map(str::to_ascii_lowercase).collect()
     }
-    let rows: Rows = serde_json::from_slice(bytes)?;
-    // The id is the first of [`RECORD_KEYS`].
-    Ok(rows
-        .record_infos
-        .into_iter()
-        .filter_map(|row| row.into_iter().next()?.as_str().map(str::to_owned))
-        .collect())
 }
 
 pub(crate) const INSTANCE_GROUP: &str = "instance-group";
@@ -509,14 +513,17 @@ deployments:
 
     #[test]
     fn first_column_holds_instance_ids() {
-        let ids = instance_ids(GOLDEN.as_bytes()).unwrap();
+        let ids = |text: &str| Some(serde_json::from_str::<Rows>(text).ok()?.instance_ids());
         let expected = [
             "4d516417-e1e5-4aa5-a038-91e369716821",
             "6615c4f0-9a52-4ba0-b15c-6534b9bd99a9",
         ];
-        assert_eq!(ids, HashSet::from(expected.map(str::to_owned)));
-        assert!(instance_ids(b"{}").is_err());
-        let odd = instance_ids(br#"{"record_infos":[[],[7],["a"]]}"#).unwrap();
-        assert_eq!(odd, HashSet::from(["a".to_owned()]));
+        assert_eq!(
+            ids(GOLDEN),
+            Some(HashSet::from(expected.map(str::to_owned)))
+        );
+        assert_eq!(ids("{}"), None);
+        let odd = ids(r#"{"record_infos":[[],[7],["A"]]}"#);
+        assert_eq!(odd, Some(HashSet::from(["a".to_owned()])));
     }
 }

@@ -172,14 +172,16 @@ impl TlsFiles {
 /// Returns the configuration for connections without a client certificate, to servers of `ca`; `None`
 /// trusts no server, so that only plain `http` works.
 pub fn anonymous_client(ca: Option<&Path>) -> Result<ClientConfig, TlsError> {
-    let Some(ca) = ca else {
-        let trust = ServerTrust::Roots(RootCertStore::empty());
-        return tls::client_config(trust, ClientIdentity::Anonymous);
+    let trust = match ca {
+        None => ServerTrust::Roots(RootCertStore::empty()),
+        Some(ca) => {
+            let verifier = ServerVerifier::of_file(ca);
+            // A missing file is a mistake now, and tolerated later.
+            verifier.roots()?;
+            ServerTrust::Verifier(verifier)
+        }
     };
-    let verifier = ServerVerifier::of_file(ca);
-    // A missing file is a mistake now, and tolerated later.
-    verifier.roots()?;
-    tls::client_config(ServerTrust::Verifier(verifier), ClientIdentity::Anonymous)
+    tls::client_config(trust, ClientIdentity::Anonymous)
 }
 
 /// Returns the path `<first byte of sha1(blob id) as two hexadecimal digits>/<blob id>`.

@@ -73,7 +73,7 @@ impl Applier {
         let report = self.disk.call(|records| Ok(records.report())).await?;
         self.metrics.version.set(report.version.cast_signed());
         self.held.send_if_modified(|held| {
-            // Without a change nobody is woken: the file is looked at every second.
+            // Only a change wakes the waiting tasks: the file is looked at every second.
             let changed = *held != report;
             held.clone_from(&report);
             changed
@@ -85,12 +85,10 @@ impl Applier {
     pub(super) async fn apply(&mut self, announcement: &Announcement) -> anyhow::Result<Report> {
         let done = self.try_apply(announcement).await;
         // A version that cannot be applied must not block a lower one.
-        self.announced.send_if_modified(|newest| {
-            let this = *newest == announcement.version;
-            if this {
+        self.announced.send_modify(|newest| {
+            if *newest == announcement.version {
                 *newest = 0;
             }
-            this
         });
         done
     }

@@ -76,7 +76,7 @@ pub(crate) struct AgentOptions {
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub ask_jitter: u64,
     /// Average interval of reports to the publisher, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub ask_every: u64,
     /// Prometheus metrics at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
@@ -156,13 +156,13 @@ async fn listen(
         };
         match call {
             Ok(announcement) => {
-                announced.send_if_modified(|newest| {
-                    let newer = announcement.version > *newest;
-                    *newest = announcement.version.max(*newest);
-                    newer
-                });
-                // A full queue holds newer work than the caller waits for; the publisher retries.
-                let _ = queue.try_send((announcement, reply_to));
+                // A full queue holds newer work than the caller waits for; the publisher retries. An announcement
+                // that is dropped must not end the downloads of lower ones.
+                let Ok(place) = queue.try_reserve() else {
+                    continue;
+                };
+                announced.send_modify(|newest| *newest = announcement.version.max(*newest));
+                place.send((announcement, reply_to));
             }
             // A mute agent leaves unknown methods to the BOSH agent beside it.
             Err(problem) if !options.mute => {
@@ -236,7 +236,7 @@ async fn reply(bus: &Bus, subject: &str, reply: Reply) {
 /// Reports the file's state: after each connection, when another program changed the file, and at intervals.
 async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Report>) {
     let mut connected = bus.connected.clone();
-    let every = Duration::from_secs(options.ask_every.max(1));
+    let every = Duration::from_secs(options.ask_every);
     loop {
         tokio::select! {
             changed = connected.changed() => {
@@ -403,6 +403,28 @@ mod tests {
         }
         assert!(!folder.path().join("records.json").exists());
         assert!(bus.published.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn dropped_announcement_ends_no_download() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut bus = FakeBus::start().await;
+        let (queue, mut work) = mpsc::channel(1);
+        let announced = watch::Sender::new(0);
+        let seen = announced.subscribe();
+        let connection = bus.bus.clone();
+        let options = options(folder.path(), "");
+        tokio::spawn(async move { listen(&connection, &options, &queue, &announced).await });
+        // The second one finds the queue full.
+        for version in [5, 6] {
+            let body = call(version, "x", "director.p.a1.r1");
+            bus.deliver.send(body).unwrap();
+        }
+        let unknown = r#"{"method":"ping","arguments":[],"reply_to":"director.p.a1.r2"}"#;
+        bus.deliver.send(unknown.to_owned()).unwrap();
+        assert_eq!(bus.next().await.0, "director.p.a1.r2");
+        assert_eq!(*seen.borrow(), 5);
+        assert_eq!(work.recv().await.unwrap().0.version, 5);
     }
 
     #[tokio::test]

@@ -18,10 +18,11 @@ use crate::{
     distributor::{
         self, PublishOptions,
         registry::{Agent, AgentRegistry, AgentState, Count},
-        source::InventoryOptions,
+        source::{CHANGES, InventoryOptions},
         state::{Folder, PublisherState},
     },
     http::{TlsFiles, TlsOptions},
+    inventory::changes::Changes,
     now_ms,
 };
 use dns_command_line::{print, table::Table};
@@ -214,8 +215,12 @@ impl NatsConfig {
             bucket,
             output,
         } = self;
-        let folder = Folder::open(&state.unwrap_or_default());
-        let inventory = source.load(&folder)?;
+        // Its folder belongs to the publisher, so nothing in it changes.
+        let changes = match state {
+            Some(state) => Folder::open(&state).read(CHANGES)?.unwrap_or_default(),
+            None => Changes::default(),
+        };
+        let inventory = source.parse(&changes, source.files()?)?;
         let agents = inventory
             .instances
             .iter()

@@ -106,7 +106,7 @@ async fn change(Extract(desk): Extract<PublisherApi>, Json(change): Json<Change>
     let problem = match done.await {
         // The change is on disk; the version that contains it follows (RFC 9110, section 15.3.3).
         Ok(Ok(())) => return StatusCode::ACCEPTED.into_response(),
-        Ok(Err(error)) => error.to_string(),
+        Ok(Err(error)) => format!("{error:#}"),
         Err(error) => error.to_string(),
     };
     (

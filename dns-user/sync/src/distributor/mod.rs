@@ -60,6 +60,8 @@ use dns_kit::{
 /// Maximum number of jobs that wait for the writer, and of results that wait for the loop. Only a disk that hangs
 /// lets so many wait: the plan has one commit at a time, and a registry each second.
 const MAX_JOBS: usize = 64;
+/// Maximum number of old blobs whose deletion is tried again; more stay in the blobstore.
+const MAX_UNDELETED: usize = 100;
 /// Maximum wait for the last write of `agents.json` at shutdown.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
@@ -81,6 +83,8 @@ struct Distributor {
     failures: LineLimit,
     /// The last logged failure; repeats are rate-limited.
     last_failure: String,
+    /// Old versions whose blobs are deleted with the next commit; those that could not be deleted are tried again.
+    undeleted: Vec<CommittedVersion>,
 }
 
 /// Runs `publish`. Returns whether all agents hold the version.
@@ -106,6 +110,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
     tokio::spawn(async move { unswept.sweep().await });
     // If the registry is unreadable, each agent must report once.
     let registry: AgentRegistry = writer
+        .folder
         .read("agents.json")
         .unwrap_or_default()
         .unwrap_or_default();
@@ -123,7 +128,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
     std::thread::Builder::new()
         .name("writer".to_owned())
         .spawn(move || writer.run(&work, &said))?;
-    // New for each process: nobody reads the subject of replies to an earlier one.
+    // New for each process, which gets no replies to an earlier one.
     let process = format!("{OURS}{}", state::blob_id());
     let tasks = Tasks::new(
         bus.client.clone(),
@@ -144,6 +149,7 @@ pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> an
         metrics,
         failures: LineLimit::new(),
         last_failure: String::new(),
+        undeleted: Vec::new(),
     };
     distributor.run(progress).await
 }
@@ -155,7 +161,7 @@ async fn serve(
     shared: &Shared,
     metrics: &PublisherMetrics,
 ) -> anyhow::Result<()> {
-    // A single publication ends before anybody could use the API.
+    // A single publication ends before its API could be used.
     if let (Some(address), true) = (options.api, options.watch) {
         let api = PublisherApi {
             source: options.source.clone(),
@@ -304,7 +310,6 @@ impl Distributor {
             match action {
                 Action::Write(job) => self.hand_over(job)?,
                 Action::Put(made, bytes) => self.tasks.put(made, bytes),
-                Action::Delete(gone) => self.tasks.delete(gone),
                 Action::Ask(questions) => self.tasks.ask(questions),
                 Action::Send(batch) => self.tasks.send(batch),
             }
@@ -332,11 +337,13 @@ impl Distributor {
                 self.plan.inventory(&agents, now_ms());
                 self.metrics.inventory_good.set(1);
             }
-            StateEvent::Committed(committed) => {
+            StateEvent::Committed(mut committed) => {
                 self.metrics.blob_bytes.set(committed.bytes.len() as i64);
-                if let Some(Action::Delete(gone)) = self.plan.committed(committed, now_ms()) {
-                    self.tasks.delete(gone);
+                self.undeleted.append(&mut committed.gone);
+                if !self.undeleted.is_empty() {
+                    self.tasks.delete(std::mem::take(&mut self.undeleted));
                 }
+                self.plan.committed(committed, now_ms());
             }
             StateEvent::Failed(error) => {
                 self.metrics.inventory_good.set(0);
@@ -371,12 +378,16 @@ impl Distributor {
                 }
                 self.plan.put(version, result.is_ok(), now_ms());
             }
-            Done::Deleted(Err(error)) => {
-                self.log_failure(format!(
-                    "cannot delete an old blob; it stays in the blobstore: {error:#}"
-                ));
+            Done::Deleted { failed, problem } => {
+                self.undeleted.extend(failed);
+                self.undeleted.truncate(MAX_UNDELETED);
+                if let Some(error) = problem {
+                    self.log_failure(format!(
+                        "cannot delete an old blob; trying again with the next version: {error:#}"
+                    ));
+                }
             }
-            Done::Deleted(Ok(())) | Done::Asked => {}
+            Done::Asked => {}
             Done::Sent {
                 version,
                 messages,
@@ -520,6 +531,7 @@ fn write_locally(
     file: &Path,
 ) -> anyhow::Result<()> {
     atomic::sweep(file);
+    let failures = LineLimit::new();
     loop {
         let written = writer
             .poll()
@@ -527,12 +539,16 @@ fn write_locally(
         match written {
             Some(Ok(())) if !options.watch => return Ok(()),
             Some(Err(error)) if options.watch && writer.newest().is_some() => {
-                tracing::error!(
-                    "cannot use the inventory; the last good version stays in use: {error:#}"
-                );
                 // Other errors are in the inventory, whose next change is noticed by its stamps.
                 if is_of_the_disk(&error) {
                     writer.retry();
+                }
+                // A full disk fails every two seconds, and may be the one that keeps the log.
+                if let Some(omitted) = failures.admit_any() {
+                    tracing::error!(
+                        omitted,
+                        "cannot use the inventory; the last good version stays in use: {error:#}"
+                    );
                 }
             }
             Some(Err(error)) => return Err(error),
@@ -563,12 +579,6 @@ fn write_version(
 /// Time limit for a batch of messages, in addition to the time that the bandwidth requires.
 const SEND_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Attempts to delete a blob.
-const DELETIONS: u32 = 3;
-
-/// Pause between two attempts.
-const DELETE_PAUSE: Duration = Duration::from_secs(2);
-
 /// Lead over the bandwidth limit below which the sender does not pause.
 const SLACK: Duration = Duration::from_millis(5);
 
@@ -579,7 +589,11 @@ enum Done {
         version: u64,
         result: anyhow::Result<()>,
     },
-    Deleted(anyhow::Result<()>),
+    Deleted {
+        failed: Vec<CommittedVersion>,
+        /// Error of the last one that failed.
+        problem: Option<anyhow::Error>,
+    },
     Asked,
     Sent {
         version: u64,
@@ -644,20 +658,16 @@ impl Tasks {
     fn delete(&mut self, gone: Vec<CommittedVersion>) {
         let store = self.store.clone();
         self.running.spawn(async move {
-            let mut result = Ok(());
-            for CommittedVersion { version, blob, .. } in gone {
-                for attempt in 1..=DELETIONS {
-                    let deleted = store.delete(&blob).await;
-                    let Err(error) = deleted else { break };
-                    // The others are still deleted; the last error stands for all of them.
-                    if attempt == DELETIONS {
-                        result =
-                            Err(error).with_context(|| format!("version {version}, blob {blob}"));
-                    }
-                    tokio::time::sleep(DELETE_PAUSE).await;
+            let mut failed = Vec::new();
+            let mut problem = None;
+            for made in gone {
+                if let Err(error) = store.delete(&made.blob).await {
+                    let place = format!("version {}, blob {}", made.version, made.blob);
+                    problem = Some(anyhow::Error::from(error).context(place));
+                    failed.push(made);
                 }
             }
-            Done::Deleted(result)
+            Done::Deleted { failed, problem }
         });
     }
 
@@ -860,6 +870,7 @@ mod tests {
                 metrics: PublisherMetrics::new().unwrap(),
                 failures: LineLimit::new(),
                 last_failure: String::new(),
+                undeleted: Vec::new(),
             };
             Self {
                 distributor,
@@ -1003,8 +1014,11 @@ mod tests {
                 "cannot store the blob; the fleet keeps the previous version: wrong",
             ),
             (
-                Done::Deleted(result(true)),
-                "cannot delete an old blob; it stays in the blobstore: wrong",
+                Done::Deleted {
+                    failed: vec![version(1, "b1")],
+                    problem: result(true).err(),
+                },
+                "cannot delete an old blob; trying again with the next version: wrong",
             ),
             (
                 Done::Sent {
@@ -1025,7 +1039,12 @@ mod tests {
                 version: 1,
                 result: result(false),
             },
-            Done::Deleted(result(false)),
+            Done::Deleted {
+                failed: (2..=MAX_UNDELETED as u64 + 1)
+                    .map(|number| version(number, "b"))
+                    .collect(),
+                problem: None,
+            },
             Done::Asked,
             Done::Sent {
                 version: 1,
@@ -1037,8 +1056,33 @@ mod tests {
             distributor.done(done);
         }
         assert_eq!(distributor.last_failure, "");
+        assert_eq!(distributor.undeleted.len(), MAX_UNDELETED);
         assert_eq!(distributor.metrics.sent.get(), 5);
         assert_eq!(distributor.metrics.sent_bytes.get(), 430);
+    }
+
+    #[tokio::test]
+    async fn failed_deletions_are_repeated() {
+        let mut bench = Bench::new("", 1).await;
+        let path = bench.folder.path().join("b1");
+        std::fs::write(&path, "blob").unwrap();
+        let distributor = &mut bench.distributor;
+        distributor.done(Done::Deleted {
+            failed: vec![version(1, "b1")],
+            problem: Some(anyhow::anyhow!("the blobstore hung")),
+        });
+        let committed = state_writer::Committed {
+            made: version(3, "b3"),
+            bytes: Bytes::new(),
+            new: true,
+            gone: vec![version(2, "b2")],
+        };
+        let event = StateEvent::Committed(committed);
+        distributor.on_event(event).unwrap();
+        let done = distributor.tasks.next().await;
+        assert!(matches!(done, Done::Deleted { problem: None, .. }));
+        assert!(!path.exists());
+        assert_eq!(distributor.undeleted, []);
     }
 
     #[tokio::test]
@@ -1101,7 +1145,8 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"blob");
         // A blob that is gone already is deleted.
         tasks.delete(vec![version(1, "b1"), version(2, "b2")]);
-        assert!(matches!(tasks.next().await, Done::Deleted(Ok(()))));
+        let deleted = |done: Done| matches!(done, Done::Deleted { problem: None, .. });
+        assert!(deleted(tasks.next().await));
         assert!(!path.exists());
         let call = |version| AgentCall { version, nonce: 5 };
         tasks.ask(vec![("a1".to_owned(), call(0)), ("a2".to_owned(), call(0))]);

@@ -41,6 +41,9 @@ const WRITTEN_PER_SECOND: f64 = 500_000.0;
 /// Bytes reserved in a message for everything except the patch.
 const ENVELOPE: usize = 4096;
 
+/// Maximum number of versions that a version has patches from. Agents choose them by their reports.
+const MAX_PATCHES: usize = 64;
+
 /// Maximum length of a reply in bytes; our agents' are below 1 KiB.
 const MAX_REPLY: usize = 16 << 10;
 
@@ -74,7 +77,6 @@ pub(super) enum Action {
     Write(Job),
     /// Upload the blob of a version.
     Put(CommittedVersion, Bytes),
-    Delete(Vec<CommittedVersion>),
     /// Send announcements at the configured bandwidth. A previous batch is abandoned.
     Send(Vec<Outgoing>),
 }
@@ -225,13 +227,10 @@ impl Plan {
         }
     }
 
-    /// Records a commit. Returns the deletion of old blobs.
-    pub(super) fn committed(&mut self, committed: Committed, now: u64) -> Option<Action> {
+    /// Records a commit.
+    pub(super) fn committed(&mut self, committed: Committed, now: u64) {
         let Committed {
-            made,
-            bytes,
-            new,
-            gone,
+            made, bytes, new, ..
         } = committed;
         // A report may have raised the floor in the meantime.
         self.commit = if made.version > self.floor {
@@ -254,7 +253,6 @@ impl Plan {
             });
         }
         self.unwritten = true;
-        (!gone.is_empty()).then_some(Action::Delete(gone))
     }
 
     pub(super) fn commit_failed(&mut self, now: u64) {
@@ -438,7 +436,7 @@ impl Plan {
             return;
         };
         match until {
-            // Nobody could report a higher version.
+            // No agent could report a higher version.
             None if self.registry.agents.is_empty() => self.phase = Phase::Open,
             None if now.max_payload.is_some() => {
                 let ids: Vec<String> = self.registry.agents.keys().cloned().collect();
@@ -659,6 +657,7 @@ impl Current {
             Some(PatchState::Requested(at)) if now < at + PATCH_TIMEOUT_MS => None,
             // The disk hangs, and the whole blob is in the store.
             Some(PatchState::Requested(_)) => Some(None),
+            None if self.patches.len() == MAX_PATCHES => Some(None),
             None => {
                 self.patches.insert(from, PatchState::Requested(now));
                 actions.push(Action::Write(Job::Patch {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use dns_kit::files::bounded;
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +69,7 @@ impl InventoryOptions {
         let Some(path) = &self.nodes else {
             return file::load(self.path());
         };
-        let bytes = bounded::read(path).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        let bytes = bounded::read(path).with_context(|| path.display().to_string())?;
         let read = file::read_nodes(&String::from_utf8_lossy(&bytes))
             .map_err(|error| anyhow!("{}: {error}", path.display()))?;
         // Not an error: a fleet may be empty, and a hosts file always has lines.
@@ -112,6 +112,14 @@ impl InventoryOptions {
                 );
             }
         }
+        self.parse(&changes, files)
+    }
+
+    pub(crate) fn parse(
+        &self,
+        changes: &Changes,
+        files: RawInventory,
+    ) -> anyhow::Result<Inventory> {
         Inventory::parse(changes.over(files))
             .map_err(|error| anyhow!("{}: {error}", self.path().display()))
     }
@@ -228,11 +236,6 @@ impl Quiet {
         }
         Some(replaced)
     }
-
-    /// Causes the files to be read again although they did not change.
-    pub(super) fn forget(&mut self) {
-        self.read = None;
-    }
 }
 
 /// Returns whether a file's inode changed later than its content, as a rename does: it is complete.
@@ -276,8 +279,6 @@ mod tests {
         assert!(quiet.take(&stamp(19)));
         assert_eq!(quiet.unchanged_ms(&stamp(19), 9000), 7100);
         assert!(!quiet.take(&stamp(19)));
-        quiet.forget();
-        assert!(quiet.take(&stamp(19)));
         assert!(quiet.take(&stamp(20)));
     }
 

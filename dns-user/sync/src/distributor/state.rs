@@ -19,7 +19,10 @@ use std::{
 };
 
 use dns_kit::files::atomic::{self, Attributes};
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -72,7 +75,10 @@ pub(crate) enum StateError {
     NoPublisher(PathBuf),
     #[error("{} is in use by another publisher; stop it, or use another folder", .0.display())]
     Locked(PathBuf),
-    #[error("{}: {problem}; ids must not be assigned twice: restore the file from a backup", path.display())]
+    #[error(
+        "{}: {problem}; without it ids could be assigned twice, or instances removed by mistake: restore the file \
+         from a backup", path.display()
+    )]
     Content { path: PathBuf, problem: String },
     #[error(transparent)]
     Replace(#[from] atomic::ReplaceError),
@@ -98,8 +104,11 @@ impl Folder {
         fs::create_dir_all(path.join("datasets")).map_err(StateError::io(path))?;
         // The kernel frees the lock when the process ends, however it ends (flock(2)).
         let file = File::create(path.join("lock")).map_err(StateError::io(path))?;
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
-            .map_err(|_| StateError::Locked(path.to_owned()))?;
+        let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => lock,
+            Err((_, Errno::EWOULDBLOCK)) => return Err(StateError::Locked(path.to_owned())),
+            Err((_, error)) => return Err(StateError::io(path)(error.into())),
+        };
         // With the lock, this process is the only one that writes versions.
         atomic::sweep_folder(path);
         atomic::sweep_folder(&path.join("datasets"));
@@ -142,9 +151,8 @@ impl Folder {
     }
 
     pub(crate) fn write(&self, name: &str, value: &impl Serialize) -> Result<(), StateError> {
-        let path = self.path.join(name);
         let bytes = serde_json::to_vec(value).map_err(|error| StateError::Content {
-            path: path.clone(),
+            path: self.path.join(name),
             problem: error.to_string(),
         })?;
         self.write_bytes(name, &bytes)
@@ -183,10 +191,9 @@ impl Folder {
 
     pub(crate) fn remove(&self, name: &str) -> Result<(), StateError> {
         let path = self.path.join(name);
-        match atomic::remove(&path) {
-            Ok(_) => Ok(()),
-            Err(cause) => Err(StateError::Io { path, cause }),
-        }
+        atomic::remove(&path)
+            .map(drop)
+            .map_err(StateError::io(&path))
     }
 
     /// Commits a dataset as a version above `floor`, unless the newest version has the same content.
@@ -264,13 +271,13 @@ impl Folder {
     }
 
     /// Deletes old versions before a new one is written: ten are kept, and more from the last hour,
-    /// all within `bytes`. Returns the deleted versions, whose blobs can be deleted.
+    /// all within `bytes`. Returns the deleted versions, whose blobs can be deleted once a commit succeeded.
     pub(crate) fn forget_old(
         &self,
         state: &mut PublisherState,
         now: u64,
         bytes: u64,
-    ) -> Result<Vec<CommittedVersion>, StateError> {
+    ) -> Vec<CommittedVersion> {
         let mut kept = 0;
         let mut room = bytes;
         for made in state.versions.iter().rev() {
@@ -287,17 +294,12 @@ impl Folder {
             kept += 1;
         }
         let count = state.versions.len() - kept;
-        if count == 0 {
-            return Ok(Vec::new());
-        }
         let gone: Vec<CommittedVersion> = state.versions.drain(..count).collect();
         for made in &gone {
-            // A leftover only takes up space. The files go first: on a full disk they make room for
-            // the state.
+            // A leftover only takes up space. On a full disk they make room for the commit, which writes the state.
             let _ = fs::remove_file(self.dataset_path(made.version));
         }
-        self.write("state.json", state)?;
-        Ok(gone)
+        gone
     }
 }
 
@@ -385,22 +387,17 @@ mod tests {
             let (dataset, ids) = dataset(&format!("10.0.0.{number}"), state.ids.clone());
             folder.commit(&mut state, ids, &dataset, 0, number).unwrap();
         }
-        assert_eq!(folder.forget_old(&mut state, 100, u64::MAX).unwrap(), []);
-        let gone = folder.forget_old(&mut state, 5000, u64::MAX).unwrap();
+        assert_eq!(folder.forget_old(&mut state, 100, u64::MAX), []);
+        let gone = folder.forget_old(&mut state, 5000, u64::MAX);
         assert_eq!(
             (gone.len(), state.versions.len(), folder.dataset(5)),
             (5, 10, None)
         );
         // If the clock jumps back, more versions are kept, within the byte limit.
         let length = folder.dataset(15).unwrap().len() as u64;
-        assert_eq!(
-            folder
-                .forget_old(&mut state, 0, 4 * length + 8)
-                .unwrap()
-                .len(),
-            6
-        );
-        assert_eq!(folder.forget_old(&mut state, 0, 0).unwrap().len(), 2);
+        let gone = folder.forget_old(&mut state, 0, 4 * length + 8);
+        assert_eq!(gone.len(), 6);
+        assert_eq!(folder.forget_old(&mut state, 0, 0).len(), 2);
         assert_eq!(state.versions.len(), KEPT_AT_LEAST);
     }
 
@@ -429,7 +426,7 @@ mod tests {
                 fs::write(folder.dataset_path(number), vec![b' '; length]).unwrap();
                 state.versions.push(version(number, *at));
             }
-            let gone = folder.forget_old(&mut state, now, room).unwrap();
+            let gone = folder.forget_old(&mut state, now, room);
             assert_eq!(gone.len() + state.versions.len(), times.len());
             assert!(
                 gone.iter()
@@ -527,8 +524,8 @@ mod tests {
         assert_eq!(
             held.read::<String>("n").unwrap_err().to_string(),
             format!(
-                "{shown}/n: invalid type: integer `7`, expected a string at line 1 column 1; ids must not be assigned \
-                 twice: restore the file from a backup"
+                "{shown}/n: invalid type: integer `7`, expected a string at line 1 column 1; without it ids could be \
+                 assigned twice, or instances removed by mistake: restore the file from a backup"
             )
         );
         assert_eq!(

@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashSet,
+    io,
     sync::mpsc::{Receiver, RecvTimeoutError},
     time::Duration,
 };
@@ -20,7 +21,7 @@ use super::{
     state::{CommittedVersion, Folder, PublisherState, StateError},
 };
 use crate::{
-    dataset::{self, Dataset},
+    dataset::{Dataset, Rows},
     digest,
     inventory::Inventory,
     message::Patch,
@@ -95,7 +96,7 @@ const SETTLED: Duration = Duration::from_millis(REMOVAL_QUIET_MS);
 #[derive(Debug)]
 pub(super) struct StateWriter {
     options: PublishOptions,
-    folder: Folder,
+    pub(super) folder: Folder,
     state: PublisherState,
     quiet: Quiet,
     /// Stamps of the files that commands replace atomically.
@@ -111,6 +112,8 @@ pub(super) struct StateWriter {
     saved: Option<Stamps>,
     /// Ids of the instances in the newest version.
     known: HashSet<String>,
+    /// Versions that were forgotten since the last commit that succeeded.
+    gone: Vec<CommittedVersion>,
 }
 
 impl StateWriter {
@@ -119,12 +122,15 @@ impl StateWriter {
         let folder = Folder::lock(&options.state)?;
         let state: PublisherState = folder.read("state.json")?.unwrap_or_default();
         let mut known = HashSet::new();
-        if let Some(made) = state.versions.last()
-            && let Some(bytes) = folder.dataset(made.version)
-        {
-            for id in dataset::instance_ids(&bytes).unwrap_or_default() {
-                // Earlier versions kept the case of the inventory.
-                known.insert(id.to_ascii_lowercase());
+        if let Some(made) = state.versions.last() {
+            let name = format!("datasets/{}.json", made.version);
+            // A damaged one is an error: a truncated inventory could remove most of the fleet without a confirmation.
+            match folder.read::<Rows>(&name)? {
+                Some(rows) => known = rows.instance_ids(),
+                None => tracing::warn!(
+                    "{}: the file is missing; the next version may remove any number of instances",
+                    folder.path.join(name).display()
+                ),
             }
         }
         Ok(Self {
@@ -139,19 +145,13 @@ impl StateWriter {
             whole: None,
             saved: None,
             known,
+            gone: Vec::new(),
             folder,
         })
     }
 
     pub(super) fn newest(&self) -> Option<&CommittedVersion> {
         self.state.versions.last()
-    }
-
-    pub(super) fn read<T: serde::de::DeserializeOwned>(
-        &self,
-        name: &str,
-    ) -> Result<Option<T>, StateError> {
-        self.folder.read(name)
     }
 
     /// Reads the inventory if it changed and is complete. Returns the ids of its agents.
@@ -165,9 +165,6 @@ impl StateWriter {
         // Before the first inventory a command changes nothing that could be read.
         let by_command = commands != self.commands && self.inventory.is_some();
         let again = self.read_again.is_some_and(|at| now >= at);
-        if again {
-            self.quiet.forget();
-        }
         let stamps = self.options.source.stamps();
         let replaced = self.quiet.replaced(&stamps).unwrap_or_default();
         let is_replaced = !replaced.is_empty();
@@ -179,7 +176,7 @@ impl StateWriter {
         // An old or renamed file has no writer that could still be at work.
         let is_quiet = again || complete || unchanged_ms >= QUIET_MS;
         let changed = is_quiet && self.quiet.take(&stamps);
-        let is_due = changed || by_command || self.removals_wait && settled;
+        let is_due = changed || again || by_command || self.removals_wait && settled;
         if !is_due {
             return None;
         }
@@ -274,9 +271,10 @@ impl StateWriter {
         let inventory = self.inventory.as_ref().context("no inventory was read")?;
         let now = unix_now().as_secs();
         // Before the new dataset, for which a full disk may have no room otherwise.
-        let gone = self
-            .folder
-            .forget_old(&mut self.state, now, self.options.keep_bytes)?;
+        let keep = self.options.keep_bytes;
+        let forgotten = self.folder.forget_old(&mut self.state, now, keep);
+        // Their blobs would stay for good if the commit failed and nothing remembered them.
+        self.gone.extend(forgotten);
         // A copy: ids that are allocated here count only once the state is on disk.
         let mut ids = self.state.ids.clone();
         let dataset = Dataset::build(inventory, &mut ids);
@@ -313,7 +311,7 @@ impl StateWriter {
             made,
             bytes,
             new,
-            gone,
+            gone: std::mem::take(&mut self.gone),
         })
     }
 
@@ -398,7 +396,10 @@ impl StateWriter {
 
 /// Returns whether a failure may be transient although the inventory stays the same.
 pub(super) fn is_of_the_disk(error: &anyhow::Error) -> bool {
-    error.is::<StateError>() || error.is::<dns_kit::files::atomic::ReplaceError>()
+    error.is::<StateError>()
+        || error.is::<dns_kit::files::atomic::ReplaceError>()
+        // A repair of permissions or of a mount leaves the stamps of the files as they are.
+        || error.is::<io::Error>()
 }
 
 #[cfg(test)]
@@ -617,6 +618,62 @@ mod tests {
             .unwrap_err();
         assert!(is_of_the_disk(&problem.into()));
         assert!(!is_of_the_disk(&anyhow::anyhow!("other")));
+    }
+
+    #[test]
+    fn unreadable_inventory_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("inventory.json");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let mut writer = writer(folder.path());
+        let problem = std::iter::repeat_with(|| writer.poll())
+            .flatten()
+            .next()
+            .unwrap()
+            .unwrap_err();
+        let expected = format!("{}: it is not a regular file", path.display());
+        assert_eq!(format!("{problem:#}"), expected);
+        assert!(writer.read_again.is_some());
+        // A mistake in the content ends with another content only.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "[").unwrap();
+        let problem = writer.load(true).unwrap_err();
+        assert!(!is_of_the_disk(&problem), "{problem}");
+    }
+
+    #[test]
+    fn failed_commit_forgets_no_blobs() {
+        let folder = tempfile::tempdir().unwrap();
+        write_inventory(folder.path(), 0..3);
+        let mut writer = writer(folder.path());
+        read(&mut writer);
+        for version in 0..3 {
+            writer.commit(version).unwrap();
+        }
+        writer.options.keep_bytes = 0;
+        assert!(writer.commit(u64::MAX).is_err());
+        let gone = writer.commit(0).unwrap().gone;
+        assert_eq!(gone.len(), 1);
+        assert_eq!(gone[0].version, 1);
+        assert_eq!(writer.commit(0).unwrap().gone, []);
+    }
+
+    #[test]
+    fn damaged_dataset_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        write_inventory(folder.path(), 0..3);
+        let mut writer = writer(folder.path());
+        read(&mut writer);
+        writer.commit(0).unwrap();
+        let options = writer.options.clone();
+        drop(writer);
+        let dataset = folder.path().join("state/datasets/1.json");
+        std::fs::write(&dataset, "{").unwrap();
+        let problem = StateWriter::open(&options).unwrap_err().to_string();
+        let start = format!("{}: EOF while parsing", dataset.display());
+        assert!(problem.starts_with(&start), "{problem}");
+        std::fs::remove_file(&dataset).unwrap();
+        assert_eq!(StateWriter::open(&options).unwrap().known, HashSet::new());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{anyhow, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use dns_kit::files::{atomic, bounded};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
@@ -173,10 +173,6 @@ impl<'de> Deserialize<'de> for Addresses {
     }
 }
 
-fn in_file<E: fmt::Display>(path: &Path) -> impl Fn(E) -> anyhow::Error {
-    move |problem| anyhow!("{}: {problem}", path.display())
-}
-
 pub(crate) fn read(text: &[u8]) -> anyhow::Result<RawInventory> {
     let is_empty = text.iter().all(u8::is_ascii_whitespace);
     // An editor may truncate a file before it writes; that must not mean an empty fleet.
@@ -197,8 +193,8 @@ pub(crate) fn read(text: &[u8]) -> anyhow::Result<RawInventory> {
 pub(crate) fn load(path: &Path) -> anyhow::Result<RawInventory> {
     let mut all = RawInventory::default();
     for file in files(path)? {
-        let text = bounded::read(&file).map_err(anyhow::Error::from);
-        let read = text.and_then(|text| read(&text)).map_err(in_file(&file))?;
+        let text = bounded::read(&file).with_context(|| file.display().to_string())?;
+        let read = read(&text).map_err(|problem| anyhow!("{}: {problem}", file.display()))?;
         let RawInventory {
             domain,
             index_records,
@@ -229,10 +225,11 @@ pub(crate) fn load(path: &Path) -> anyhow::Result<RawInventory> {
 }
 
 pub(crate) fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    if !fs::metadata(path).map_err(in_file(path))?.is_dir() {
+    let facts = fs::metadata(path).with_context(|| path.display().to_string())?;
+    if !facts.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let mut found = atomic::read_folder(path).map_err(in_file(path))?;
+    let mut found = atomic::read_folder(path).with_context(|| path.display().to_string())?;
     found.retain(|file| {
         let extension = file.extension().and_then(|extension| extension.to_str());
         matches!(extension, Some("yml" | "yaml" | "json"))
@@ -567,7 +564,7 @@ mod tests {
         );
         let none = path.join("none");
         assert_eq!(
-            load(&none).unwrap_err().to_string(),
+            format!("{:#}", load(&none).unwrap_err()),
             format!("{}: No such file or directory (os error 2)", none.display())
         );
         assert_eq!(

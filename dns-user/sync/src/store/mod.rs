@@ -353,7 +353,7 @@ impl Store {
 
     /// Downloads a blob by its id. The size limit is the lower of `longest` and the options'.
     pub async fn get(&self, id: &str, longest: usize) -> Result<Bytes, StoreError> {
-        // An announcement may lower the limit, but nobody on the bus may raise it.
+        // An announcement may lower the limit, but must not raise it.
         let longest = longest.min(self.longest);
         match &self.kind {
             Kind::None => Err(no_store()),

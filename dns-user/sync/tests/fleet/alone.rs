@@ -373,3 +373,49 @@ fn results_need_no_reader() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn configuration_of_nats_follows_its_options() -> Result<()> {
+    let machine = Machine::new("--inventory")?;
+    let write = |instances: &str| {
+        let text = format!(
+            "deployments: [{{name: d, instance_groups: [{{name: g, instances: [{instances}]}}]}}]"
+        );
+        fs::write(machine.inventory(), text)
+    };
+    let [first, second] = [0, 1].map(|number| {
+        format!("{{id: i{number}, agent_id: a{number}, networks: {{n: 10.0.0.{number}}}}}")
+    });
+    write(&format!("{first}, {second}"))?;
+    let published = machine.publish(&[]).output()?;
+    assert!(published.status.success(), "{}", said(&published));
+    let state = machine.path("state");
+    let removed = machine
+        .command(&["instance", "remove", "i1", "--state"])
+        .arg(&state)
+        .arg("--inventory")
+        .arg(machine.inventory())
+        .output()?;
+    assert!(removed.status.success(), "{}", said(&removed));
+    let print = |more: &[&str]| -> Result<String> {
+        let tls = ["--tls-ca", "a", "--tls-certificate", "b", "--tls-key", "c"];
+        let output = machine
+            .command(&["nats-config", "--inventory"])
+            .arg(machine.inventory())
+            .args(tls)
+            .args(more)
+            // Its files belong to the publisher, and no option names them.
+            .current_dir(&state)
+            .output()?;
+        assert!(output.status.success(), "{}", said(&output));
+        Ok(said(&output))
+    };
+    assert!(print(&[])?.contains("a1.agent"), "the change is not named");
+    assert!(!print(&["--state", "."])?.contains("a1.agent"));
+    // The file has the change now; only the publisher may forget it.
+    write(&first)?;
+    let changes = fs::read(state.join("changes.json"))?;
+    print(&["--state", "."])?;
+    assert_eq!(fs::read(state.join("changes.json"))?, changes);
+    Ok(())
+}

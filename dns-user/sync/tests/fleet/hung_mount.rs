@@ -20,6 +20,7 @@ use test_support::requirements::root;
 
 use crate::{
     lab::{Lab, TIMEOUT},
+    nginx::Nginx,
     process::wait_until,
 };
 
@@ -237,6 +238,34 @@ fn hung_certificates_delay_no_version() -> Result<()> {
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for("a0", 2)?;
     agent.stop().map(drop)
+}
+
+#[test]
+fn hung_ca_of_blobstore_delays_no_version() -> Result<()> {
+    if !root() {
+        return Ok(());
+    }
+    let mut lab = Lab::new(1)?;
+    let mut nginx = Nginx::start(&mut lab, false)?;
+    let link = lab.path("certificates");
+    point(&link, &lab.path(""))?;
+    let ca = link.join("ca.crt");
+    let mut command = with_options(&lab.agent_as("a0", "a0", &[])?, &[("--blobstore-ca", &ca)]);
+    command.env("TOKIO_WORKER_THREADS", "1");
+    let mut agent = lab.keep(command, "a0.log")?;
+    let log = lab.path("a0.log");
+    wait_until("the agent's start", TIMEOUT, || {
+        fs::read_to_string(&log).is_ok_and(|log| log.contains("agent started"))
+    })?;
+
+    // Before the first connection: later ones resume its session, and check no certificate.
+    let hung = HungMount::new(lab.path("hung"))?;
+    point(&link, &hung.path)?;
+    let _publisher = lab.watch(&[])?;
+    hung.wait_for_call()?;
+    lab.wait_for("a0", 1)?;
+    agent.stop()?;
+    nginx.stop()
 }
 
 #[test]

@@ -373,12 +373,9 @@ fn stuck_blobstore_delays_no_announcement() {
         made: made(2),
         bytes: Bytes::from_static(b"y"),
         new: true,
-        gone: vec![made(1)],
+        gone: Vec::new(),
     };
-    assert!(matches!(
-        world.plan.committed(committed, 0),
-        Some(Action::Delete(_))
-    ));
+    world.plan.committed(committed, 0);
     assert!(matches!(world.step()[..], [Action::Put(..)]));
     world.now = 60_000;
     assert!(world.step().is_empty());
@@ -572,10 +569,9 @@ fn failed_commits_and_uploads_are_repeated_after_a_pause() {
         made: made(4),
         bytes: Bytes::from_static(b"x"),
         new: true,
-        gone: vec![made(1)],
+        gone: Vec::new(),
     };
-    let deleted = world.plan.committed(committed, world.now);
-    assert!(matches!(deleted, Some(Action::Delete(gone)) if gone == [made(1)]));
+    world.plan.committed(committed, world.now);
     assert!(matches!(&world.step()[..], [Action::Put(..)]));
     // The result of another version's upload says nothing.
     world.plan.put(3, true, world.now);
@@ -639,6 +635,25 @@ fn late_patch_becomes_a_whole_blob() {
     };
     let extra = batch[0].announcement.extra.as_ref().unwrap();
     assert!(extra.patch.is_none());
+}
+
+#[test]
+fn patches_of_a_version_are_limited() {
+    let mut world = World::new(&["a"], Some(1000));
+    world.start(&[("a", 1000)]);
+    world.step();
+    world.upload(1001, &Bytes::from_static(b"x"));
+    let mut requested = 0;
+    // An agent can report any version.
+    for version in 1..=MAX_PATCHES as u64 + 10 {
+        let subject = message::reply_subject(message::ASK, "a", "hello");
+        let body = report(version).write();
+        world.plan.on_message(&subject, &body, world.now, 0.5);
+        for action in world.step() {
+            requested += usize::from(matches!(action, Action::Write(Job::Patch { .. })));
+        }
+    }
+    assert_eq!(requested, MAX_PATCHES);
 }
 
 #[test]
