@@ -101,6 +101,15 @@ impl Fuzz {
 /// corpus stays unchanged. Inputs that make a target fail are stored there too and named in the error.
 fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()> {
     let folder = root().join("tests/fuzz");
+    let mut waiting = targets(&folder)?;
+    waiting.retain(|target| {
+        filters.is_empty() || filters.iter().any(|filter| target.contains(filter))
+    });
+    ensure!(
+        !waiting.is_empty(),
+        "no fuzz target has {} in its name; tests/fuzz/corpus has a folder for each",
+        filters.join(" or ")
+    );
     run_command(
         Command::new("cargo")
             .args([
@@ -117,15 +126,6 @@ fn run_targets(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()
             .env("RUSTC_WORKSPACE_WRAPPER", folder.join("rustc.sh"))
             .current_dir(root()),
     )?;
-    let mut waiting = targets(&folder)?;
-    waiting.retain(|target| {
-        filters.is_empty() || filters.iter().any(|filter| target.contains(filter))
-    });
-    ensure!(
-        !waiting.is_empty(),
-        "no fuzz target has {} in its name; tests/fuzz/corpus has a folder for each",
-        filters.join(" or ")
-    );
     println!("{} for at most {} s each", waiting.join(", "), seconds);
     let cores = thread::available_parallelism()?.get();
     let next = AtomicUsize::new(0);
