@@ -13,6 +13,10 @@ use crate::threads::{self, OnPanic};
 /// Maximum time for which a caller waits.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Maximum time for which a caller of a [`ReadingThread`] waits, once while it hangs. Longer than a busy machine takes:
+/// without CAs, a handshake fails.
+const THREAD_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// A read of files, which may be on a mount that hangs.
 #[derive(Debug)]
 pub struct Reading<T>(Option<JoinHandle<T>>);
@@ -75,7 +79,7 @@ impl ReadingThread {
         }
         if !state.is_late {
             self.ended
-                .wait_while_for(&mut state, |state| state.is_running, READ_TIMEOUT);
+                .wait_while_for(&mut state, |state| state.is_running, THREAD_TIMEOUT);
             state.is_late = state.is_running;
         }
     }
