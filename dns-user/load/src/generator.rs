@@ -518,7 +518,14 @@ impl Generator {
     pub fn totals(&self) -> Result<Totals> {
         match &self.engine {
             Engine::Kernel(programs) => programs.maps.totals(),
-            Engine::Sockets(sockets) => Ok(sockets.totals()),
+            Engine::Sockets(sockets) => {
+                let [latencies, service_times] = sockets.times();
+                Ok(Totals {
+                    cpus: sockets.counts(),
+                    latencies,
+                    service_times,
+                })
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     os::fd::{AsFd as _, AsRawFd as _},
     sync::{
@@ -13,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use dns_kit::mmsg::{Incoming, ReceiveMetadata};
 use nix::{
     errno::Errno,
     getsockopt_impl, libc,
@@ -20,7 +22,7 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sockopt_impl,
     sys::{
-        socket::{MsgFlags, getsockopt, recv, send, setsockopt, sockopt},
+        socket::{MsgFlags, getsockopt, send, setsockopt, sockopt},
         timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
     },
     time::{ClockId, clock_gettime},
@@ -28,7 +30,6 @@ use nix::{
 
 use crate::{
     frames::{Route, message},
-    generator::Totals,
     orders::{
         BUCKETS, Counts, FRACTION_BITS, Frame, MAX_FRAME_LEN, Orders, STALL_BITS, Slot, bucket_of,
         sets,
@@ -45,7 +46,7 @@ const MAX_OUTSTANDING: usize = 100;
 /// Time after which a query is given up at full speed, and makes room for the next one. Its reply is a late one.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// Maximum number of queries sent before the thread looks for replies.
+/// Maximum number of queries sent, and of replies taken from a socket, before the thread does the other.
 const MAX_BATCH: usize = 32;
 
 /// Length of the part of a reply that is read: its header.
@@ -189,18 +190,15 @@ impl Sockets {
         cpus
     }
 
-    /// Returns the counters of all loads so far.
-    pub(crate) fn totals(&self) -> Totals {
-        let mut totals = Totals {
-            cpus: self.counts(),
-            latencies: vec![0; BUCKETS],
-            service_times: vec![0; BUCKETS],
-        };
+    /// Returns the replies by latency, and by service time.
+    pub(crate) fn times(&self) -> [Vec<u64>; 2] {
+        let mut latencies = vec![0; BUCKETS];
+        let mut service_times = vec![0; BUCKETS];
         for thread in self.threads.values() {
-            add_all(&mut totals.latencies, &thread.latencies);
-            add_all(&mut totals.service_times, &thread.service_times);
+            add_all(&mut latencies, &thread.latencies);
+            add_all(&mut service_times, &thread.service_times);
         }
-        totals
+        [latencies, service_times]
     }
 
     /// Returns the frames with their counters.
@@ -246,6 +244,7 @@ impl Sockets {
             polled.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
         }
         polled.push(PollFd::new(timer.as_fd(), PollFlags::POLLIN));
+        let mut incoming = Incoming::<MAX_BATCH, HEADER_LEN>::new(ReceiveMetadata::Nothing);
         let mut flight = Flight::new(self, thread, moments);
         while !over.load(Ordering::Relaxed) {
             let wake_up = {
@@ -256,19 +255,23 @@ impl Sockets {
             };
             // The kernel cancels a timeout of poll(2) when a reply comes. In a virtual machine that takes 3 to 5 µs, before the
             // reply is read. A timer of its own stays.
-            if wake_up != set_to {
-                set_to = wake_up;
-                let expiration = Expiration::OneShot(Duration::from_nanos(wake_up).into());
+            let timeout = match wake_up {
+                None => PollTimeout::ZERO,
+                Some(_) => PollTimeout::NONE,
+            };
+            if let Some(time) = wake_up.filter(|&time| time != set_to) {
+                set_to = time;
+                let expiration = Expiration::OneShot(Duration::from_nanos(time).into());
                 timer.set(expiration, TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
             }
-            match poll(&mut polled, PollTimeout::NONE) {
+            match poll(&mut polled, timeout) {
                 Ok(_) => {}
                 Err(Errno::EINTR) => continue,
                 Err(error) => return Err(error).context("cannot wait for replies"),
             }
             for (port, socket) in polled[..thread.sockets.len()].iter().enumerate() {
                 if socket.any() != Some(false) {
-                    flight.receive(port)?;
+                    flight.receive(port, &mut incoming)?;
                 }
             }
         }
@@ -364,10 +367,10 @@ impl<'a> Flight<'a> {
         }
     }
 
-    /// Sends a batch of what is due; returns the time of the next look at it.
-    fn send_due(&mut self, orders: &Orders) -> Result<u64> {
+    /// Sends a batch of what is due; returns the time of the next look at it, unless more may be due now.
+    fn send_due(&mut self, orders: &Orders) -> Result<Option<u64>> {
         if orders.length == 0 {
-            return Ok(next_look(now()?));
+            return Ok(Some(next_look(now()?)));
         }
         if self.load != orders.load {
             self.begin(orders)?;
@@ -375,11 +378,11 @@ impl<'a> Flight<'a> {
         for _ in 0..MAX_BATCH {
             let now = now()?;
             let Some(due) = self.due(orders, now) else {
-                return Ok(self.wake_up(orders, now));
+                return Ok(Some(self.wake_up(orders, now)));
             };
             self.send(orders, due, now);
         }
-        now()
+        Ok(None)
     }
 
     /// Begins another load.
@@ -515,16 +518,24 @@ impl<'a> Flight<'a> {
         self.moments.count(self.moments.sent_at, due);
     }
 
-    /// Receives a reply to one of our ports. Those behind it wait for the next look at all ports: no port delays the others.
-    fn receive(&mut self, port: usize) -> Result<()> {
+    /// Receives replies to one of our ports.
+    fn receive(
+        &mut self,
+        port: usize,
+        incoming: &mut Incoming<MAX_BATCH, HEADER_LEN>,
+    ) -> Result<()> {
         let socket = self.thread.sockets[port].as_raw_fd();
-        let mut reply = [0; HEADER_LEN];
-        match recv(socket, &mut reply, MsgFlags::MSG_DONTWAIT) {
-            Ok(length) => self.count(port, &reply[..length], now()?),
+        match incoming.receive(socket, libc::MSG_DONTWAIT) {
+            Ok(count) => {
+                let now = now()?;
+                for reply in incoming.datagrams(count) {
+                    self.count(port, reply.bytes, now);
+                }
+            }
             // A reply with a wrong checksum makes a socket readable, and is dropped when it is read.
-            Err(Errno::EAGAIN) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             // Such as ECONNREFUSED, of an ICMP message. The load goes on: a server may restart.
-            Err(error) => self.sockets.note(error as i32),
+            Err(error) => self.sockets.note(error.raw_os_error().unwrap_or(0)),
         }
         Ok(())
     }
@@ -754,7 +765,7 @@ mod tests {
                 length: 0,
                 ..orders
             };
-            let next = flight.send_due(&ended).unwrap();
+            let next = flight.send_due(&ended).unwrap().unwrap();
             assert!(next % MAX_SLEEP == 0 && next <= now().unwrap() + MAX_SLEEP);
             assert_eq!(flight.counts.sent, 1);
         });
