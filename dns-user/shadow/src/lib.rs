@@ -2,7 +2,7 @@
 //!
 //! - [`frames`], [`pairs`]: packets, and queries with their replies.
 //! - [`question`], [`reply`], [`compare`]: messages in the form in which they are compared, and their differences.
-//! - [`reference`]: what is needed from our server, which is not started. [`rows`]: documented differences.
+//! - [`mod@reference`]: what is needed from our server, which is not started. [`rows`]: documented differences.
 //! - [`filter`], [`capture`], [`watch`]: the packet socket, and the loop that watches within a limit of CPU.
 //!   [`process`]: the observed process. These are the only parts that touch the system.
 //! - [`ask`]: queries to the server itself.
