@@ -266,15 +266,10 @@ impl TryError {
 
 impl From<io::Error> for TryError {
     fn from(error: io::Error) -> Self {
-        // EAGAIN (UDP) and EADDRNOTAVAIL (TCP): connect(2) finds no free port.
-        if let Some(
-            libc::EMFILE
-            | libc::ENFILE
-            | libc::ENOBUFS
-            | libc::ENOMEM
-            | libc::EAGAIN
-            | libc::EADDRNOTAVAIL,
-        ) = error.raw_os_error()
+        // EAGAIN: connect(2) finds no free port for UDP. EADDRNOTAVAIL would be none for TCP, but mostly this machine has
+        // no IPv6 address, for which each query would try the recursor again.
+        if let Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EAGAIN) =
+            error.raw_os_error()
         {
             return Self::NoSocket;
         }
@@ -504,6 +499,19 @@ mod unit_tests {
             (ErrorKind::Other, TryError::Refused),
         ] {
             assert_eq!(TryError::from(io::Error::from(kind)), expected, "{kind}");
+        }
+        for (code, expected) in [
+            (libc::EMFILE, TryError::NoSocket),
+            (libc::ENFILE, TryError::NoSocket),
+            (libc::ENOBUFS, TryError::NoSocket),
+            (libc::ENOMEM, TryError::NoSocket),
+            (libc::EAGAIN, TryError::NoSocket),
+            // A recursor's IPv6 address on a machine without IPv6.
+            (libc::EADDRNOTAVAIL, TryError::Refused),
+            (libc::ENETUNREACH, TryError::Refused),
+        ] {
+            let error = io::Error::from_raw_os_error(code);
+            assert_eq!(TryError::from(error), expected, "{code}");
         }
     }
 
