@@ -61,29 +61,16 @@ fn walk(pattern: &str) -> Result<(Vec<PathBuf>, Vec<PathBuf>), BadPattern> {
                 next.push(folder.join(part));
                 continue;
             }
-            match names(readable) {
-                Ok(names) => {
-                    for name in names {
-                        if pattern_matches(part.as_bytes(), name.as_bytes())? {
-                            next.push(folder.join(name));
-                        }
-                    }
+            let Some(names) = names(readable) else {
+                let mut path = folder.join(part);
+                path.extend(parts.clone());
+                unread.push(path);
+                continue;
+            };
+            for name in names {
+                if pattern_matches(part.as_bytes(), name.as_bytes())? {
+                    next.push(folder.join(name));
                 }
-                Err(error) if may_pass(&error) => {
-                    static LIMIT: LineLimit = LineLimit::new();
-                    if let Some(suppressed) = LIMIT.admit_per_minute() {
-                        tracing::warn!(
-                            folder = %readable.display(),
-                            suppressed,
-                            "cannot list the files of a folder: {error}"
-                        );
-                    }
-                    let mut path = folder.join(part);
-                    path.extend(parts.clone());
-                    unread.push(path);
-                }
-                // As in Go.
-                Err(_) => {}
             }
         }
         if last {
@@ -111,8 +98,27 @@ fn nearest_existing(folder: &Path) -> PathBuf {
     existing.unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Returns the names in a folder, sorted bytewise.
-fn names(folder: &Path) -> io::Result<Vec<OsString>> {
+/// Returns the names in a folder, sorted bytewise; `None` if they may be listed later.
+fn names(folder: &Path) -> Option<Vec<OsString>> {
+    match list(folder) {
+        Ok(names) => Some(names),
+        Err(error) if may_pass(&error) => {
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(suppressed) = LIMIT.admit_per_minute() {
+                tracing::warn!(
+                    folder = %folder.display(),
+                    suppressed,
+                    "cannot list the files of a folder: {error}"
+                );
+            }
+            None
+        }
+        // As in Go.
+        Err(_) => Some(Vec::new()),
+    }
+}
+
+fn list(folder: &Path) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name();
