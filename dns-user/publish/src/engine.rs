@@ -221,15 +221,18 @@ pub struct ZoneReport {
 impl Report {
     /// Returns whether all planned changes were applied.
     pub fn is_complete(&self) -> bool {
-        let mut zones = self.zones.iter();
-        let are_complete = zones.all(|zone| {
+        self.has_succeeded() && self.withheld == 0
+    }
+
+    /// Returns whether nothing failed; a dry run has made no changes.
+    pub fn has_succeeded(&self) -> bool {
+        self.zones.iter().all(|zone| {
             zone.failures.is_empty()
                 && zone.conflicts == 0
                 && zone.contested.is_empty()
                 && zone.refusal.is_none()
                 && zone.failure.is_none()
-        });
-        are_complete && self.withheld == 0
+        })
     }
 
     /// Returns the number of applied transactions.

@@ -260,12 +260,6 @@ impl ProviderState {
     /// Summarises a report for the status. A zone that could not be listed keeps its counts of `before`.
     pub(crate) fn of_report(report: &Report, before: &Self) -> Self {
         let mut state = Self::default();
-        if report.withheld > 0 {
-            state.general.push(format!(
-                "dry-run is true, so {} changes are logged and not made; remove it to publish",
-                report.withheld
-            ));
-        }
         let mut notes = report.notes.clone();
         for zone in &report.zones {
             let counts = match zone.failure {
@@ -308,6 +302,12 @@ impl ProviderState {
             notes.extend(zone.notes.iter().cloned());
         }
         // Behind the failures, so that a shortened list begins with what went wrong.
+        if report.withheld > 0 {
+            state.general.push(format!(
+                "dry-run is true, so {} changes are logged and not made; remove it to publish",
+                report.withheld
+            ));
+        }
         for note in notes {
             state.names.push((note.name.clone(), note.to_string()));
         }

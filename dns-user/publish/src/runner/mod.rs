@@ -550,12 +550,15 @@ impl Shared {
             Ok(report) => {
                 let state = ProviderState::of_report(&report, &self.state(name));
                 self.count(name, &report, &state);
-                let problem = if report.is_complete() {
+                if report.is_complete() {
                     metrics
                         .last_sync
                         .with_label_values(labels)
                         .set(seconds_now());
                     Metrics::set_types(&metrics.verified_records, Some(name), &counts);
+                }
+                // A dry run is intended: it is no failure that counts for alerts.
+                let problem = if report.has_succeeded() {
                     None
                 } else {
                     let first = state.all_problems().next();
@@ -612,7 +615,7 @@ impl Shared {
         }
     }
 
-    /// Records the end of a round; without a `problem` it published everything.
+    /// Records the end of a round; without a `problem` nothing failed.
     fn report(
         &self,
         name: &str,
@@ -895,6 +898,7 @@ mod tests {
             let mut engine = tests::engine(Ok(vec![zone("z", Ok(vec![set("a")]))]));
             shared.round("p", &mut engine, &dry, None).await;
             assert_eq!(shared.state("p").general, expected);
+            assert_eq!(counted(&shared).0[4], 0, "it did not fail");
         }
     }
 
