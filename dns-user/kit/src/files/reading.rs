@@ -30,18 +30,27 @@ impl<T> Default for Reading<T> {
 impl<T: Send + 'static> Reading<T> {
     /// Returns the result of `read`, or an error if that takes too long.
     pub async fn result(&mut self, read: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        self.result_within(READ_TIMEOUT, read).await
+    }
+
+    /// Returns the result of `read`, or an error if that takes longer than `limit`.
+    pub async fn result_within(
+        &mut self,
+        limit: Duration,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
         // One call has waited for it already: of many connections that are opened together, each would wait for the
         // ones before it.
-        let limit = if self.0.is_some() {
+        let pause = if self.0.is_some() {
             Duration::ZERO
         } else {
-            READ_TIMEOUT
+            limit
         };
         // A call that hangs cannot be cancelled. It is looked at again, so that it takes one thread.
         let reading = self.0.get_or_insert_with(|| spawn_blocking(read));
-        let Ok(read) = timeout(limit, reading).await else {
+        let Ok(read) = timeout(pause, reading).await else {
             return Err(io::Error::other(format!(
-                "not finished within {READ_TIMEOUT:?}, its folder does not respond; if it is mounted, check its server"
+                "not finished within {limit:?}, its folder does not respond; if it is mounted, check its server"
             )));
         };
         self.0 = None;

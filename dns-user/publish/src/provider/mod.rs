@@ -695,6 +695,9 @@ fn try_next<S, T>(servers: &mut [S], result: &Result<T, ProviderError>) -> bool 
     is_unreachable
 }
 
+/// Time limit of a read of a provider's files. Longer than a busy machine takes: without them, the round fails.
+const MAX_READ: Duration = Duration::from_secs(5);
+
 /// A read of a provider's files, which may be on a mount that hangs.
 pub(crate) type Loading<T> = tokio::sync::Mutex<Reading<Result<T, ProviderError>>>;
 
@@ -704,7 +707,7 @@ pub(crate) async fn load<T: Send + 'static>(
     files: &str,
     read: impl FnOnce() -> Result<T, ProviderError> + Send + 'static,
 ) -> Result<T, ProviderError> {
-    let read = loading.lock().await.result(read).await;
+    let read = loading.lock().await.result_within(MAX_READ, read).await;
     read.unwrap_or_else(|error| Err(settings(format!("{files}: {error}"))))
 }
 
@@ -1458,7 +1461,10 @@ mod tests {
         };
         let error = load(&loading, "the key", hanging).await.unwrap_err();
         let shown = error.to_string();
-        assert!(shown.starts_with("the key: not finished within"), "{shown}");
+        assert!(
+            shown.starts_with("the key: not finished within 5s"),
+            "{shown}"
+        );
         // The read that hangs is waited for, and no other one is begun.
         release.send(()).unwrap();
         let mut result = load(&loading, "the key", || Ok(2)).await;
