@@ -822,7 +822,7 @@ mod tests {
             drop(listener.accept().await.unwrap());
         });
         let Err(problem) = answer else {
-            panic!("nobody answers");
+            panic!("an answer of a killed server");
         };
         let text = problem.to_string();
         assert!(

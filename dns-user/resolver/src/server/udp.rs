@@ -906,10 +906,15 @@ mod tests {
         let socket = Arc::new(WorkerSocket::new(pipe, false, 53));
         let worker = Worker::new(socket.clone(), Arc::new(handler), 1);
         let running = thread::spawn(|| worker.run());
+        while logs.problems().is_empty() {
+            thread::sleep(RECEIVE_PAUSE);
+        }
+        let problems = logs.problems();
         thread::sleep(20 * RECEIVE_PAUSE);
+        // The same line again would only have another time.
+        assert_eq!(logs.problems(), problems);
         socket.stop();
         running.join().unwrap();
-        let problems = logs.problems();
         assert_eq!(problems.len(), 1, "{problems:?}");
         assert!(problems[0].text.contains("cannot receive queries by UDP"));
     }

@@ -494,6 +494,10 @@ async fn class_ch_reveals_only_identity() {
         }
     }
     server.stop().await;
+}
+
+#[tokio::test]
+async fn any_class_gets_local_answers_on_request() {
     let options = Options {
         compat: Compat {
             any_class: true,
