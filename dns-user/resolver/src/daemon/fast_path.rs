@@ -286,7 +286,10 @@ impl Lifecycle {
         if let Some(before) = std::mem::replace(&mut self.feeder, feed(&fast_path, &self.tap)) {
             before.abort();
         }
-        self.retiring = self.current.replace(fast_path);
+        let oldest = std::mem::replace(&mut self.retiring, self.current.replace(fast_path));
+        // The attacher was lost again before it had attached the programs of its predecessor: the programs of the one
+        // before may answer, and no change reaches their maps any more.
+        withdraw_in_background(oldest);
         self.awaits_evidence = true;
     }
 
@@ -323,13 +326,8 @@ impl Lifecycle {
         if let Some(feeder) = self.feeder.take() {
             feeder.abort();
         }
-        for fast_path in [self.current.take(), self.retiring.take()]
-            .into_iter()
-            .flatten()
-        {
-            // Joins threads, so it must not run on a runtime thread.
-            drop(tokio::task::spawn_blocking(move || fast_path.withdraw()));
-        }
+        withdraw_in_background(self.current.take());
+        withdraw_in_background(self.retiring.take());
     }
 
     fn off(&self, why: FastPathOff) {
@@ -526,6 +524,13 @@ fn connect(
 fn stop_in_background(fast_path: Option<Arc<FastPath>>) {
     if let Some(fast_path) = fast_path {
         drop(tokio::task::spawn_blocking(move || fast_path.stop()));
+    }
+}
+
+/// Ends the answers of a fast path whose attacher is gone, joining its threads on a blocking thread.
+fn withdraw_in_background(fast_path: Option<Arc<FastPath>>) {
+    if let Some(fast_path) = fast_path {
+        drop(tokio::task::spawn_blocking(move || fast_path.withdraw()));
     }
 }
 
