@@ -752,7 +752,7 @@ fn chains_of_aliases_have_limits() {
     let second = r#"{"f1.x": ["e.x"], "f2.x": ["e.x"], "f3.x": ["e.x"], "f4.x": ["e.x"]}"#;
     let files = [("a.json", first.as_bytes()), ("b.json", second.as_bytes())];
     let (aliases, _, errors) = AliasFiles::parse_valid(files);
-    assert_eq!(aliases.len(), 5, "those of the first file");
+    assert_eq!(aliases.len(), 5, "the aliases of the first file");
     let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(errors, [format!("b.json: the alias f4.x. {problem}")]);
 }
