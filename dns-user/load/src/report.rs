@@ -318,6 +318,8 @@ pub(crate) fn percentiles(histogram: &Histogram<u64>) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::orders::{BUCKETS, bucket_of};
 
@@ -344,7 +346,7 @@ pub(crate) mod tests {
             errors: BTreeMap::new(),
         };
         let later = Reading {
-            time: begun + std::time::Duration::from_secs(2),
+            time: begun + Duration::from_secs(2),
             totals: reading(sent, received),
             cpu: CpuUse::default(),
             losses: Losses::default(),
@@ -411,51 +413,54 @@ pub(crate) mod tests {
         assert!(text.contains("Total count = 1000]"), "{text}");
     }
 
+    /// Returns a reading whose figures are multiples of `base`.
+    fn reading(time: Instant, base: u64, cpus: &[usize]) -> Reading {
+        let mut counts = Counts {
+            sent: 10 * base,
+            skipped: 3 * base,
+            stalled: base,
+            late: 2 * base,
+            different: base,
+            ..Counts::default()
+        };
+        counts.rcodes[0] = 5 * base;
+        counts.rcodes[3] = base;
+        let mut latencies = vec![0; BUCKETS];
+        latencies[100] = 6 * base;
+        let mut service_times = vec![0; BUCKETS];
+        service_times[50] = 5 * base;
+        Reading {
+            time,
+            totals: Totals {
+                cpus: cpus.iter().map(|&cpu| (cpu, counts)).collect(),
+                latencies,
+                service_times,
+            },
+            cpu: CpuUse {
+                used: Duration::from_millis(100 * base),
+                waited: Duration::from_millis(40 * base),
+            },
+            losses: Losses {
+                drops: Drops {
+                    received: 7 * base,
+                    sent: 8 * base,
+                },
+                of_driver: [("rx_missed".to_owned(), 9 * base)].into(),
+            },
+            errors: [(111, 4 * base)].into(),
+        }
+    }
+
+    /// Returns the numbers of replies in the histograms of a report.
+    fn counted(report: &Report) -> Vec<u64> {
+        report.histograms.iter().map(Histogram::len).collect()
+    }
+
     #[test]
     fn figures_are_those_since_the_earlier_reading() {
-        let counts = |base: u64| {
-            let mut counts = Counts {
-                sent: 10 * base,
-                skipped: 3 * base,
-                stalled: base,
-                late: 2 * base,
-                different: base,
-                ..Counts::default()
-            };
-            counts.rcodes[0] = 5 * base;
-            counts.rcodes[3] = base;
-            counts
-        };
         let begun = Instant::now();
-        let reading = |seconds: u64, base: u64, cpus: &[usize]| {
-            let mut latencies = vec![0; BUCKETS];
-            latencies[100] = 6 * base;
-            let mut service_times = vec![0; BUCKETS];
-            service_times[50] = 5 * base;
-            let milliseconds = std::time::Duration::from_millis;
-            Reading {
-                time: begun + std::time::Duration::from_secs(seconds),
-                totals: Totals {
-                    cpus: cpus.iter().map(|&cpu| (cpu, counts(base))).collect(),
-                    latencies,
-                    service_times,
-                },
-                cpu: CpuUse {
-                    used: milliseconds(100 * base),
-                    waited: milliseconds(40 * base),
-                },
-                losses: Losses {
-                    drops: Drops {
-                        received: 7 * base,
-                        sent: 8 * base,
-                    },
-                    of_driver: [("rx_missed".to_owned(), 9 * base)].into(),
-                },
-                errors: [(111, 4 * base)].into(),
-            }
-        };
-        let found = reading(6, 3, &[1, 2])
-            .since(&reading(2, 1, &[1]), Kind::Interval, None)
+        let found = reading(begun + Duration::from_secs(4), 3, &[1, 2])
+            .since(&reading(begun, 1, &[1]), Kind::Interval, None)
             .unwrap();
         assert_eq!(
             (found.kind, found.rate, found.seconds),
@@ -490,16 +495,18 @@ pub(crate) mod tests {
             .map(|of| (of.cpu, of.sent, of.skipped, of.received))
             .collect();
         assert_eq!(cpus, [(1, 20, 6, 12), (2, 30, 9, 18)]);
-        let counted = |report: &Report| -> Vec<u64> {
-            report.histograms.iter().map(Histogram::len).collect()
-        };
         assert_eq!(counted(&found), [12]);
         assert!(json.get("service_time").is_none());
         let latency = found.latency.unwrap();
         assert_eq!((latency.mean, latency.p50, latency.max), (0.1, 0.1, 0.1));
+    }
+
+    #[test]
+    fn service_times_begin_when_queries_are_sent() {
+        let begun = Instant::now();
         // At a rate, what a query waited before it was sent is part of one and not of the other.
-        let found = reading(6, 3, &[1])
-            .since(&reading(2, 1, &[1]), Kind::Interval, Some(10))
+        let found = reading(begun + Duration::from_secs(4), 3, &[1])
+            .since(&reading(begun, 1, &[1]), Kind::Interval, Some(10))
             .unwrap();
         assert_eq!(counted(&found), [12, 10]);
         let json = serde_json::to_value(&found).unwrap();
@@ -507,12 +514,14 @@ pub(crate) mod tests {
             (&json["latency"]["p50"], &json["service_time"]["p50"]),
             (&0.1.into(), &0.05.into())
         );
-        // The end of a load with the replies that came later.
-        let end = reading(2, 1, &[1]).with_replies_of(reading(6, 3, &[1]));
-        assert_eq!(
-            (end.time, end.cpu.used.as_millis()),
-            (begun + std::time::Duration::from_secs(2), 100)
-        );
+    }
+
+    #[test]
+    fn load_ends_before_its_last_replies() {
+        let ended = Instant::now();
+        let later = reading(ended + Duration::from_secs(4), 3, &[1]);
+        let end = reading(ended, 1, &[1]).with_replies_of(later);
+        assert_eq!((end.time, end.cpu.used.as_millis()), (ended, 100));
         assert_eq!((end.totals.sum().sent, end.losses.drops.sent), (30, 24));
     }
 
