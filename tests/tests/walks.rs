@@ -47,7 +47,7 @@ const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127,
 const ROUNDS: usize = 12;
 
 /// Files that a step uses like the standard library: the names of their functions say what they do.
-const VOCABULARY: [(&str, &str); 23] = [
+const VOCABULARY: [(&str, &str); 24] = [
     ("core/catalog/columns.rs", "dictionaries and lists of rows"),
     ("core/config/values.rs", "reads a duration"),
     ("core/name.rs", "a domain name and its labels"),
@@ -74,6 +74,7 @@ const VOCABULARY: [(&str, &str); 23] = [
         "writes a line to a socket",
     ),
     ("fastpath/publish/events.rs", "a channel"),
+    ("publish/deletions.rs", "counts names, like a counter"),
     (
         "publish/provider/parameters.rs",
         "reads a parameter by its name",

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    io, mem,
+    io,
     os::fd::RawFd,
     sync::{
         Arc,
@@ -76,7 +76,6 @@ impl Reader {
         let thread = ReaderThread {
             new: Arc::clone(&new),
             known: HashMap::default(),
-            unread: Vec::new(),
         };
         let name = format!("recursors-{number}");
         // Queries on its sockets would never end.
@@ -96,18 +95,20 @@ impl Reader {
 struct ReaderThread {
     new: NewSockets,
     known: HashMap<Token, Arc<dyn ReadSocket>, foldhash::fast::RandomState>,
-    /// Sockets that may have more. The poll reports each only once (EPOLLET).
-    unread: Vec<Token>,
 }
 
 impl ReaderThread {
     fn read_forever(mut self, mut poll: Poll) {
         let mut events = Events::with_capacity(MAX_EVENTS);
+        // Sockets to be read, each with whether an error was reported.
+        let mut ready = Vec::new();
+        // Sockets that may have more. The poll reports each only once (EPOLLET).
+        let mut unread: Vec<Token> = Vec::new();
         let mut now = Instant::now();
         let mut due = now;
         loop {
             let mut pause = due.saturating_duration_since(now);
-            if !self.unread.is_empty() {
+            if !unread.is_empty() {
                 pause = Duration::ZERO;
             }
             if let Err(error) = poll.poll(&mut events, Some(pause))
@@ -118,8 +119,8 @@ impl ReaderThread {
                 thread::sleep(Duration::from_millis(10));
             }
             // In turns: a recursor that sends without end must delay neither the replies nor the time limits of others.
-            for token in mem::take(&mut self.unread) {
-                self.read(token, false);
+            for token in unread.drain(..) {
+                ready.push((token, false));
             }
             for event in &events {
                 if event.token() == NEW {
@@ -127,22 +128,21 @@ impl ReaderThread {
                     // When the first query of the new socket expires is not known here.
                     due = now;
                 } else {
-                    self.read(event.token(), event.is_error());
+                    ready.push((event.token(), event.is_error()));
+                }
+            }
+            for (token, has_error) in ready.drain(..) {
+                if let Some(socket) = self.known.get(&token)
+                    && socket.read(has_error)
+                    && !unread.contains(&token)
+                {
+                    unread.push(token);
                 }
             }
             now = Instant::now();
             if due <= now {
                 due = self.expire(now);
             }
-        }
-    }
-
-    fn read(&mut self, token: Token, has_error: bool) {
-        let Some(socket) = self.known.get(&token) else {
-            return;
-        };
-        if socket.read(has_error) && !self.unread.contains(&token) {
-            self.unread.push(token);
         }
     }
 
@@ -274,7 +274,6 @@ mod tests {
             let mut thread = ReaderThread {
                 new: NewSockets::default(),
                 known: HashMap::default(),
-                unread: Vec::new(),
             };
             for (number, ms) in sockets.iter().enumerate() {
                 let socket: Arc<dyn ReadSocket> = Arc::new(Timed(ms.map(Duration::from_millis)));
