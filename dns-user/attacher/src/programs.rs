@@ -541,7 +541,7 @@ impl Loader {
 #[cfg(test)]
 pub(crate) mod tests {
     use dns_core::config::Config;
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    use test_support::own_process;
 
     use super::*;
     use crate::object::Object;
@@ -617,6 +617,11 @@ pub(crate) mod tests {
         if !test_support::requirements::root() {
             return;
         }
+        // The limit on open files belongs to the whole process.
+        if !own_process::is_here() {
+            let mut test = own_process::command(module_path!(), "optional_program_is_tried_again");
+            return own_process::run(&mut test);
+        }
         let session = Arc::new(());
         let (mut loader, _object) = loader(&session);
         let (reports, _told) = mailbox::channel(1).unwrap();
@@ -624,11 +629,8 @@ pub(crate) mod tests {
             let all = loader.statuses.all();
             all.iter().map(|program| program.state).collect::<Vec<_>>()
         };
-        // No further file may be opened, so the kernel hands no program out.
-        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
-        loader.execute(Order::TryAgain, &reports).unwrap();
-        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        // Without a descriptor for it the kernel hands no program out.
+        own_process::without_descriptors(|| loader.execute(Order::TryAgain, &reports)).unwrap();
         assert_eq!(states(&loader), [ProgramState::Failed]);
         assert!(loader.statuses.have_failures());
 

@@ -30,19 +30,13 @@ pub struct Endpoints {
 
 /// Parses `spec.endpoints`. An invalid entry does not affect the others.
 pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
-    let before = spec.problems.count();
-    let mut endpoints = None;
-    if let Some(mut fields) = spec.fields() {
-        endpoints = fields.required_as("endpoints", Reader::items);
-        fields.finish();
-    }
+    let (endpoints, is_unreadable) = spec.only_list("endpoints");
     let mut found = Endpoints {
-        // A misspelt or damaged list may have held any entry.
-        is_unreadable: spec.problems.count() > before,
+        is_unreadable,
         ..Endpoints::default()
     };
     let mut seen = BTreeSet::new();
-    for item in endpoints.into_iter().flatten() {
+    for item in endpoints {
         // `read_endpoint` returns a record in spite of problems, so that its name is known; the
         // count tells whether there were any.
         let before = item.problems.count();

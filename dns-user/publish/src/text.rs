@@ -231,6 +231,19 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Returns the items of a list that is the only member of a map, and whether the map has a problem beside them:
+    /// a misspelt or damaged list may have held any item.
+    pub fn only_list(&self, name: &'static str) -> (Vec<Reader<'a>>, bool) {
+        let before = self.problems.count();
+        let mut items = None;
+        if let Some(mut fields) = self.fields() {
+            items = fields.required_as(name, Reader::items);
+            fields.finish();
+        }
+        let has_problem = self.problems.count() > before;
+        (items.into_iter().flatten().collect(), has_problem)
+    }
+
     /// Returns the texts of a map by their names; reports other values.
     pub fn text_map(&self) -> Option<BTreeMap<String, String>> {
         let mut texts = BTreeMap::new();

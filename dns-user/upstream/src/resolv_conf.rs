@@ -159,7 +159,6 @@ fn parse_resolv_conf(text: &str, own: &Reached, with_loopback: bool) -> Vec<Stri
 
 #[cfg(test)]
 mod tests {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     use test_support::own_process;
 
     use super::*;
@@ -227,10 +226,9 @@ mod tests {
             let mut test = own_process::command(module_path!(), "failed_read_is_repeated");
             return own_process::run(&mut test);
         }
-        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
-        let mut nameservers = Nameservers::new(OwnAddresses::default(), Vec::new());
-        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        let mut nameservers = own_process::without_descriptors(|| {
+            Nameservers::new(OwnAddresses::default(), Vec::new())
+        });
         assert!(nameservers.seen.0.is_none() && nameservers.names().is_empty());
         let expected = Nameservers::new(OwnAddresses::default(), Vec::new());
         assert_eq!(nameservers.read().unwrap(), expected.names());

@@ -2,6 +2,8 @@
 
 use std::{env, process::Command};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
 /// Set in the process that [`command`] starts.
 const VARIABLE: &str = "BOSH_DNS_OWN_PROCESS";
 
@@ -46,6 +48,19 @@ pub fn run(command: &mut Command) {
         output.status.success() && text.contains("1 passed"),
         "{text}"
     );
+}
+
+/// Returns the result of `work`, during which this process, of a single test, can open no file and no socket.
+///
+/// # Panics
+///
+/// Panics if the limit cannot be changed.
+pub fn without_descriptors<T>(work: impl FnOnce() -> T) -> T {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a process has limits");
+    setrlimit(Resource::RLIMIT_NOFILE, 0, hard).expect("a limit can be lowered");
+    let result = work();
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).expect("below the hard limit it can be raised");
+    result
 }
 
 /// Marks a command as that of a test's process.

@@ -493,7 +493,6 @@ mod tests {
 mod agent_tests {
     use std::fs;
 
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     use test_support::own_process;
 
     use super::*;
@@ -531,11 +530,7 @@ mod agent_tests {
         let path = folder.path().join("health.json");
         fs::write(&path, r#"{"state":"running"}"#).unwrap();
         let file = AgentFile::new(path);
-        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
-        let is_running_without_descriptors = file.is_running();
-        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
-        assert!(!is_running_without_descriptors);
+        assert!(!own_process::without_descriptors(|| file.is_running()));
         assert!(file.is_running());
     }
 

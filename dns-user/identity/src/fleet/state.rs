@@ -189,7 +189,8 @@ impl StateFolder {
         make_private(&folder)?;
         // What was verified: the files may have been replaced since. The certificate is written last: its presence
         // marks the CA as complete.
-        let (key, chain) = (authority.key.to_pem()?, authority.chain_pem());
+        let key = authority.key.to_pem()?;
+        let chain = authority.chain_pem();
         for (text, name) in [(key.as_str(), "ca.key"), (chain.as_str(), "ca.crt")] {
             atomic::replace_own(&folder.join(name), text.as_bytes(), Attributes::PRIVATE)?;
         }

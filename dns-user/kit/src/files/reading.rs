@@ -68,7 +68,7 @@ pub struct ReadingThread {
 #[derive(Debug, Default)]
 struct ThreadState {
     is_running: bool,
-    /// Whether a call has waited for the running one in vain.
+    /// Whether a call has waited for the running one for the whole time.
     is_late: bool,
 }
 

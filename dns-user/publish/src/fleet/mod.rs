@@ -59,19 +59,13 @@ pub struct FleetNames {
 
 /// Parses `spec.names`. An invalid entry does not affect the others.
 pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
-    let before = spec.problems.count();
-    let mut names = None;
-    if let Some(mut fields) = spec.fields() {
-        names = fields.required_as("names", Reader::items);
-        fields.finish();
-    }
+    let (names, is_unreadable) = spec.only_list("names");
     let mut found = FleetNames {
-        // A misspelt or damaged list may have held any entry.
-        is_unreadable: spec.problems.count() > before,
+        is_unreadable,
         ..FleetNames::default()
     };
     let mut seen = BTreeSet::new();
-    for item in names.into_iter().flatten() {
+    for item in names {
         let before = item.problems.count();
         let (external, name) = match item.fields() {
             Some(fields) => read_entry(fields, &mut seen),

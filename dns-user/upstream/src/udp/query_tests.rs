@@ -1,6 +1,5 @@
 //! Tests of the queries in flight on a socket, and of the replies that end them.
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use test_support::own_process;
 
 use super::*;
@@ -408,9 +407,7 @@ fn lack_of_descriptors_is_no_fault_of_the_recursor() {
     let minute = Duration::from_secs(60);
     let sockets = UdpSockets::new(address, minute, Matching::Strict, Arc::default());
     let (query, _receiver) = pending(false);
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, 0, hard).unwrap();
-    let registered = sockets.register(SocketChoice::Any, &mut Some(query));
-    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    let registered =
+        own_process::without_descriptors(|| sockets.register(SocketChoice::Any, &mut Some(query)));
     assert_eq!(registered.map(drop), Err(TryError::NoSocket));
 }
