@@ -81,7 +81,7 @@ pub(crate) fn fork(server: UnixStream) -> io::Result<Option<AttacherProcess>> {
         match replace(&server) {
             Ok(Replacement::Worker(worker)) => return Ok(Some(worker)),
             Ok(Replacement::Watched(next)) => watched = next,
-            // What ended the attacher may be the reason, such as a lack of memory, and pass as well.
+            // The cause may be that of the attacher's end, such as a lack of memory, and may pass.
             Err(error) => eprintln!(
                 "bosh-dns-xdp: cannot start the attacher again: {error}; trying again in {} s",
                 pause.as_secs()

@@ -140,8 +140,8 @@ impl FastPathHandle {
 
     /// Replaces the fast paths; the counters of removed ones are kept.
     fn change_members(&self, change: impl FnOnce(&[Member]) -> Vec<Member>) {
-        // Held until the members are replaced: `counters` would miss or count those in between twice, and another
-        // change be undone.
+        // Held until the members are replaced: `counters` would miss counts in between or add them twice, and another
+        // change could be undone.
         let mut ended = self.0.ended.lock();
         let before = self.0.members.load();
         let members = change(&before);

@@ -254,7 +254,7 @@ impl Sockets {
                 wake_up
             };
             // The kernel cancels a timeout of poll(2) when a reply comes. In a virtual machine that takes 3 to 5 µs, before the
-            // reply is read. A timer of its own stays.
+            // reply is read. A separate timer is not cancelled.
             let timeout = match wake_up {
                 None => PollTimeout::ZERO,
                 Some(_) => PollTimeout::NONE,
@@ -468,7 +468,7 @@ impl<'a> Flight<'a> {
         true
     }
 
-    /// Returns when the thread has to be awake if nothing is due now.
+    /// Returns when the thread must wake up if nothing is due now.
     fn wake_up(&self, orders: &Orders, now: u64) -> u64 {
         if orders.interval == 0 {
             return next_look(now);
